@@ -1,0 +1,61 @@
+# Everything starts from python3, make and git alone: each target first creates the environment that it needs.
+
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+OLDEST_BIN := .venv-oldest/bin
+# One stamp per environment, newer than what its packages were chosen from: a second call installs nothing.
+INSTALLED := .venv/.installed
+OLDEST_INSTALLED := .venv-oldest/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench test-oldest clean
+
+help: ## show this list
+	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+install: $(INSTALLED) ## create .venv with everything that the other targets use
+
+demo: $(INSTALLED) ## train on digits without and with echoing, print a table, save a plot
+	$(BIN)/python examples/digits.py $(ARGS)
+
+test: $(INSTALLED) ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED) ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED) ## measure speed-up and overhead, print a table, write it as CSV
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+test-oldest: $(OLDEST_INSTALLED) ## run unit and Trainer tests on the oldest declared versions (Python 3.10 to 3.12)
+	$(OLDEST_BIN)/python -m pytest tests/unit tests/integration $(ARGS)
+
+clean: ## remove both environments, what the runs wrote, and the tools' caches
+	rm -rf .venv .venv-oldest runs lightning_logs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch and torchvision must come from the same source, or torchvision does not import: hence one
+# installation of everything together.
+$(INSTALLED): pyproject.toml
+	@$(call require_python,(3, 10) <= version,3.10 or newer)
+	@echo 'Creating .venv: torch, torchvision, lightning and the tools, some gigabytes; takes a few minutes ...'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[examples,test,dev]'
+	@touch $@
+
+$(OLDEST_INSTALLED): pyproject.toml tests/oldest.txt
+	@$(call require_python,(3, 10) <= version < (3, 13),3.10 to 3.12 (torch 2.4 runs on no newer one))
+	@echo 'Creating .venv-oldest: the oldest declared versions, some gigabytes; takes a few minutes ...'
+	$(PYTHON) -m venv --clear .venv-oldest
+	$(OLDEST_BIN)/python -m pip install -q --disable-pip-version-check -c tests/oldest.txt \
+		-e '.[vision]' hypothesis psutil pytest pytest-timeout
+	@touch $@
+
+# $(call require_python,condition on `version`,the same in words)
+require_python = $(PYTHON) -c 'import sys; version = sys.version_info[:2]; \
+	sys.exit(None if $(1) else f"$(PYTHON) is Python {sys.version.split()[0]}, but this needs $(2): make PYTHON=...")'

@@ -1,0 +1,40 @@
+"""Data echoing for PyTorch Lightning: when reading data is the bottleneck, use every example it delivers more than once.
+
+The input pipeline, and where the echo stage can stand (Choi et al. 2019, arXiv 1907.05550)::
+
+    index --read--> raw --decode--> example --augment--> example' --collate--> batch --transfer--> device batch --> step
+                                   ^                    ^                     ^
+                       before_augmentation     after_augmentation      after_batching
+
+Words, the same in code, logs and docs:
+
+    fresh example    first use of an example after the stage before the insertion point produced it
+    echoed example   every further use of that same output
+    echo factor e    uses per fresh example, a real number >= 1; 1 = no echoing
+    insertion point  where in the pipeline the echo stage stands
+    pass             what the plain loader would deliver in one epoch
+    epoch            what Lightning calls an epoch: one exhaustion of the train loader
+    live example     read, used at least once, uses left
+    buffer           the live examples (or batches) that echoes are drawn from
+
+`EchoDataModule` echoes a data module, `EchoLoader` a loader. How it works: ``echoing/README.md``.
+"""
+
+import logging
+
+from lightning_echo.datamodule import EchoDataModule
+from lightning_echo.echoing.counts import EchoCounts
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.echoing.stages import StagedDataset
+from lightning_echo.echoing.state import EchoStateError
+
+__version__ = "0.1.0"
+__all__ = ["EchoCounts", "EchoDataModule", "EchoLoader", "EchoStateError", "InsertionPoint", "StagedDataset"]
+
+# Like Lightning's own logger: what was chosen is seen in a default run, unless the program has set logging up itself.
+_logger = logging.getLogger(__name__)
+_logger.setLevel(logging.INFO)
+if not logging.getLogger().hasHandlers():
+    _logger.addHandler(logging.StreamHandler())
+    _logger.propagate = False

@@ -1,0 +1,337 @@
+"""`EchoDataModule`: the user's data module, with its training loader echoed.
+
+It stands where the user's data module would stand and must not be told apart from it. Hooks that the user's module overrides are
+bound on this instance, those that it does not override are left alone (Lightning compares code to find out), and every other
+attribute is read from and set on the user's module. Only `train_dataloader` and what belongs to it (state, closing) is ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.optim.lr_scheduler import OneCycleLR
+
+from lightning_echo.echoing import options
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.loader import EchoLoader
+
+__all__ = ["EchoDataModule"]
+
+_OURS = ("_inner", "_options", "_factor", "_shard", "_loader", "_state", "_users_reload", "_said")
+
+
+class EchoDataModule(pl.LightningDataModule):
+    """Echoes the training loader of a data module; everything else of it is as if it were attached itself.
+
+    Args:
+        datamodule: The user's data module.
+        factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader.
+        insertion_point: Where the echo stage stands, see `InsertionPoint`.
+        buffer_size: Most live examples per rank (batches for ``after_batching``), see `EchoLoader`.
+        epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
+        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
+        shard: Whether each rank gets its share of the data. False for ``Trainer(use_distributed_sampler=False)``.
+
+    Raises:
+        TypeError: ``datamodule`` is no ``LightningDataModule`` of the package ``lightning``, or an option has a wrong type.
+        ValueError: An option has an impossible value.
+        MisconfigurationException: The data module has no training loader, or one that cannot be echoed.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> datamodule = EchoDataModule.from_dataloaders(DataLoader(range(64), batch_size=8), factor=2)
+        >>> datamodule.factor, len(datamodule.train_dataloader())
+        (2.0, 8)
+    """
+
+    def __init__(
+        self,
+        datamodule: pl.LightningDataModule,
+        factor: float,
+        *,
+        insertion_point: InsertionPoint | str = "auto",
+        buffer_size: int | None = None,
+        epoch_length: str = "fixed",
+        seed: int | None = None,
+        shard: bool = True,
+    ) -> None:
+        _check_datamodule(datamodule)
+        self.__dict__["_inner"] = datamodule
+        super().__init__()
+        self.__dict__.clear()  # attributes that the base class has set are the user's too: see __getattr__
+        self.__dict__["_inner"] = datamodule
+        self._factor = options.check_factor(factor)
+        self._options: dict[str, Any] = {
+            "insertion_point": options.check_point(insertion_point),
+            "buffer_size": options.check_buffer_size(buffer_size),
+            "epoch_length": options.check_epoch_length(epoch_length),
+            "seed": options.check_seed(seed),
+        }
+        self._shard = shard
+        self._loader: EchoLoader | None = None
+        self._state: dict[str, Any] | None = None  # of a loader that does not exist yet
+        self._users_reload: int | None = None  # the Trainer's setting while ours stands in its place
+        self._said = False
+        self._bind_overridden()
+
+    @classmethod
+    def from_dataloaders(
+        cls,
+        train_dataloaders: Any,
+        val_dataloaders: Any = None,
+        test_dataloaders: Any = None,
+        predict_dataloaders: Any = None,
+        *,
+        factor: float,
+        **echo_options: Any,
+    ) -> EchoDataModule:
+        """An echoing data module of loaders, as they would be passed to ``Trainer.fit``.
+
+        Args:
+            train_dataloaders: The loader to echo.
+            val_dataloaders: Left as they are, like those for testing and predicting.
+            test_dataloaders: See there.
+            predict_dataloaders: See there.
+            factor: Echo factor.
+            **echo_options: The other options of `EchoDataModule`.
+        """
+        inner = pl.LightningDataModule()
+        loaders = {
+            "train": train_dataloaders,
+            "val": val_dataloaders,
+            "test": test_dataloaders,
+            "predict": predict_dataloaders,
+        }
+        for name, value in loaders.items():
+            if value is not None:
+                setattr(inner, f"{name}_dataloader", _Returns(value))
+        return cls(inner, factor, **echo_options)
+
+    # ------------------------------------------------------------------ echoing
+
+    @property
+    def datamodule(self) -> pl.LightningDataModule:
+        """The user's data module."""
+        inner: pl.LightningDataModule = self._inner
+        return inner
+
+    @property
+    def loader(self) -> EchoLoader:
+        """The `EchoLoader` in use.
+
+        Raises:
+            MisconfigurationException: There is none: before ``fit``, or with ``Trainer(overfit_batches=...)``.
+        """
+        if self._loader is None:
+            raise MisconfigurationException(
+                "no EchoLoader is in use: it is made when the Trainer asks for the training loader, and not at all with "
+                "Trainer(overfit_batches=...)"
+            )
+        return self._loader
+
+    @property
+    def factor(self) -> float:
+        """The echo factor last set; see `EchoLoader.factor` for the batch from which it counts.
+
+        With ``epoch_length="full_pass"`` a new factor changes the length of the next epoch: set it in ``on_train_epoch_end``.
+        """
+        return self._factor
+
+    @factor.setter
+    def factor(self, value: float) -> None:
+        value = options.check_factor(value)
+        if value == self._factor:
+            return
+        trainer = self.trainer
+        changes_length = self._options["epoch_length"] == "full_pass" and trainer is not None and trainer.training
+        if changes_length and value > self._factor:
+            _refuse_fixed_schedules(trainer)
+        if self._loader is not None:
+            self._loader.factor = value
+        self._factor = value
+        if changes_length and self._users_reload is None:
+            # The only public way to a new length: Lightning asks for the loader again (and gets the same one).
+            self._users_reload = trainer.reload_dataloaders_every_n_epochs
+            trainer.reload_dataloaders_every_n_epochs = 1
+
+    def train_dataloader(self) -> Any:
+        """The user's training loader, echoed. Asked again by a reload of the user's, it is the user's new one."""
+        if self._end_own_reload() and self._loader is not None:
+            return self._loader
+        loader = self._inner.train_dataloader()
+        trainer = self.trainer
+        if trainer is not None and trainer.overfit_batches > 0:
+            self._close()
+            self._loader = None
+            rank_zero_info("lightning_echo: Trainer(overfit_batches=...) trains on the same few batches; echoing is off")
+            return loader
+        if self._loader is None or loader is not self._loader.loader:
+            self._loader = self._echo(loader, self._loader)
+        self._loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
+        if self._state is not None:
+            self._loader.load_state_dict(self._state)
+            self._factor, self._state = self._loader.factor, None
+        self._say()
+        return self._loader
+
+    def _echo(self, loader: Any, before: EchoLoader | None) -> EchoLoader:
+        if isinstance(loader, EchoLoader):
+            raise MisconfigurationException(
+                "train_dataloader returns an EchoLoader already: return the plain loader, or use the data module without "
+                "EchoDataModule around it"
+            )
+        if isinstance(loader, dict | list | tuple) or hasattr(loader, "flattened"):
+            raise MisconfigurationException(
+                f"train_dataloader returns a {type(loader).__name__} of loaders, which cannot be echoed as a whole: wrap each in "
+                "an EchoLoader yourself, or return a single loader"
+            )
+        ranks: dict[str, Any] = {}
+        if self.trainer is not None:
+            shards = self.trainer.distributed_sampler_kwargs if self._shard else None
+            ranks = {"num_replicas": 1, "rank": 0, **(shards or {})}
+        elif not self._shard:
+            ranks = {"num_replicas": 1, "rank": 0}
+        echoed = EchoLoader(loader, self._factor, **self._options, **ranks)
+        if before is not None:
+            before.close()
+            echoed.follow(before)
+        return echoed
+
+    def _say(self) -> None:
+        """Says once what the run will amount to."""
+        trainer, loader = self.trainer, self.loader
+        if self._said or trainer is None:
+            return
+        self._said = True
+        steps, limit = len(loader), trainer.limit_train_batches
+        steps = int(steps * limit) if isinstance(limit, float) else min(steps, limit)
+        epochs = trainer.max_epochs
+        if epochs is None or epochs < 0 or not steps:
+            return
+        passes = epochs * steps / loader.pass_batches / self._factor
+        rank_zero_info(
+            f"lightning_echo: {epochs:,} epochs x {steps:,} steps = {passes:.3g} passes over the data at factor {self._factor:g}"
+        )
+
+    def _end_own_reload(self) -> bool:
+        """Gives the Trainer's setting back; whether only we have asked for this reload."""
+        reload, self._users_reload = self._users_reload, None
+        if reload is None:
+            return False
+        if self.trainer is not None:
+            self.trainer.reload_dataloaders_every_n_epochs = reload
+        return not reload
+
+    def _close(self) -> None:
+        if self._loader is not None:
+            self._loader.close()
+
+    # ------------------------------------------------------------------ hooks that echoing has a part in
+
+    def setup(self, stage: str) -> None:
+        self._inner.setup(stage)
+
+    def teardown(self, stage: str) -> None:
+        self._end_own_reload()
+        self._inner.teardown(stage)
+        self._close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        self._end_own_reload()
+        self._inner.on_exception(exception)
+        self._close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The user's state and the loader's, which Lightning forgets where ``estimated_stepping_batches`` is read."""
+        loader = self._state if self._loader is None else self._loader.state_dict()
+        return {"datamodule": self._inner.state_dict(), "loader": loader}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._inner.load_state_dict(state_dict["datamodule"])
+        if self._loader is None:
+            self._state = state_dict["loader"]
+        elif state_dict["loader"] is not None:
+            self._loader.load_state_dict(state_dict["loader"])
+            self._factor = self._loader.factor
+        else:  # saved before there was a loader: the start of the run
+            self._loader.restart()
+
+    # ------------------------------------------------------------------ everything else is the user's
+
+    @property
+    def trainer(self) -> Any:  # the Trainer, None while detached; untyped like the attributes that Trainer sets outside __init__
+        return self._inner.trainer
+
+    @trainer.setter
+    def trainer(self, trainer: pl.Trainer | None) -> None:
+        self._inner.trainer = trainer
+
+    def _bind_overridden(self) -> None:
+        """Puts what the user's module overrides of the base class onto this instance."""
+        for name in dir(pl.LightningDataModule):
+            if name.startswith("__") or name in vars(EchoDataModule):
+                continue
+            inner = self._inner
+            if name in vars(inner) or getattr(type(inner), name, None) is not getattr(pl.LightningDataModule, name):
+                value = getattr(inner, name, None)
+                if callable(value) or not isinstance(getattr(pl.LightningDataModule, name), property):
+                    self.__dict__[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OURS or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)  # not there yet while it is built or unpickled
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OURS or (isinstance(getattr(type(self), name, None), property) and name in vars(EchoDataModule)):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._inner, name, value)
+
+    def __str__(self) -> str:
+        what = repr(self._loader) if self._loader is not None else f"factor {self._factor:g}"
+        return f"EchoDataModule({type(self._inner).__name__}, {what})"
+
+
+class _Returns:
+    """A loader hook that returns what it was given; picklable, unlike a function made on the spot."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self) -> Any:
+        return self._value
+
+
+def _check_datamodule(datamodule: Any) -> None:
+    if isinstance(datamodule, EchoDataModule):
+        raise ValueError("datamodule is an EchoDataModule already: set .factor on it instead of wrapping it again")
+    if not isinstance(datamodule, pl.LightningDataModule):
+        if any(base.__module__.split(".")[0] == "pytorch_lightning" for base in type(datamodule).__mro__):
+            raise TypeError(
+                f"datamodule {type(datamodule).__name__} is of the separate package pytorch_lightning, this is an extension of "
+                "lightning: change 'import pytorch_lightning as pl' to 'import lightning.pytorch as pl'"
+            )
+        raise TypeError(
+            f"datamodule must be a LightningDataModule, got {type(datamodule).__name__}; for loaders use "
+            "EchoDataModule.from_dataloaders(train_dataloaders, ..., factor=...) or EchoLoader(loader, factor)"
+        )
+    if not is_overridden("train_dataloader", datamodule):
+        raise MisconfigurationException(
+            f"datamodule {type(datamodule).__name__} has no train_dataloader, so there is nothing to echo. Give it one, or pass "
+            "EchoLoader(loader, factor) to fit"
+        )
+
+
+def _refuse_fixed_schedules(trainer: pl.Trainer) -> None:
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, OneCycleLR) and config.interval == "step":
+            raise MisconfigurationException(
+                "the factor cannot be raised during training with epoch_length='full_pass' and OneCycleLR: epochs would become "
+                "longer than the schedule's total_steps. Use epoch_length='fixed', whose length never changes, or another "
+                "schedule"
+            )

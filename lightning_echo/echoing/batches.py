@@ -1,0 +1,93 @@
+"""Whole batches, used again in the main process: the point ``after_batching``.
+
+The plan says for each step which batch is delivered; what is read is kept here while uses are left. A batch that will be used
+again is handed out as a copy, since the training step may edit what it gets. Copying runs in the prefetching thread where
+there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from lightning_echo.echoing.protect import copy_example
+from lightning_echo.echoing.requests import BatchRequests
+
+__all__ = ["BatchEcho", "PassReader", "count_examples"]
+
+
+class BatchEcho:
+    """Iterates over delivered batches, each with its (fresh, echoed, refetched) counts of examples.
+
+    Args:
+        requests: Says which batch is delivered at each step.
+        read: Returns the batch at a stream position; asked for the positions to read, in the order of `requests`.
+    """
+
+    def __init__(self, requests: BatchRequests, read: Callable[[int], Any]) -> None:
+        self._requests, self._read = requests, read
+        self._held: dict[int, Any] = {}
+
+    def __iter__(self) -> BatchEcho:
+        return self
+
+    def __next__(self) -> tuple[Any, tuple[int, int, int]]:
+        step = self._requests.step()
+        for position in step.forget:
+            self._held.pop(position, None)
+        batch = self._read(step.position) if step.read else self._held[step.position]
+        size = step.size if step.size >= 0 else count_examples(batch)
+        if step.kept:
+            self._held[step.position] = batch
+            batch = copy_example(batch)
+        else:
+            self._held.pop(step.position, None)
+        if step.fresh:
+            return batch, (size, 0, 0)
+        return batch, (0, size, size if step.read else 0)
+
+
+class PassReader:
+    """Reads a plain iterable of batches, pass after pass; going back means iterating the pass again.
+
+    Args:
+        batches: Iterated anew for each pass; told the pass by ``set_epoch`` where it has that.
+        batches_per_pass: Its length.
+    """
+
+    def __init__(self, batches: Iterable[Any], batches_per_pass: int) -> None:
+        self._batches, self._length = batches, batches_per_pass
+        self._next = -1
+        self._iterator: Iterator[Any] = iter(())
+
+    def read(self, position: int) -> Any:
+        """The batch at a stream position. Positions in ascending order cost nothing more than iterating."""
+        number, offset = divmod(position, self._length)
+        if position < self._next or self._next < number * self._length or offset == 0:
+            self._next = number * self._length
+            if callable(set_epoch := getattr(self._batches, "set_epoch", None)):
+                set_epoch(number)
+            self._iterator = iter(self._batches)
+        for batch in self._iterator:
+            self._next += 1
+            if self._next > position:
+                return batch
+        raise RuntimeError(
+            f"the loader ended after {self._next - number * self._length} batches, but its length is {self._length}. "
+            "Correct its __len__."
+        )
+
+
+def count_examples(batch: Any) -> int:
+    """Examples in a batch that nothing is known of: the leading dimension of the first tensor found, else 1."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.ndim else 1
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for part in batch:
+            if isinstance(part, torch.Tensor | dict | list | tuple):
+                return count_examples(part)
+    return 1

@@ -1,0 +1,162 @@
+"""Copies of data sets: one to take the transforms out of, one to throw away.
+
+A data set belongs to its user and is never modified. `shallow_copy` gives an object of the same class with
+the same attributes, on which transforms can be taken out. `ThrowAwayCopy` goes deeper, for a proof that reads
+examples before training: a file that a data set opens at its first read must not be inherited by the workers
+(with fork they corrupt each other's reads, with spawn it cannot be pickled), also when an object that the
+data set holds opens it. So plain objects, small containers and random generators inside are copied as well,
+transforms deeply; tensors, arrays, long lists and whatever is open already are shared, so that nothing large
+is copied. Objects of the standard library are shared too: a copied lock, event or thread would wait forever.
+
+A copy never runs its class's ``__del__``: it would close what the original still uses.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import types
+from collections import OrderedDict, defaultdict
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+_LONG = 256  # containers with more members hold samples, not files
+_DEEP = 12  # levels of objects in objects that are followed
+
+# Attributes of a data set that hold transforms, which may draw from a generator of their own.
+_TRANSFORMS = ("transform", "target_transform", "transforms", "_augment_one")
+
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_DICTS = (dict, OrderedDict, defaultdict)
+_COPY_HOOKS = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__")
+
+
+def shallow_copy(dataset: Any) -> Any:
+    """Returns a data set of the same class with the same attributes.
+
+    Not ``copy.copy`` where it can be helped: a ``__getstate__`` written for pickling drops what a
+    ``worker_init_fn`` has opened.
+    """
+    if not _is_plain(type(dataset)):
+        return copy.copy(dataset)
+    copied = _blank(dataset)
+    copied.__dict__.update(vars(dataset))
+    return copied
+
+
+class ThrowAwayCopy:
+    """A copy of ``dataset`` that can be read without a trace in the original.
+
+    Attributes:
+        dataset: the copy.
+        generators: the copies of the generators that it holds, those of transforms left out.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.generators: list[Any] = []
+        self._memo: dict[int, Any] = {}  # in the format of copy.deepcopy
+        self.dataset = self._copy_object(dataset, 0) if _is_plain(type(dataset)) else copy.copy(dataset)
+
+    def _copy(self, value: Any, depth: int) -> Any:
+        known = self._memo.get(id(value))
+        if known is not None:
+            return known
+        if isinstance(value, _GENERATORS):
+            copied = copy.deepcopy(value)
+            self.generators.append(copied)
+        elif type(value) in (list, tuple, set, *_DICTS) and depth < _DEEP:
+            copied = self._copy_container(value, depth + 1)
+        elif _is_plain(type(value)) and (isinstance(value, Dataset) or _is_closed_holder(value, depth)):
+            return self._copy_object(value, depth + 1)
+        else:
+            return value
+        self._memo[id(value)] = copied
+        return copied
+
+    def _copy_container(self, value: Any, depth: int) -> Any:
+        if len(value) > _LONG and not (type(value) is list and isinstance(value[0], Dataset)):
+            return value
+        if isinstance(value, (list, dict)):
+            copied = self._memo[id(value)] = copy.copy(value)  # before the members, which may refer back to it
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                copied[key] = self._copy(item, depth)
+            return copied
+        return type(value)(self._copy(item, depth) for item in value)
+
+    def _copy_object(self, value: Any, depth: int) -> Any:
+        copied = self._memo[id(value)] = _blank(value)  # before the attributes, which may refer back to it
+        for name, item in vars(value).items():
+            deeply = name in _TRANSFORMS and (depth == 0 or isinstance(value, Dataset))
+            copied.__dict__[name] = self._copy_deeply(item) if deeply else self._copy(item, depth)
+        return copied
+
+    def _copy_deeply(self, transform: Any) -> Any:
+        memo = dict(self._memo)
+        try:
+            copied = copy.deepcopy(transform, memo)
+        except Exception:  # it holds a lock or the like: as far as it goes
+            return self._copy(transform, 1)
+        self._memo = memo
+        return copied
+
+
+def generator_state(generator: Any) -> Any:
+    """Returns the state of a private generator, None if it has none (the operating system's)."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, (np.random.RandomState, torch.Generator)):
+        return generator.get_state()
+    return None if isinstance(generator, random.SystemRandom) else generator.getstate()
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether an instance is its ``__dict__`` and nothing else."""
+    return (
+        getattr(kind, "__new__") is object.__new__  # noqa: B009 - mypy compares the signatures
+        and getattr(kind, "__dictoffset__", 0) != 0
+        and not any(base.__dict__.get("__slots__") for base in kind.__mro__)
+    )
+
+
+def _is_closed_holder(value: Any, depth: int) -> bool:
+    """Whether an object may open something later: no copying rule of its own, and nothing open yet."""
+    return (
+        depth < _DEEP
+        and type(value).__module__.partition(".")[0] not in sys.stdlib_module_names
+        and all(getattr(type(value), hook, None) is getattr(object, hook, None) for hook in _COPY_HOOKS)
+        and not _is_open(value, {id(value)})
+    )
+
+
+def _is_open(value: Any, seen: set[int]) -> bool:
+    """Whether an object holds a file, a connection or the like: something built in that can be closed."""
+    for item in list(vars(value).values()):
+        members = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else [item]
+        for member in islice(members, _LONG):
+            if id(member) in seen:
+                continue
+            seen.add(id(member))
+            if _is_open(member, seen) if _is_plain(type(member)) else _can_be_closed(member):
+                return True
+    return False
+
+
+def _can_be_closed(value: Any) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "close", None))
+
+
+def _blank(value: Any) -> Any:
+    kind = type(value)
+    if hasattr(kind, "__del__"):
+        names = {"__del__": _leave_open, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        kind = types.new_class(kind.__name__, (kind,), exec_body=lambda body: body.update(names))
+    return object.__new__(kind)
+
+
+def _leave_open(copied: Any) -> None:
+    """The ``__del__`` of a copy: what it holds is the original's."""

@@ -1,0 +1,230 @@
+"""What runs in the workers: look an example up, or read it.
+
+The batch sampler in the main process sends a `Request`; `ExampleCache` answers it with the examples of the batch. It reads an
+example at its first use, keeps it while uses are left and lets it go at the last one. What it does not hold although it is
+live (after a resume) it reads again, under the seeds of the first time: the cache can make training slower, never wrong.
+
+`EchoDataset` stands in for the user's data set in the inner ``DataLoader``: attributes read from it or set on it
+(``get_worker_info().dataset`` in a ``worker_init_fn``) are those of the user's data set. The stages are made at the first
+request of a process, from the data set as it is then.
+
+Random numbers: where nothing of a batch is used again, one seed per batch. Else one per example for what is reused, so that a
+resumed run can rebuild any live example, and one per batch for what is redone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from torch.utils.data import ConcatDataset, Subset, default_collate
+
+from lightning_echo.echoing.plan import mix
+from lightning_echo.echoing.protect import copy_example
+from lightning_echo.echoing.randomness import seed_all
+from lightning_echo.echoing.stages import Stages, unchanged
+
+__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Request"]
+
+_MISSING = object()
+_BATCH, _EXAMPLE = 1, 2  # what a seed is for
+
+
+class Request(NamedTuple):
+    """What a worker is asked for, one batch.
+
+    Attributes:
+        number: What the batch's seed is made of: its number in the plan.
+        positions: Stream positions of the examples, the fresh ones first.
+        fresh: How many of them are fresh.
+        indices: The examples' indices in the user's data set.
+        kept: One byte per example, 1 while uses are left after this one.
+        forget: Positions that are no longer live.
+        rebuild: For data sets that read whole batches: calls to repeat because something of them is live but held nowhere,
+            as (position of the first example, the call's indices, the live positions).
+    """
+
+    number: int
+    positions: list[int]
+    fresh: int
+    indices: list[Any]
+    kept: bytes
+    forget: tuple[int, ...] = ()
+    rebuild: tuple[tuple[int, list[Any], list[int]], ...] = ()
+
+
+class ExampleCache:
+    """Answers requests in one process.
+
+    Args:
+        dataset: The user's data set.
+        make_stages: Derives what is reused and what is redone from it.
+        key: Seed of this rank's random numbers.
+        collate_fn: The user's; torch's own copies what it is given, so that nothing has to be protected from it.
+    """
+
+    def __init__(self, dataset: Any, make_stages: Callable[[Any], Stages], key: int, collate_fn: Any) -> None:
+        self.dataset = dataset
+        self._make_stages, self._key = make_stages, key
+        self._collate_copies = collate_fn is default_collate
+        self._stages: Stages | None = None
+        self._held: dict[int, Any] = {}
+
+    def fetch(self, request: Request) -> tuple[list[Any], tuple[int, int, int]]:
+        """The examples of a batch, and its (fresh, echoed, refetched) counts."""
+        if self._stages is None:
+            self._stages = self._make_stages(self.dataset)
+            self._protect = not (self._collate_copies and self._stages.augment is unchanged)
+            self._seeders = list(_seeders(self.dataset))
+        for position in request.forget:
+            self._held.pop(position, None)
+        if request.fresh == len(request.indices) and 1 not in request.kept:
+            return self._read_through(self._stages, request), (request.fresh, 0, 0)
+        examples, refetched = self._reuse(self._stages, request)
+        return examples, (request.fresh, len(examples) - request.fresh, refetched)
+
+    def _read_through(self, stages: Stages, request: Request) -> list[Any]:
+        """A batch of which nothing is used again: as the plain loader reads it, under one seed."""
+        self._seed(_BATCH, request.number)
+        if stages.load_many is not None:
+            examples = self._load_many(stages.load_many, request.indices)
+            if stages.augment is unchanged:
+                return examples
+            return [stages.augment(index, example) for index, example in zip(request.indices, examples, strict=True)]
+        load, augment = stages.load, stages.augment
+        examples = []
+        try:
+            for index in request.indices:
+                examples.append(augment(index, load(index)))
+        except Exception as error:
+            _note(error, f"(reading example {request.indices[len(examples)]!r} of the data set)")
+            raise
+        return examples
+
+    def _reuse(self, stages: Stages, request: Request) -> tuple[list[Any], int]:
+        held, fresh, handed_out, refetched = self._held, request.fresh, [], 0
+        for first, indices, live in request.rebuild:
+            self._seed(_EXAMPLE, first)
+            examples = self._load_many(stages.load_many, indices)
+            held.update((position, examples[position - first]) for position in live)
+            refetched += len(indices)
+        read: list[Any] = []
+        if stages.load_many is not None and fresh:
+            self._seed(_EXAMPLE, request.positions[0])
+            read = self._load_many(stages.load_many, request.indices[:fresh])
+        for i, (position, index) in enumerate(zip(request.positions, request.indices, strict=True)):
+            if i < len(read):
+                example = read[i]
+            else:
+                example = _MISSING if i < fresh else held.get(position, _MISSING)
+                if example is _MISSING:
+                    example = self._load(stages, position, index)
+                    refetched += i >= fresh
+            if request.kept[i]:
+                held[position] = example
+                if self._protect:
+                    example = copy_example(example)
+            else:
+                held.pop(position, None)
+            handed_out.append(example)
+        self._seed(_BATCH, request.number)
+        if stages.augment is unchanged:
+            return handed_out, refetched
+        return self._augment(stages, request.indices, handed_out), refetched
+
+    def _load(self, stages: Stages, position: int, index: Any) -> Any:
+        self._seed(_EXAMPLE, position)
+        try:
+            return stages.load(index)
+        except Exception as error:
+            _note(error, f"(reading example {index!r} of the data set)")
+            raise
+
+    def _load_many(self, load_many: Callable[[list[Any]], list[Any]] | None, indices: list[Any]) -> list[Any]:
+        assert load_many is not None  # a call is only repeated where calls are made
+        try:
+            examples = load_many(indices)
+        except Exception as error:
+            _note(error, f"(reading examples {indices!r} of the data set in one call)")
+            raise
+        if len(examples) != len(indices):
+            raise ValueError(f"__getitems__ of the data set returned {len(examples)} examples for {len(indices)} indices")
+        return list(examples)
+
+    def _augment(self, stages: Stages, indices: list[Any], examples: list[Any]) -> list[Any]:
+        result: list[Any] = []
+        try:
+            for index, example in zip(indices, examples, strict=True):
+                result.append(stages.augment(index, example))
+        except Exception as error:
+            _note(error, f"(augmenting example {indices[len(result)]!r} of the data set)")
+            raise
+        return result
+
+    def _seed(self, purpose: int, number: int) -> None:
+        seed = mix(self._key, purpose, number)
+        seed_all(seed)
+        for set_random_seed in self._seeders:
+            set_random_seed(seed & 0x7FFFFFFF)
+
+
+class EchoDataset:
+    """The data set of the inner ``DataLoader``. To everyone else it looks like the user's own."""
+
+    def __init__(self, cache: ExampleCache) -> None:
+        self.__dict__["_echo_cache"] = cache
+
+    def __getitems__(self, request: Request) -> tuple[list[Any], tuple[int, int, int]]:
+        cache: ExampleCache = self._echo_cache
+        return cache.fetch(request)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._echo_cache.dataset[index]
+
+    def __len__(self) -> int:
+        return len(self._echo_cache.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_echo_cache" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)  # not there yet while it is unpickled
+        return getattr(self._echo_cache.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._echo_cache.dataset, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EchoDataset, (self._echo_cache,)
+
+
+class EchoCollate:
+    """The user's collate function; the counts of the batch travel beside what it returns."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, fetched: tuple[list[Any], tuple[int, int, int]]) -> tuple[Any, tuple[int, int, int]]:
+        examples, counts = fetched
+        return self._collate_fn(examples), counts
+
+
+def _seeders(dataset: Any) -> Iterable[Callable[[int], Any]]:
+    """``set_random_seed`` of transforms with generators of their own, wherever the chain of data sets holds them."""
+    if isinstance(dataset, Subset):
+        yield from _seeders(dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            yield from _seeders(part)
+    else:
+        for value in getattr(dataset, "__dict__", {}).values():
+            if callable(set_random_seed := getattr(value, "set_random_seed", None)):
+                yield set_random_seed
+            elif isinstance(value, Subset | ConcatDataset):
+                yield from _seeders(value)
+
+
+def _note(error: Exception, note: str) -> None:
+    """Says which example an exception is about; its type and message stay."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif error.args and isinstance(error.args[0], str):  # Python 3.10
+        error.args = (f"{error.args[0]} {note}", *error.args[1:])

@@ -1,0 +1,138 @@
+"""Where two examples differ, in words. Stricter than ``==``: types and metadata count; NaN equals NaN."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def difference(left: Any, right: Any, path: str = "") -> str | None:
+    """Returns the first difference between two examples, None if there is none.
+
+    Args:
+        left: tensors, arrays, images, containers and objects of these, nested.
+        right: what it is compared with.
+        path: how to get to both from the whole, for the text.
+
+    >>> difference({"image": [1.0, float("nan")]}, {"image": [1.0, float("nan")]})
+    >>> difference({"image": [1.0, 2.0]}, {"image": [1.0, 3.0]})
+    "at ['image'][1]: 2.0 and 3.0"
+    """
+    if left is right:
+        return None
+    if type(left) is not type(right):
+        return _at(path, f"a {_name(left)} and a {_name(right)}")
+    if isinstance(left, torch.Tensor):
+        return _between_tensors(left, right, path)
+    if isinstance(left, np.ndarray):
+        return _between_arrays(left, right, path)
+    if isinstance(left, dict):
+        return _between_dicts(left, right, path)
+    if isinstance(left, (list, tuple)):
+        return _between_sequences(left, right, path)
+    if _is_image(left):
+        return _between_images(left, right, path)
+    if hasattr(type(left), "__dataclass_fields__") or not _has_own_equality(type(left)):
+        return _between_objects(left, right, path)
+    return _between_values(left, right, path)
+
+
+def _at(path: str, text: str) -> str:
+    return f"at {path}: {text}" if path else text
+
+
+def _name(value: Any) -> str:
+    return type(value).__name__
+
+
+def _between_tensors(left: torch.Tensor, right: torch.Tensor, path: str) -> str | None:
+    for what in ("shape", "dtype", "device", "layout"):
+        if getattr(left, what) != getattr(right, what):
+            return _at(path, f"tensors of {what} {getattr(left, what)} and {getattr(right, what)}")
+    metadata = difference(left.__dict__, right.__dict__, f"{path}.__dict__")
+    if metadata is not None:
+        return metadata
+    left, right = _as_plain(left), _as_plain(right)
+    if torch.equal(left, right):
+        return None
+    unequal = (left != right) & ~((left != left) & (right != right))
+    count = int(unequal.sum())
+    return _at(path, f"tensors that differ in {count} of {left.numel()} elements") if count else None
+
+
+def _as_plain(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
+    if value.is_quantized:
+        return value.dequantize()
+    if value.layout is not torch.strided:
+        return value.to_dense()
+    return value.as_subclass(torch.Tensor)
+
+
+def _between_arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], path: str) -> str | None:
+    for what in ("shape", "dtype"):
+        if getattr(left, what) != getattr(right, what):
+            return _at(path, f"arrays of {what} {getattr(left, what)} and {getattr(right, what)}")
+    if left.dtype.hasobject or left.dtype.names:
+        return _between_sequences(left.ravel().tolist(), right.ravel().tolist(), path)
+    unequal = np.asarray(left != right)
+    if left.dtype.kind in "fcmM":
+        unequal = unequal & ~(np.isnat(left) & np.isnat(right) if left.dtype.kind in "mM" else np.isnan(left) & np.isnan(right))
+    count = int(unequal.sum())
+    return _at(path, f"arrays that differ in {count} of {left.size} elements") if count else None
+
+
+def _between_dicts(left: dict[Any, Any], right: dict[Any, Any], path: str) -> str | None:
+    if left.keys() != right.keys():
+        return _at(path, f"keys {list(left)} and {list(right)}")
+    return _first(difference(left[key], right[key], f"{path}[{key!r}]") for key in left)
+
+
+def _between_sequences(left: Any, right: Any, path: str) -> str | None:
+    if len(left) != len(right):
+        return _at(path, f"{_name(left)}s of {len(left)} and {len(right)} elements")
+    return _first(difference(*pair, f"{path}[{place}]") for place, pair in enumerate(zip(left, right, strict=True)))
+
+
+def _is_image(value: Any) -> bool:
+    module = sys.modules.get("PIL.Image")
+    return module is not None and isinstance(value, module.Image)
+
+
+def _between_images(left: Any, right: Any, path: str) -> str | None:
+    for what in ("mode", "size"):
+        if getattr(left, what) != getattr(right, what):
+            return _at(path, f"images of {what} {getattr(left, what)} and {getattr(right, what)}")
+    if left.getpalette() != right.getpalette():
+        return _at(path, "images with different palettes")
+    return None if left.tobytes() == right.tobytes() else _at(path, "images with different pixels")
+
+
+def _between_objects(left: Any, right: Any, path: str) -> str | None:
+    """Objects that compare by identity alone are compared by what they hold."""
+    names = getattr(type(left), "__dataclass_fields__", None) or getattr(left, "__dict__", None)
+    if names is None:
+        return _at(path, f"two objects of {_name(left)}, which cannot be compared")
+    if getattr(left, "__dict__", {}).keys() != getattr(right, "__dict__", {}).keys():
+        return _at(path, f"objects of {_name(left)} with different attributes")
+    missing = object()
+    return _first(difference(getattr(left, name, missing), getattr(right, name, missing), f"{path}.{name}") for name in names)
+
+
+def _has_own_equality(kind: type) -> bool:
+    return any("__eq__" in base.__dict__ for base in kind.__mro__[:-1])
+
+
+def _between_values(left: Any, right: Any, path: str) -> str | None:
+    try:
+        same = bool(left == right) or bool(left != left and right != right)
+    except Exception as error:  # the value's own comparison
+        return _at(path, f"two objects of {_name(left)}, which cannot be compared ({error})")
+    return None if same else _at(path, f"{left!r} and {right!r}")
+
+
+def _first(differences: Any) -> str | None:
+    return next((found for found in differences if found is not None), None)

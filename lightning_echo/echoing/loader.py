@@ -1,0 +1,440 @@
+"""`EchoLoader`: the only owner of epochs, length and state.
+
+The batches form one endless stream, laid down by the plan. An epoch is a stretch of it: ``iter()`` begins the next one (unless a
+state was loaded: then it goes on), and where an epoch is cut short, the next one goes on there. Workers and their queues
+therefore live on from epoch to epoch. ``iter()`` by itself does nothing: Lightning calls it more often than it iterates.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from lightning_echo.echoing import options
+from lightning_echo.echoing.counts import EchoCounts
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.ranks import default_seed, world
+from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead
+from lightning_echo.echoing.sizing import BufferSizing
+from lightning_echo.echoing.source import Source, choose
+from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, where_to_go_on
+
+__all__ = ["EchoLoader"]
+
+_log = logging.getLogger("lightning_echo")
+
+
+class EchoLoader:
+    """Echoes a training loader: every fresh example is used ``factor`` times, spread over several batches.
+
+    The batches are exactly what the user's collate function makes. Iterating goes through all epochs of a training: each
+    ``for batch in loader`` is one epoch.
+
+    Args:
+        loader: A ``DataLoader`` over a map-style data set, or (for ``after_batching``) any sized iterable of batches.
+        factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader.
+        insertion_point: Where the echo stage stands, see `InsertionPoint`; ``"auto"`` takes the earliest possible one.
+        buffer_size: Most live examples per rank that echoes are drawn from (batches for ``after_batching``). Default: two
+            batches per worker (four batches for ``after_batching``), less if memory is short. Below two batches per worker
+            a batch may now and then take more fresh examples than its share.
+        epoch_length: ``"fixed"``: an epoch has as many steps as without echoing. ``"full_pass"``: ``round(factor * steps)``,
+            so that it delivers as many fresh examples as one pass over the data holds.
+        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
+        num_replicas: Number of ranks, as in ``DistributedSampler``; default: ask ``torch.distributed``. 1 (and ``rank=0``)
+            switches sharding off.
+        rank: This rank.
+
+    Attributes:
+        limit_train_batches: As in ``Trainer``, None if unknown. It tells a resumed run whether an epoch was at its end.
+
+    Raises:
+        ValueError: An option has an impossible value, or does not fit the loader.
+        TypeError: An option has an impossible type, or ``loader`` is no loader.
+
+    Source: Choi et al. 2019, arXiv 1907.05550.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> loader = EchoLoader(DataLoader(range(64), batch_size=8), 2, insertion_point="after_augmentation", seed=0)
+        >>> for epoch in range(2):
+        ...     batches = list(loader)
+        >>> len(batches), loader.counts.delivered, loader.counts.factor > 1.8
+        (8, 128, True)
+    """
+
+    _epochs: list[weakref.ref[_Epoch]]  # iterations that are still referenced, in the order in which they were made
+    _epoch: int
+    _epoch_batches: int  # batches of the epoch under way
+    _in_epoch: int  # of which were delivered
+    _delivered: int  # batches of the whole run
+    _resuming: bool  # whether the next iteration goes on with the epoch under way
+    _counts: EchoCounts
+    _last_counts: EchoCounts
+    _plan_state: dict[str, Any]  # of plan and order, while there is no run to ask
+    _saved_for: dict[str, Any]  # what a loaded state depends on
+
+    def __init__(
+        self,
+        loader: Any,
+        factor: float,
+        *,
+        insertion_point: InsertionPoint | str = "auto",
+        buffer_size: int | None = None,
+        epoch_length: str = "fixed",
+        seed: int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        if isinstance(loader, EchoLoader):
+            raise ValueError("loader is echoed already: pass the loader inside (its .loader), or set .factor on it")
+        self._factor = self._constructed_factor = self._largest_factor = options.check_factor(factor)
+        point = options.check_point(insertion_point)
+        buffer_size = options.check_buffer_size(buffer_size)
+        self.epoch_length = options.check_epoch_length(epoch_length)
+        self._ranks = options.check_ranks(num_replicas, rank)
+        self._seed = options.check_seed(seed)
+        self._source = Source(loader)
+        self._choice = choose(self._source, point)
+        self._sizing = self._make_sizing()
+        self._buffer_size = self._choose_buffer_size(buffer_size)
+        self.worker_init_fn = getattr(loader, "worker_init_fn", None)  # Lightning sets its own here where there is none
+        self.limit_train_batches: int | float | None = None
+        self._reset()
+        self._holder: list[Run] = []  # the running pipeline, if any; apart, so that it can outlive self to be closed
+        self._finalizer = weakref.finalize(self, _close_all, self._holder)
+        self._said = False
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def loader(self) -> Any:
+        """The user's loader. Iterate this one to look at data during training."""
+        return self._source.loader
+
+    @property
+    def insertion_point(self) -> InsertionPoint:
+        """The resolved insertion point, never ``auto``."""
+        return self._choice.point
+
+    @property
+    def buffer_size(self) -> int:
+        """Most live examples per rank (batches for ``after_batching``)."""
+        return self._buffer_size
+
+    @property
+    def seed(self) -> int | None:
+        """The seed in use; None until it is drawn at the first batch."""
+        return self._seed
+
+    @property
+    def factor(self) -> float:
+        """The echo factor last set. A new one counts from the first batch that cannot be in flight already."""
+        return self._factor
+
+    @factor.setter
+    def factor(self, value: float) -> None:
+        value = options.check_factor(value)
+        self._sizing.check(self._buffer_size, value)
+        if value == self._factor:
+            return
+        self._largest_factor = max(self._largest_factor, value)
+        if self._delivered:
+            number = self._delivered + lookahead(self._source, self._by_batches, self._largest_factor)
+            if self._holder:
+                self._holder[0].requests.change_factor(number, value)
+            else:
+                pending = self._plan_state["plan"]["pending"]
+                pending[:] = [change for change in pending if change[0] < number] + [[number, value]]
+        self._factor = value
+
+    @property
+    def counts(self) -> EchoCounts:
+        """Examples delivered on this rank so far."""
+        return self._counts
+
+    @property
+    def last_batch_counts(self) -> EchoCounts:
+        """The same for the batch delivered last."""
+        return self._last_counts
+
+    def __len__(self) -> int:
+        """Batches in the next epoch on this rank."""
+        batches = self._layout().batches_per_pass
+        return batches if self.epoch_length == "fixed" else round(self._factor * batches)
+
+    def __repr__(self) -> str:
+        choice, what = self._choice, "batches" if self._by_batches else "examples"
+        memory = f", {choice.item_bytes * self._buffer_size / 2**20:.3g} MiB" if choice.item_bytes else ""
+        return (
+            f"{choice.point}, factor {self._factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
+            f"{self._buffer_size:,} live {what}{memory}; {self._source.num_workers} workers"
+        )
+
+    @property
+    def pass_batches(self) -> int:
+        """Batches that one pass over the data has on this rank: the length of the plain loader."""
+        return self._layout().batches_per_pass
+
+    # ------------------------------------------------------------------ iterating
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = _Epoch(self)
+        self._epochs = [ref for ref in self._epochs if ref() is not None] + [weakref.ref(epoch)]
+        return epoch
+
+    def _begin_epoch(self, epoch: _Epoch) -> None:
+        for ref in self._epochs:
+            other = ref()
+            if other is epoch:
+                break
+            if other is not None and not other.finished:
+                epoch.finished = True
+                raise RuntimeError(
+                    "this EchoLoader is being iterated already, and a second iteration would take batches away from the first. "
+                    "To look at data during training iterate the loader inside, EchoLoader.loader; if the first iteration was "
+                    "abandoned, drop its iterator"
+                )
+        if not self._resuming and self._epoch_batches:
+            self._epoch += 1
+        if not self._resuming:
+            self._in_epoch, self._epoch_batches = 0, len(self)
+        self._resuming = False
+
+    def _next_batch(self) -> Any:
+        run = self._holder[0] if self._holder else self._start()
+        try:
+            batch, counts = run.next_batch()
+        except BaseException:
+            self.close()
+            raise
+        self._last_counts = EchoCounts(*counts)
+        self._counts += self._last_counts
+        self._delivered += 1
+        self._in_epoch += 1
+        return batch
+
+    def close(self) -> None:
+        """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""
+        if self._holder:
+            self._plan_state = self._holder[0].requests.state()
+            _close_all(self._holder)
+
+    def follow(self, before: EchoLoader) -> None:
+        """Takes the place of another loader in a run: goes on with its seed, factor and counts.
+
+        Where both cut the data alike it goes on at the same batch, else with the next pass.
+        """
+        state = before.state_dict()
+        if state["layout"] == self._layout().state() and state["insertion_point"] == self.insertion_point.value:
+            state["constructed_factor"] = self._constructed_factor
+            self.load_state_dict(state)
+            return
+        self._seed, self._factor, self._counts = before.seed, before.factor, before.counts
+        self._largest_factor = self._factor
+        if state["plan"] is not None:
+            taken = state["plan"]["position"]
+            number = 1 + taken // (before.pass_batches if before._by_batches else before._layout().kept)
+            self._delivered = number * self.pass_batches
+            self._begin_at = (self._delivered if self._by_batches else number * self._layout().kept, self._delivered)
+
+    def restart(self) -> None:
+        """Goes back to the very start of the run."""
+        _close_all(self._holder)
+        self._factor = self._largest_factor = self._constructed_factor
+        self._reset()
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state at the batch delivered last: plain types, the same on all ranks, positions but never examples."""
+        plan_state = self._holder[0].requests.state() if self._holder else self._plan_state
+        return {
+            "version": STATE_VERSION,
+            "insertion_point": self.insertion_point.value,
+            "layout": self._layout().state(),
+            "workers": self._source.num_workers,
+            "buffer_size": self._buffer_size,
+            "seed": self._seed,
+            "factor": self._factor,
+            "constructed_factor": self._constructed_factor,
+            "largest_factor": self._largest_factor,
+            "epoch": self._epoch,
+            "epoch_batches": self._epoch_batches,
+            "in_epoch": self._in_epoch,
+            "delivered": self._delivered,
+            "counts": [self._counts.fresh, self._counts.echoed, self._counts.refetched],
+            **plan_state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a state was taken, also on a loader that is running.
+
+        Raises:
+            EchoStateError: The state is none of an `EchoLoader`, of a later version, or of another data set.
+        """
+        check_state(state)
+        if state["layout"]["length"] != (length := self._layout().length) and state["delivered"]:
+            raise EchoStateError(
+                f"the state is of a pass of {state['layout']['length']:,} items, this loader's has {length:,}: the data set, "
+                "sampler or kind of insertion point is another one. Resume with the same one, or start anew without the "
+                "loader's state"
+            )
+        _close_all(self._holder)
+        if state["constructed_factor"] != self._constructed_factor:
+            self._warn(
+                f"factor={self._constructed_factor:g} is not used: the state goes on with factor {state['factor']:g}. "
+                "Set .factor after resuming to change it"
+            )
+        self._factor, self._largest_factor = state["factor"], state["largest_factor"]
+        self._seed = state["seed"] if state["seed"] is not None else self._seed
+        self._epoch, self._in_epoch, self._delivered = state["epoch"], state["in_epoch"], state["delivered"]
+        self._epoch_batches = state["epoch_batches"]
+        self._counts, self._last_counts = EchoCounts(*state["counts"]), EchoCounts()
+        self._plan_state = {"plan": state["plan"], "order": state["order"]}
+        self._saved_for = {name: state[name] for name in ("insertion_point", "layout", "workers", "buffer_size")}
+        self._resuming = self._in_epoch < self._epoch_end()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For processes that are spawned with a loader: the state goes along, workers do not."""
+        state = {**self.__dict__, "_plan_state": self._plan_state, "_epochs": []}
+        if self._holder:
+            state["_plan_state"] = self._holder[0].requests.state()
+        del state["_holder"], state["_finalizer"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._holder = []
+        self._finalizer = weakref.finalize(self, _close_all, self._holder)
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _by_batches(self) -> bool:
+        return self.insertion_point is InsertionPoint.after_batching
+
+    def _reset(self) -> None:
+        self._begin_at = (0, 0)  # stream position and batch number
+        self._epochs = []
+        self._epoch = self._epoch_batches = self._in_epoch = self._delivered = 0
+        self._resuming = False
+        self._counts = self._last_counts = EchoCounts()
+        self._plan_state = {"plan": None, "order": None}
+        self._saved_for = {}
+
+    def _epoch_end(self) -> int:
+        """Batches after which the epoch under way is over, as far as is known."""
+        limit = self.limit_train_batches
+        if limit is None:
+            return self._epoch_batches
+        return int(self._epoch_batches * limit) if isinstance(limit, float) else min(limit, self._epoch_batches)
+
+    def _start(self) -> Run:
+        if self._seed is None:
+            self._seed = default_seed(self.loader)
+        rank = self._shards()[1]
+        state, position = self._plan_state, self._begin_at
+        resumed = state["plan"] is not None
+        if resumed and (differences := self._differences()):
+            position = where_to_go_on(state["plan"], self._saved_for, self._layout(), self._by_batches)
+            self._warn(
+                f"the state was saved with {differences}: the run goes on at the same place of the pass and leaves nothing out, "
+                "but its batches are not those of the run that was saved"
+            )
+            state = {"plan": None, "order": state["order"]}
+            self._in_epoch, self._epoch_batches, self._delivered = 0, len(self), position[1]
+        run = Run(
+            self._source,
+            self._choice,
+            self._layout(),
+            rank=rank,
+            noise_rank=world()[1] if world()[0] > 1 else rank,
+            buffer_size=self._buffer_size,
+            factor=self._factor,
+            seed=self._seed,
+            state=state,
+            position=position,
+            worker_init_fn=self.worker_init_fn,
+        )
+        if resumed and not run.exact:
+            self._warn(
+                f"{type(self._source.sampler).__name__} has neither state_dict and load_state_dict, nor a torch generator, nor "
+                "set_epoch: the order of the resumed pass may be another one"
+            )
+        self._plan_state, self._saved_for = {"plan": None, "order": None}, {}
+        self._holder.append(run)
+        if rank == 0 and not self._said:
+            self._said = True
+            _log.info("%r%s", self, f" (auto: {self._choice.reason})" if self._choice.reason else "")
+        return run
+
+    def _differences(self) -> str:
+        saved, now = self._saved_for, self.state_dict()
+        names = [name for name in saved if name != "layout" and saved[name] != now[name]]
+        layout = {name for name, value in now["layout"].items() if saved and saved["layout"][name] != value}
+        found = [f"{name}={saved[name]!r} (now {now[name]!r})" for name in names]
+        found += [f"{name}={saved['layout'][name]} (now {now['layout'][name]})" for name in sorted(layout)]
+        return ", ".join(found)
+
+    def _shards(self) -> tuple[int, int]:
+        """Number of shards and the one of this rank."""
+        if not self._source.rebuilds or self._source.shards_itself:
+            return 1, 0
+        return self._ranks or world()
+
+    def _layout(self) -> Layout:
+        return layout_of(self._source, self._shards()[0])
+
+    def _make_sizing(self) -> BufferSizing:
+        if self._by_batches:
+            return BufferSizing(1, 1, self._choice.item_bytes, by_batches=True)
+        workers = max(self._source.num_workers, 1)
+        return BufferSizing(self._source.loader.batch_size, workers, self._choice.item_bytes, by_batches=False)
+
+    def _choose_buffer_size(self, asked: int | None) -> int:
+        if asked is None:
+            size, warning = self._sizing.default(self._factor)
+            if warning:
+                self._warn(warning)
+            return size
+        self._sizing.check(asked, self._factor)
+        self._sizing.check_fits(asked)
+        return asked
+
+    def _warn(self, message: str) -> None:
+        if self._rank_of_process() == 0:
+            warnings.warn(message, UserWarning, stacklevel=4)
+
+    def _rank_of_process(self) -> int:
+        return self._ranks[1] if self._ranks else world()[1]
+
+
+class _Epoch(Iterator[Any]):
+    """One epoch. Nothing happens before its first ``next``."""
+
+    def __init__(self, loader: EchoLoader) -> None:
+        self._loader = loader
+        self._begun = False
+        self.finished = False
+
+    def __next__(self) -> Any:
+        if self.finished:
+            raise StopIteration
+        loader = self._loader
+        if not self._begun:
+            loader._begin_epoch(self)
+            self._begun = True
+        if loader._in_epoch >= loader._epoch_batches:
+            self.finished = True
+            raise StopIteration
+        batch = loader._next_batch()
+        self.finished = loader._in_epoch >= loader._epoch_batches
+        return batch
+
+
+def _close_all(holder: list[Run]) -> None:
+    while holder:
+        holder.pop().close()

@@ -1,0 +1,337 @@
+"""Copies that keep in-place edits away from an echo, and what an example weighs.
+
+A live example is used several times. What is handed to augmentation, to the collate function or to the model
+while uses are left is a copy: whoever edits it in place (``target["boxes"][:, [0, 2]] = ...`` in a flip, a
+key popped by collate, a training step that reaches the worker's memory through a shared tensor) edits the
+copy, and the next use starts from the example as it was read. Watching for edits instead does not work: a
+tensor's version counter does not see numpy views, popped keys or edits made in another process.
+
+This runs once per use, so it is a table from exact type to copier, filled when a type is first met:
+
+* immutable values are returned as they are;
+* tensors, arrays, images, built-in containers are copied by the fastest call that keeps class and metadata;
+* plain objects (dataclasses, frozen ones too) get a new instance with copied attributes;
+* all else is left to ``copy.deepcopy``, whose memo is filled with the fast copies of the parts beforehand.
+
+An object that an example holds twice is copied once, so that aliases stay aliases.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import pathlib
+import re
+import sys
+import types
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+Memo = dict[int, Any]
+"""Copies by the ``id`` of the original, in the format of ``copy.deepcopy``."""
+
+_BEGUN = -1  # a key that is no id: the objects whose parts are being copied
+_Copier = Callable[[Any, Memo], Any]
+
+
+def copy_example(value: Any) -> Any:
+    """Returns a copy of an example that shares nothing mutable with it.
+
+    Args:
+        value: anything that a data set or a collate function returns. Tensors keep class, metadata
+            (TVTensors), layout and pinning; a tensor with a graph leaves it.
+
+    Returns:
+        The copy; an immutable value itself.
+
+    Raises:
+        TypeError: the example holds something that cannot be copied, such as a lock or an open file.
+
+    >>> example = {"image": torch.zeros(2), "boxes": [[0, 1]]}
+    >>> handed_out = copy_example(example)
+    >>> handed_out["image"].add_(1), handed_out["boxes"][0].append(7), handed_out.pop("boxes")
+    (tensor([1., 1.]), None, [[0, 1, 7]])
+    >>> example
+    {'image': tensor([0., 0.]), 'boxes': [[0, 1]]}
+    """
+    return _copy(value, {})
+
+
+def nbytes(value: Any) -> int:
+    """Returns the estimated memory in bytes that an example occupies while it is live.
+
+    Tensors and arrays count by their own elements, not by the storage they view; an object held twice counts
+    once.
+
+    >>> nbytes(torch.zeros(3, 8, 8)) >= 3 * 8 * 8 * 4
+    True
+    """
+    return _nbytes(value, set())
+
+
+def _copy(value: Any, memo: Memo) -> Any:
+    kind = type(value)
+    copier = _COPIERS.get(kind)
+    if copier is None:
+        copier = _COPIERS[kind] = _copier_for(kind)
+    if copier is _unchanged:
+        return value
+    known = memo.get(id(value))
+    if known is not None:
+        return known
+    copied = copier(value, memo)
+    memo[id(value)] = copied
+    return copied
+
+
+# --- copiers -----------------------------------------------------------------------------------------------
+
+
+def _unchanged(value: Any, memo: Memo) -> Any:
+    return value
+
+
+def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
+    if torch.cuda.is_initialized() and value.is_pinned():  # type: ignore[no-untyped-call]
+        # A delivered batch was pinned for a fast transfer, and its echo must be transferred as fast. Asking
+        # is_pinned alone would, in torch 2.4, open a CUDA context in every worker.
+        copied = torch.empty_like(value, pin_memory=True).copy_(value.detach())
+    else:
+        copied = value.detach().clone() if value.requires_grad else value.clone()
+    if value.requires_grad:
+        copied.requires_grad_()
+    if value.__dict__:
+        copied.__dict__.update(_copy_attributes(value, memo))
+    return copied
+
+
+def _copy_tensor_subclass(value: torch.Tensor, memo: Memo) -> torch.Tensor:
+    # Beneath __torch_function__, because a subclass may unwrap its results or lose metadata there, and
+    # because that costs more than the copy itself.
+    with torch._C.DisableTorchFunctionSubclass():
+        copied = _copy_tensor(value, memo)
+        if type(copied) is not type(value):
+            attributes = copied.__dict__
+            copied = copied.as_subclass(type(value))
+            copied.__dict__.update(attributes)
+    return copied
+
+
+def _copy_array(value: np.ndarray[Any, Any], memo: Memo) -> Any:
+    if value.dtype.hasobject:
+        return _deepcopy(value, memo)
+    copied = value.copy(order="K")
+    if type(value) is not np.ndarray and hasattr(copied, "__dict__"):
+        copied.__dict__.update(_copy_attributes(copied, memo))  # what a subclass carries over is still shared
+    return copied
+
+
+def _copy_image(value: Any, memo: Memo) -> Any:
+    copied = value.copy()
+    if value.format is not None:
+        copied.format = value.format  # Image.copy drops it, and some loaders ask for it
+    return copied
+
+
+def _copy_list(value: list[Any], memo: Memo) -> list[Any]:
+    copied: list[Any] = []
+    memo[id(value)] = copied  # before the members, which may refer back to it
+    copied.extend([_copy(item, memo) for item in value])
+    return copied
+
+
+def _copy_dict(value: dict[Any, Any], memo: Memo) -> dict[Any, Any]:
+    copied: dict[Any, Any] = {}
+    memo[id(value)] = copied
+    for key, item in value.items():
+        copied[key] = _copy(item, memo)
+    return copied
+
+
+def _copy_tuple(value: tuple[Any, ...], memo: Memo) -> tuple[Any, ...]:
+    return tuple([_copy(item, memo) for item in value])
+
+
+def _copy_namedtuple(value: tuple[Any, ...], memo: Memo) -> tuple[Any, ...]:
+    return tuple.__new__(type(value), [_copy(item, memo) for item in value])
+
+
+def _copy_set(value: set[Any], memo: Memo) -> set[Any]:
+    return {_copy(item, memo) for item in value}
+
+
+def _copy_frozenset(value: frozenset[Any], memo: Memo) -> frozenset[Any]:
+    return frozenset([_copy(item, memo) for item in value])
+
+
+def _copy_bytearray(value: bytearray, memo: Memo) -> bytearray:
+    return bytearray(value)
+
+
+def _copy_plain_object(value: Any, memo: Memo) -> Any:
+    copied = object.__new__(type(value))
+    memo[id(value)] = copied
+    copied.__dict__.update(_copy_attributes(value, memo))  # not setattr: a frozen dataclass refuses it
+    return copied
+
+
+def _deepcopy(value: Any, memo: Memo) -> Any:
+    """Copies by the class's own rules, its parts by ours: ``deepcopy`` finds them in the memo."""
+    begun: set[int] = memo.setdefault(_BEGUN, set())
+    if id(value) not in begun:  # else a part refers back to the whole, which deepcopy alone can do
+        begun.add(id(value))
+        for item in _parts(value):
+            _copy(item, memo)
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:
+        raise TypeError(
+            f"an example holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be copied "
+            f"({error}); data echoing hands out copies, so that in-place edits never reach an echo: return "
+            "tensors, arrays, images or plain containers from the data set, or give the class a __deepcopy__"
+        ) from error
+
+
+def _parts(value: Any) -> list[Any]:
+    """The objects that a copy is made of, where they are held as such: a memo must not see temporary ones."""
+    parts: list[Any] = []
+    if isinstance(value, dict):
+        parts.extend(dict.values(value))
+    elif isinstance(value, list):
+        parts.extend(list.__iter__(value))
+    elif isinstance(value, tuple):
+        parts.extend(tuple.__iter__(value))
+    if hasattr(value, "__dict__") and not _has_copy_hook(type(value)):
+        parts.extend(vars(value).values())  # with a hook, they may well be what must not be copied: a lock, a file
+    return parts
+
+
+def _copy_attributes(value: Any, memo: Memo) -> dict[str, Any]:
+    return {name: _copy(item, memo) for name, item in vars(value).items()}
+
+
+# --- which copier for which type ---------------------------------------------------------------------------
+
+_IMMUTABLE: tuple[type, ...] = (
+    *(type(None), bool, int, float, complex, str, bytes, range, type, type(Ellipsis), type(NotImplemented)),
+    *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, enum.Enum, re.Pattern),
+    *(pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
+    *(decimal.Decimal, fractions.Fraction, uuid.UUID),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.dtype),
+)
+# Subclasses of these carry attributes of their own only if they have a __dict__ (a str subclass may).
+_ATTRIBUTE_FREE = (enum.Enum, type, types.FunctionType, types.ModuleType, datetime.tzinfo, pathlib.PurePath)
+
+_COPIERS: dict[type, _Copier] = {
+    torch.Tensor: _copy_tensor,
+    np.ndarray: _copy_array,
+    list: _copy_list,
+    dict: _copy_dict,
+    tuple: _copy_tuple,
+    set: _copy_set,
+    frozenset: _copy_frozenset,
+    bytearray: _copy_bytearray,
+    **dict.fromkeys((type(None), bool, int, float, complex, str, bytes, torch.Size), _unchanged),
+}
+
+
+def _copier_for(kind: type) -> _Copier:
+    if issubclass(kind, _IMMUTABLE) and (issubclass(kind, _ATTRIBUTE_FREE) or not _has_attributes(kind)):
+        return _unchanged
+    if issubclass(kind, np.generic) and not issubclass(kind, np.void):  # a void is a record: it can be edited
+        return _unchanged
+    if issubclass(kind, torch.Tensor):
+        return _deepcopy if _has_own_deepcopy(kind, torch.Tensor) else _copy_tensor_subclass
+    if issubclass(kind, np.ndarray) and not _has_own_deepcopy(kind, np.ndarray):
+        return _copy_array
+    image = _image_class()
+    if image is not None and issubclass(kind, image) and kind.__module__.startswith("PIL."):
+        return _copy_image
+    if issubclass(kind, tuple) and hasattr(kind, "_fields") and not _has_attributes(kind):
+        return _copy_namedtuple
+    if _is_plain(kind):
+        return _copy_plain_object
+    return _deepcopy
+
+
+def _image_class() -> Any:
+    """``PIL.Image.Image`` where something has imported it: without, no example can hold one."""
+    module = sys.modules.get("PIL.Image")
+    return None if module is None else module.Image
+
+
+def _has_attributes(kind: type) -> bool:
+    return getattr(kind, "__dictoffset__", 0) != 0
+
+
+def _has_own_deepcopy(kind: type, base: type) -> bool:
+    """Whether a subclass says itself how it is copied; torchvision's TVTensors do, but only clone."""
+    own: Any = getattr(kind, "__deepcopy__", None)
+    return own is not getattr(base, "__deepcopy__", None) and not own.__module__.startswith("torchvision.")
+
+
+_COPY_HOOKS = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+
+
+def _has_copy_hook(kind: type) -> bool:
+    return kind in copyreg.dispatch_table or any(
+        getattr(kind, hook, None) is not getattr(object, hook, None) for hook in _COPY_HOOKS
+    )
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether instances are a ``__dict__`` and nothing else, and the class has no copying rule of its own."""
+    return (
+        getattr(kind, "__new__") is object.__new__  # noqa: B009 - mypy compares the signatures
+        and _has_attributes(kind)
+        and not _has_copy_hook(kind)
+        and not any(base.__dict__.get("__slots__") for base in kind.__mro__)
+    )
+
+
+# --- weight ------------------------------------------------------------------------------------------------
+
+
+def _nbytes(value: Any, seen: set[int]) -> int:
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, np.ndarray):
+        members = value.flat if value.dtype == object else ()
+        return int(value.nbytes) + sum(_nbytes(item, seen) for item in members)
+    image = _image_class()
+    if image is not None and isinstance(value, image):
+        return int(value.width * value.height * _pixel_bytes(value.mode))
+    own = sys.getsizeof(value, 64)
+    if isinstance(value, _IMMUTABLE):
+        return own
+    if isinstance(value, dict):
+        own += sum(_nbytes(key, seen) + _nbytes(item, seen) for key, item in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        own += sum(_nbytes(item, seen) for item in value)
+    attributes = vars(value).values() if hasattr(value, "__dict__") else _slot_values(value)
+    return own + sum(_nbytes(item, seen) for item in attributes)
+
+
+def _pixel_bytes(mode: str) -> int:
+    """Bytes per pixel in Pillow's memory, which pads RGB to four."""
+    if mode in ("1", "L", "P"):
+        return 1
+    return 2 if mode.startswith("I;16") else 4
+
+
+def _slot_values(value: Any) -> list[Any]:
+    if not dataclasses.is_dataclass(value):
+        return []
+    return [getattr(value, field.name, None) for field in dataclasses.fields(value)]

@@ -1,0 +1,186 @@
+"""A started pipeline: plan, order, the rebuilt loader and the prefetching thread, ready to hand batches out.
+
+Built by `EchoLoader` at the first batch, because only then ranks and seed are known; thrown away when it is closed or told to go
+elsewhere. It knows no epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lightning_echo.echoing.batches import BatchEcho, PassReader
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.order import SamplerOrder, SequentialOrder, ShuffledOrder
+from lightning_echo.echoing.plan import EchoPlan, PlanShape, mix
+from lightning_echo.echoing.prefetch import DEPTH, Prefetcher
+from lightning_echo.echoing.randomness import preserved_random_states
+from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, ExampleRequests, OpaqueOrder
+from lightning_echo.echoing.source import Choice, Source, reads_whole_batches
+
+__all__ = ["Layout", "Run", "layout_of", "lookahead"]
+
+_ORDER_SEED, _NOISE_SEED = 11, 12
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a pass is cut into batches and dealt out: what a state must agree with.
+
+    Attributes:
+        length: Items of a pass over all ranks: indices, or batches where a user's batch sampler (or loader) makes them.
+        replicas: Ranks that it is dealt out to.
+        batch_size: Items in a full batch on a rank.
+        last_batch_size: Items in the last batch of a pass.
+        batches_per_pass: Batches of a pass on a rank: the length of the plain loader there.
+    """
+
+    length: int
+    replicas: int
+    batch_size: int
+    last_batch_size: int
+    batches_per_pass: int
+
+    @property
+    def kept(self) -> int:
+        """Items of a pass on one rank."""
+        return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
+
+    def state(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def layout_of(source: Source, replicas: int) -> Layout:
+    """Cuts and deals a pass as ``DataLoader`` and ``DistributedSampler`` do."""
+    if not source.rebuilds or source.own_batches:
+        length = len(source.sampler) if source.rebuilds else len(source.loader)
+        return Layout(length, replicas, 1, 1, -(-length // replicas))
+    length, size = len(source.sampler), source.loader.batch_size
+    here = -(-length // replicas)
+    if source.loader.drop_last:
+        return Layout(length, replicas, size, size, here // size)
+    batches = -(-here // size)
+    return Layout(length, replicas, size, here - (batches - 1) * size, batches)
+
+
+class Run:
+    """Hands out batch after batch, each with its (fresh, echoed, refetched) counts of examples.
+
+    Args:
+        source: The user's loader.
+        choice: The insertion point.
+        layout: How a pass is cut and dealt out.
+        rank: The share of this rank.
+        noise_rank: Tells ranks apart whose shares are the same.
+        buffer_size: Most live items.
+        factor: Echo factor to begin with.
+        seed: Seed of order, draws and augmentation.
+        state: ``plan`` and ``order`` to go on from, each None to begin anew.
+        position: Where a new plan begins: stream position and batch number.
+        worker_init_fn: For the workers.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        choice: Choice,
+        layout: Layout,
+        *,
+        rank: int,
+        noise_rank: int,
+        buffer_size: int,
+        factor: float,
+        seed: int,
+        state: dict[str, Any],
+        position: tuple[int, int],
+        worker_init_fn: Any,
+    ) -> None:
+        by_batches = choice.point is InsertionPoint.after_batching
+        shape = _shape(source, layout, buffer_size, seed, by_batches)
+        order = _order(source, layout, rank, seed, shape.max_age if shape.distinct else 0)
+        if by_batches and source.rebuilds and not source.own_batches:
+            order = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
+        if state["order"] is not None:
+            order.load(state["order"])
+        if state["plan"] is not None:
+            plan = EchoPlan.from_state(shape, state["plan"])
+        else:
+            plan = EchoPlan(shape, factor)
+            plan.position, plan.number = position
+        self.exact = order.exact
+        key = mix(seed, _NOISE_SEED, noise_rank)
+        self.requests: ExampleRequests | BatchRequests
+        batches: Iterator[Any]
+        if not by_batches:
+            self.requests = ExampleRequests(plan, order, whole_calls=reads_whole_batches(source, choice))
+            batches = iter(source.rebuild(self.requests, choice.make_stages, key, worker_init_fn))
+        elif source.rebuilds:
+            self.requests = BatchRequests(plan, order)
+            read = iter(source.rebuild(self.requests, choice.make_stages, key, worker_init_fn))
+            batches = BatchEcho(self.requests, lambda position: next(read)[0])
+        else:
+            self.requests = BatchRequests(plan, order)
+            batches = BatchEcho(self.requests, PassReader(source.loader, layout.batches_per_pass).read)
+        self._batches: Iterator[Any] | None = Prefetcher(batches) if source.num_workers else batches
+
+    def next_batch(self) -> tuple[Any, tuple[int, int, int]]:
+        """The next batch, and its counts."""
+        batches = self._batches
+        if isinstance(batches, Prefetcher):
+            item = next(batches)
+        else:
+            assert batches is not None
+            with preserved_random_states():
+                item = next(batches)
+        self.requests.delivered += 1
+        batch, (fresh, echoed, refetched) = item
+        return batch, (fresh, echoed, refetched)
+
+    def close(self) -> None:
+        """Lets go of workers and thread."""
+        batches, self._batches = self._batches, None
+        if isinstance(batches, Prefetcher):
+            batches.close()
+
+
+def lookahead(source: Source, by_batches: bool, largest_factor: float) -> int:
+    """Batches after the delivered one that may be planned already, however fast the workers are."""
+    if not source.num_workers:
+        return 0
+    if not by_batches:
+        return source.prefetched_batches + DEPTH
+    # Between two batches that are read up to ceil(e) are delivered; one more is being read, one is waited for.
+    return (source.prefetched_batches + 2) * (int(-(-largest_factor // 1)) + 1) + DEPTH
+
+
+def _shape(source: Source, layout: Layout, buffer_size: int, seed: int, by_batches: bool) -> PlanShape:
+    if by_batches:
+        return PlanShape(
+            batch_size=1,
+            last_batch_size=1,
+            batches_per_pass=layout.batches_per_pass,
+            workers=1,
+            buffer_size=buffer_size,
+            seed=seed,
+            distinct=False,
+        )
+    return PlanShape(
+        batch_size=layout.batch_size,
+        last_batch_size=layout.last_batch_size,
+        batches_per_pass=layout.batches_per_pass,
+        workers=source.num_workers,
+        buffer_size=buffer_size,
+        seed=seed,
+    )
+
+
+def _order(source: Source, layout: Layout, rank: int, seed: int, distance: int) -> Any:
+    if not source.rebuilds:
+        return OpaqueOrder(layout.length, layout.kept)
+    dealt = (layout.length, layout.kept, layout.replicas, rank, distance)
+    if source.is_sequential:
+        return SequentialOrder(*dealt)
+    if source.is_shuffled:
+        return ShuffledOrder(*dealt, seed=mix(seed, _ORDER_SEED))
+    return SamplerOrder(source.sampler, *dealt, seed=mix(seed, _ORDER_SEED))

@@ -1,0 +1,242 @@
+"""The user's loader, looked at once: what kind it is, where it can be echoed, and how it is rebuilt around a plan.
+
+A plain ``DataLoader`` over a map-style data set is rebuilt: same data set, same workers, same options, but the batch sampler is
+the plan's. Anything else that yields batches is iterated as it is, pass after pass, and only its batches are echoed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCache
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.proof import read_plainly
+from lightning_echo.echoing.protect import nbytes
+from lightning_echo.echoing.splits import Split, SplitRefused, find_split, make_stages
+from lightning_echo.echoing.stages import Stages, WholeDataset
+
+__all__ = ["Choice", "Source", "choose", "reads_whole_batches"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The insertion point that was chosen.
+
+    Attributes:
+        point: The point, never ``auto``.
+        reason: Why ``auto`` did not take an earlier one; empty if it took the earliest, or was not asked.
+        make_stages: Makes the stages in a worker.
+        reused: What an echo reuses, for people.
+        redone: What each use redoes.
+        item_bytes: Estimated memory of a live example, or of a live batch for ``after_batching``; 0 if unknown.
+    """
+
+    point: InsertionPoint
+    reason: str
+    make_stages: Callable[[Any], Stages]
+    reused: tuple[str, ...]
+    redone: tuple[str, ...]
+    item_bytes: int
+
+
+class Source:
+    """The user's loader, and what it is made of.
+
+    Args:
+        loader: A ``DataLoader``, or any sized iterable of batches.
+
+    Raises:
+        TypeError: It cannot be iterated, has no length, or is no training loader at all.
+        ValueError: It is empty, or hands batches out in another order than its sampler's.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        if not hasattr(loader, "__iter__"):
+            raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {type(loader).__name__}")
+        if isinstance(loader, Iterator):
+            raise TypeError(
+                f"loader must be iterable again in every pass, got the iterator {type(loader).__name__}; "
+                "pass the object that it was made from"
+            )
+        self.rebuilds = _is_rebuildable(loader)
+        self.num_workers: int = getattr(loader, "num_workers", 0)
+        if getattr(loader, "in_order", True) is False:
+            raise ValueError(
+                "loader has in_order=False: batches would arrive in an order that depends on timing, and counts and resuming "
+                "could not be exact. Set in_order=True"
+            )
+        try:
+            length = len(loader)
+        except TypeError as error:
+            raise TypeError(
+                f"loader must have a length, but len({type(loader).__name__}) fails: {error}. "
+                "Give it (or its data set) a __len__ that says how many batches a pass has"
+            ) from None
+        if length == 0:
+            raise ValueError("loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples)")
+
+    @property
+    def own_batches(self) -> bool:
+        """Whether a user's batch sampler decides what makes up a batch."""
+        return self.rebuilds and self.loader.batch_size is None
+
+    @property
+    def sampler(self) -> Any:
+        """What decides the order: the batch sampler where it is the user's own, else the sampler."""
+        return self.loader.batch_sampler if self.own_batches else self.loader.sampler
+
+    @property
+    def shards_itself(self) -> bool:
+        """Whether the sampler already deals its indices out to the ranks."""
+        samplers = (self.sampler, getattr(self.sampler, "sampler", None)) if self.rebuilds else (self.loader,)
+        return any(hasattr(sampler, "num_replicas") and hasattr(sampler, "rank") for sampler in samplers)
+
+    @property
+    def is_sequential(self) -> bool:
+        return type(self.sampler) is SequentialSampler and self._covers_dataset()
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether the order is what ``DataLoader(shuffle=True)`` makes: ours to draw."""
+        sampler = self.sampler
+        return (
+            type(sampler) is RandomSampler
+            and not sampler.replacement
+            and sampler.generator is self.loader.generator
+            and self._covers_dataset()
+        )
+
+    @property
+    def prefetched_batches(self) -> int:
+        """Batches that the workers are asked for ahead."""
+        return self.num_workers * (getattr(self.loader, "prefetch_factor", None) or 2) if self.num_workers else 0
+
+    def _covers_dataset(self) -> bool:
+        return self.sampler.data_source is self.loader.dataset and len(self.sampler) == len(self.loader.dataset)
+
+    def rebuild(self, requests: Any, make_stages: Callable[[Any], Stages], key: int, worker_init_fn: Any) -> DataLoader[Any]:
+        """The user's ``DataLoader`` with the plan as its batch sampler.
+
+        Args:
+            requests: Batch sampler that yields `Request`.
+            make_stages: Makes the stages in a worker.
+            key: Seed of this rank's random numbers.
+            worker_init_fn: Of the user, or set by Lightning on the `EchoLoader`.
+        """
+        loader = self.loader
+        collate_fn = loader.collate_fn
+        options: dict[str, Any] = {
+            name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout", "multiprocessing_context")
+        }
+        if self.num_workers:
+            options["prefetch_factor"] = loader.prefetch_factor
+        if getattr(loader, "pin_memory_device", ""):
+            options["pin_memory_device"] = loader.pin_memory_device
+        generator = loader.generator
+        if generator is None:  # else building the iterator would draw from the training process's
+            generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user's own loader has said it already
+            dataset: Any = EchoDataset(ExampleCache(loader.dataset, make_stages, key, collate_fn))
+            collate: Any = EchoCollate(collate_fn)
+            return DataLoader(
+                dataset,
+                batch_sampler=requests,
+                collate_fn=collate,
+                worker_init_fn=worker_init_fn,
+                generator=generator,
+                **options,
+            )
+
+
+def choose(source: Source, point: InsertionPoint) -> Choice:
+    """The insertion point to use: the one asked for if the loader allows it, for ``auto`` the earliest that it allows.
+
+    Raises:
+        ValueError: The point asked for is impossible; the message says why and what to do.
+    """
+    if not source.rebuilds or source.own_batches:
+        reason = _why_batches_only(source)
+        if point not in (InsertionPoint.auto, InsertionPoint.after_batching):
+            raise ValueError(f"insertion_point={point.value!r} is impossible here: {reason}. Use 'after_batching' or 'auto'")
+        return _whole(source, InsertionPoint.after_batching, reason if point is InsertionPoint.auto else "")
+    if point in (InsertionPoint.after_augmentation, InsertionPoint.after_batching):
+        return _whole(source, point, "")
+    try:
+        split = find_split(source.loader.dataset, _readable_indices(source))
+    except SplitRefused as refused:
+        if point is InsertionPoint.before_augmentation:
+            raise ValueError(f"insertion_point='before_augmentation' is impossible here: {refused}") from refused
+        return _whole(source, InsertionPoint.after_augmentation, refused.reason)
+    return _split(split)
+
+
+def _is_rebuildable(loader: Any) -> bool:
+    return (
+        isinstance(loader, DataLoader)
+        and not isinstance(loader.dataset, IterableDataset)
+        and loader.batch_sampler is not None
+        and type(loader).__iter__ is DataLoader.__iter__
+        and type(loader)._get_iterator is DataLoader._get_iterator
+    )
+
+
+def _why_batches_only(source: Source) -> str:
+    loader = source.loader
+    if not isinstance(loader, DataLoader):
+        return f"{type(loader).__name__} is an iterable of batches, of which single examples are not known"
+    if isinstance(loader.dataset, IterableDataset):
+        return "the data set is a stream, which has no index"
+    if loader.batch_sampler is None:
+        return "the loader has batch_size=None: what it calls an example is opaque"
+    if source.rebuilds:
+        return "the loader has a batch_sampler of its own, and what makes up a batch is that sampler's decision"
+    return f"{type(loader).__name__} has an __iter__ of its own, which a rebuilt loader would not run"
+
+
+def _readable_indices(source: Source) -> Any:
+    """Indices that may be read to look at an example; None: all."""
+    if source.is_sequential or source.is_shuffled:
+        return None
+    indices = getattr(source.sampler, "indices", None)
+    return indices if isinstance(indices, Sized) and len(indices) else None
+
+
+def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
+    reused = ("load", "augment") if point is InsertionPoint.after_augmentation else ("load", "augment", "collate")
+    redone = ("collate", "transfer") if point is InsertionPoint.after_augmentation else ("transfer",)
+    item_bytes = 0
+    if source.rebuilds and not source.own_batches and (source.is_sequential or source.is_shuffled):
+        item_bytes = nbytes(read_plainly(source.loader.dataset, [0]).examples[0])
+        if point is InsertionPoint.after_batching:
+            item_bytes *= source.loader.batch_size
+    return Choice(point, reason, WholeDataset, reused, redone, item_bytes)
+
+
+def _split(split: Split) -> Choice:
+    return Choice(
+        InsertionPoint.before_augmentation,
+        "",
+        partial(make_stages, conventions=split.conventions),
+        split.reused,
+        split.redone,
+        split.example_bytes,
+    )
+
+
+def reads_whole_batches(source: Source, choice: Choice) -> bool:
+    """Whether the workers read the fresh examples of a batch in one call."""
+    return choice.make_stages(source.loader.dataset).load_many is not None

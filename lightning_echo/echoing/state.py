@@ -1,0 +1,65 @@
+"""The state of an `EchoLoader`: checked when it is loaded, and turned into a place to go on from where a run has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_echo.echoing.run import Layout
+
+__all__ = ["STATE_VERSION", "EchoStateError", "check_state", "where_to_go_on"]
+
+STATE_VERSION = 1
+_KEYS = (
+    "layout",
+    "insertion_point",
+    "workers",
+    "buffer_size",
+    "seed",
+    "factor",
+    "delivered",
+    "counts",
+    "plan",
+    "order",
+)
+
+
+class EchoStateError(ValueError):
+    """A state that cannot be gone on with."""
+
+
+def check_state(state: Any) -> None:
+    """Refuses what is no state of an `EchoLoader`, or one of a later version.
+
+    Raises:
+        EchoStateError: With the reason.
+    """
+    if not isinstance(state, dict) or "version" not in state:
+        raise EchoStateError(f"state must be what EchoLoader.state_dict() returned, got {type(state).__name__}: {state!r:.100}")
+    if state["version"] > STATE_VERSION:
+        raise EchoStateError(
+            f"the state has version {state['version']}, this lightning_echo knows up to {STATE_VERSION}: upgrade lightning_echo"
+        )
+    if missing := [key for key in _KEYS if key not in state]:
+        raise EchoStateError(f"the state is damaged: it lacks {', '.join(missing)}")
+
+
+def where_to_go_on(plan: dict[str, Any], saved_for: dict[str, Any], now: Layout, by_batches: bool) -> tuple[int, int]:
+    """Stream position and batch number at which a changed run leaves nothing of the pass out.
+
+    What all ranks together had taken from the pass, rounded down to whole batches of this run, is skipped.
+
+    Args:
+        plan: The plan's state.
+        saved_for: Layout and insertion point of the run that was saved.
+        now: The layout of this one.
+        by_batches: Whether this one counts positions in batches.
+    """
+    before = Layout(**saved_for["layout"])
+    if saved_for["insertion_point"] == "after_batching":
+        number, batches = divmod(plan["position"], before.batches_per_pass)
+        taken = batches * before.batch_size
+    else:
+        number, taken = divmod(plan["position"], before.kept)
+    batches = min(taken * before.replicas // now.replicas // now.batch_size, now.batches_per_pass - 1)
+    batch_number = number * now.batches_per_pass + batches
+    return (batch_number if by_batches else number * now.kept + batches * now.batch_size), batch_number

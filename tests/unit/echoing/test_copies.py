@@ -1,0 +1,240 @@
+"""Copies of data sets leave no trace in the original, and copy nothing large."""
+
+import copy
+import random
+import threading
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from lightning_echo.echoing.copies import ThrowAwayCopy, generator_state, shallow_copy
+
+
+class Numbers(Dataset):
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __getitem__(self, index):
+        return index
+
+    def __len__(self):
+        return 3
+
+
+class Reader:
+    """Opens its file at the first read."""
+
+    def __init__(self, path):
+        self.path = path
+        self.archive = None
+
+    def read(self, name):
+        if self.archive is None:
+            self.archive = zipfile.ZipFile(self.path)
+        return self.archive.read(name)
+
+    def close(self):
+        if self.archive is not None:
+            self.archive.close()
+
+
+class Closing(Dataset):
+    """Closes what it holds when it is collected."""
+
+    def __init__(self, path):
+        self.file = open(path, "rb")  # noqa: SIM115 - held on purpose
+
+    def __del__(self):
+        self.file.close()
+
+    def __getitem__(self, index):
+        self.file.seek(index)
+        return self.file.read(1)
+
+    def __len__(self):
+        return 3
+
+
+@pytest.fixture
+def archive(tmp_path):
+    path = tmp_path / "data.zip"
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("0", b"zero")
+    return path
+
+
+class TestShallowCopy:
+    def test_same_class_same_attributes(self):
+        original = Numbers(data=[1, 2], transform=abs)
+        copied = shallow_copy(original)
+        assert type(copied) is Numbers
+        assert copied.data is original.data
+        copied.transform = None
+        assert original.transform is abs
+
+    def test_what_a_worker_init_fn_opened_is_kept_although_pickling_drops_it(self):
+        class Dropping(Numbers):
+            def __getstate__(self):
+                return {**vars(self), "handle": None}
+
+        assert shallow_copy(Dropping(handle="open")).handle == "open"
+
+    def test_a_class_with_slots_or_built_in_content_is_copied_by_its_own_rules(self):
+        class Slotted:
+            __slots__ = ("transform",)
+
+        class Listed(list):
+            pass
+
+        slotted, listed = Slotted(), Listed([1, 2])
+        slotted.transform, listed.transform = abs, abs
+        assert shallow_copy(slotted).transform is abs
+        assert shallow_copy(listed) == [1, 2]
+        assert shallow_copy(listed).transform is abs
+
+    def test_a_collected_copy_does_not_close_what_the_original_holds(self, tmp_path):
+        path = tmp_path / "data"
+        path.write_bytes(b"abc")
+        original = Closing(path)
+        copied = shallow_copy(original)
+        assert copied[1] == b"b"
+        assert isinstance(copied, Closing)
+        del copied
+        assert original[2] == b"c"
+
+
+class TestThrowAwayCopy:
+    @pytest.mark.parametrize(
+        "hold",
+        [
+            lambda reader: reader,
+            lambda reader: [reader],
+            lambda reader: {"train": (reader,)},
+            lambda reader: OrderedDict(train=reader),
+            lambda reader: Numbers(inner=Numbers(reader=reader)),
+        ],
+        ids=["holder", "list", "dict", "OrderedDict", "data sets"],
+    )
+    def test_a_file_opened_by_an_object_inside_is_not_the_originals(self, archive, hold):
+        reader = Reader(archive)
+        copied = ThrowAwayCopy(Numbers(held=hold(reader), other=reader)).dataset
+        assert copied.other.read("0") == b"zero"
+        assert copied.other.archive is not None
+        assert reader.archive is None
+        copied.other.close()
+
+    def test_one_object_held_twice_stays_one(self, archive):
+        reader = Reader(archive)
+        original = Numbers(a=reader, b=[reader])
+        original.me = original
+        copied = ThrowAwayCopy(original).dataset
+        assert copied.a is copied.b[0]
+        assert copied.me is copied
+
+    def test_caches_filled_by_the_copy_are_not_the_originals(self):
+        original = Numbers(cache={}, seen=set(), files=[None] * 3)
+        copied = ThrowAwayCopy(original).dataset
+        copied.cache[0], copied.files[1] = "read", "open"
+        copied.seen.add(0)
+        assert (original.cache, original.seen, original.files) == ({}, set(), [None] * 3)
+
+    def test_nothing_large_is_copied(self):
+        large = {
+            "tensor": torch.zeros(10),
+            "array": np.zeros(10),
+            "samples": [("path", 0)] * 1000,
+            "index": {n: n for n in range(1000)},
+        }
+        copied = ThrowAwayCopy(Subset(Numbers(**large), [0])).dataset.dataset
+        assert all(getattr(copied, name) is value for name, value in large.items())
+
+    def test_all_data_sets_of_a_long_concat_are_copied(self):
+        parts = [Numbers(reader=None) for _ in range(300)]
+        copied = ThrowAwayCopy(ConcatDataset(parts)).dataset
+        copied.datasets[299].reader = "open"
+        assert parts[299].reader is None
+
+    def test_what_is_open_or_of_the_standard_library_is_shared(self, archive):
+        reader, event = Reader(archive), threading.Event()
+        reader.read("0")
+        copied = ThrowAwayCopy(Numbers(reader=reader, event=event)).dataset
+        assert copied.reader is reader
+        assert copied.event is event
+        del copied
+        assert reader.read("0") == b"zero"
+        reader.close()
+
+    def test_a_collected_copy_does_not_close_what_the_original_holds(self, tmp_path):
+        path = tmp_path / "data"
+        path.write_bytes(b"abc")
+        original = Closing(path)
+        assert ThrowAwayCopy(Subset(original, [0])).dataset[0] == b"a"
+        assert original[2] == b"c"
+
+    def test_generators_inside_are_copied_and_listed(self):
+        generators = {
+            "a": np.random.default_rng(3),
+            "b": np.random.RandomState(3),
+            "c": random.Random(3),
+            "d": torch.Generator().manual_seed(3),
+            "e": Numbers(inner=np.random.default_rng(4)),
+        }
+        original = Numbers(**generators)
+        throw_away = ThrowAwayCopy(original)
+        before = [repr(generator_state(generators[name])) for name in "abcd"]
+        copied = throw_away.dataset
+        drawn = [
+            copied.a.random(),
+            copied.b.random(),
+            copied.c.random(),
+            torch.rand((), generator=copied.d).item(),
+        ]
+        assert [repr(generator_state(generators[name])) for name in "abcd"] == before
+        assert drawn == [
+            generators["a"].random(),
+            generators["b"].random(),
+            generators["c"].random(),
+            torch.rand((), generator=generators["d"]).item(),
+        ]
+        assert len(throw_away.generators) == 5
+
+    def test_transforms_are_copied_deeply_and_their_generators_are_not_listed(self):
+        class Noise:
+            def __init__(self):
+                self.rng = np.random.default_rng(0)
+                self.bank = torch.zeros(3)
+
+        throw_away = ThrowAwayCopy(Subset(Numbers(transform=Noise()), [0]))
+        original, copied = Noise(), throw_away.dataset.dataset.transform
+        assert copied.rng.random() == original.rng.random()
+        assert throw_away.generators == []
+
+    def test_a_transform_that_cannot_be_copied_deeply_is_copied_as_far_as_it_goes(self):
+        class Guarded:
+            def __init__(self):
+                self.lock = threading.Lock()
+                self.rng = random.Random(1)
+
+        original = Numbers(transform=Guarded())
+        with pytest.raises(TypeError):
+            copy.deepcopy(original.transform)
+        copied = ThrowAwayCopy(original).dataset
+        assert copied.transform.lock is original.transform.lock
+        copied.transform.rng.random()
+        assert original.transform.rng.random() == random.Random(1).random()
+
+    def test_a_method_of_the_data_set_is_bound_to_the_copy(self):
+        class Bound(Numbers):
+            def shift(self, example):
+                return example + self.by
+
+        original = Bound(by=1)
+        original.transform = original.shift
+        copied = ThrowAwayCopy(original).dataset
+        copied.by = 10
+        assert copied.transform(0) == 10
+        assert original.transform(0) == 1

@@ -1,0 +1,136 @@
+"""What counts as a difference between two examples."""
+
+import dataclasses
+import re
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+
+from lightning_echo.echoing.difference import difference
+
+nan = float("nan")
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+@dataclasses.dataclass
+class Sample:
+    value: object
+
+
+class Bare:
+    def __init__(self, value):
+        self.value = value
+
+
+class Refuses:
+    def __eq__(self, other):
+        raise RuntimeError("not comparable")
+
+
+def boxes(size=(8, 8), kind="XYXY", values=(1.0, 2, 3, 4)):
+    return tv_tensors.BoundingBoxes(torch.tensor([values]), format=kind, canvas_size=size)
+
+
+def image(mode="RGB", size=(4, 4), color=0):
+    return Image.new(mode, size, color)
+
+
+def objects(*members):
+    made = np.empty(len(members), dtype=object)
+    for place, member in enumerate(members):
+        made[place] = member
+    return made
+
+
+EQUAL = [
+    lambda: None,
+    lambda: nan,
+    lambda: "text",
+    lambda: torch.tensor([1.0, nan]),
+    lambda: torch.tensor([], dtype=torch.int64),
+    lambda: torch.tensor([True, False]),
+    lambda: torch.tensor([1 + 2j]),
+    lambda: torch.eye(3).to_sparse(),
+    lambda: torch.zeros(2, requires_grad=True) * 1,
+    boxes,
+    lambda: np.array([1.0, nan]),
+    lambda: np.array(["a", "b"]),
+    lambda: np.array(["2019-07-12", "NaT"], dtype="datetime64[D]"),
+    lambda: objects([1], torch.tensor(nan)),
+    lambda: np.array([(1, nan)], dtype=[("a", int), ("b", float)]),
+    image,
+    lambda: {"a": [1, (2, nan)], "b": {3}},
+    lambda: Pair(image(), 1),
+    lambda: Sample(torch.tensor([nan])),
+    lambda: Bare(Bare(np.zeros(2))),
+    lambda: b"bytes",
+]
+
+
+@pytest.mark.parametrize("make", EQUAL)
+def test_made_twice_there_is_no_difference(make):
+    assert difference(make(), make()) is None
+
+
+UNEQUAL = [
+    (1, 2, "1 and 2"),
+    (1, 1.0, "a int and a float"),
+    (1, True, "a int and a bool"),
+    (nan, 1.0, "nan and 1.0"),
+    (torch.zeros(2), torch.zeros(3), r"tensors of shape .*2.* and .*3"),
+    (torch.zeros(2), torch.zeros(2).double(), "tensors of dtype torch.float32 and torch.float64"),
+    (torch.zeros(4), torch.tensor([0.0, 1, nan, 0]), "tensors that differ in 2 of 4 elements"),
+    (torch.tensor([nan, 1.0]), torch.tensor([1.0, nan]), "tensors that differ in 2 of 2 elements"),
+    (torch.zeros(2), tv_tensors.Mask(torch.zeros(2)), "a Tensor and a Mask"),
+    (boxes(), boxes(size=(8, 9)), r"at .*canvas_size.*: 8 and 9"),
+    (boxes(), boxes(kind="XYWH"), r"XYXY.* and .*XYWH"),
+    (boxes(), boxes(values=(1.0, 2, 3, 5)), "1 of 4 elements"),
+    (torch.eye(2).to_sparse(), torch.zeros(2, 2).to_sparse(), "2 of 4 elements"),
+    (np.zeros(2), np.zeros((2, 1)), r"arrays of shape \(2,\) and \(2, 1\)"),
+    (np.zeros(2), np.zeros(2, np.float32), "arrays of dtype float64 and float32"),
+    (np.zeros(2), np.array([0, nan]), "arrays that differ in 1 of 2 elements"),
+    (np.array(["a"]), np.array(["b"]), "1 of 1"),
+    (objects([1], 2), objects([3], 2), r"at \[0\]\[0\]: 1 and 3"),
+    (image(), image(mode="L"), "images of mode RGB and L"),
+    (image(), image(size=(4, 5)), r"images of size \(4, 4\) and \(4, 5\)"),
+    (image(), image(color=1), "images with different pixels"),
+    ([1, 2], [1], "lists of 2 and 1 elements"),
+    ([1], (1,), "a list and a tuple"),
+    (Pair(1, 2), (1, 2), "a Pair and a tuple"),
+    ({"a": 1}, {"b": 1}, r"keys \['a'\] and \['b'\]"),
+    ({"a": {"b": [0, 1]}}, {"a": {"b": [0, 2]}}, r"at \['a'\]\['b'\]\[1\]: 1 and 2"),
+    ({1}, {2}, r"\{1\} and \{2\}"),
+    (Sample(1), Sample(2), "at .value: 1 and 2"),
+    (Bare(1), Bare(2), "at .value: 1 and 2"),
+    (object(), object(), "two objects of object, which cannot be compared"),
+    (Refuses(), Refuses(), r"two objects of Refuses, which cannot be compared \(not comparable\)"),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "text"), UNEQUAL, ids=range(len(UNEQUAL)))
+def test_a_difference_is_found_both_ways_and_said(left, right, text):
+    found = difference(left, right)
+    assert found is not None
+    assert re.search(text, found), found
+    assert difference(right, left) is not None
+
+
+def test_the_palette_counts():
+    left, right = image("P"), image("P")
+    right.putpalette([1, 2, 3] * 256)
+    left.putpalette([1, 2, 4] * 256)
+    assert difference(left, right) == "images with different palettes"
+
+
+def test_comparing_draws_no_random_number_and_changes_nothing():
+    state = torch.get_rng_state()
+    left, right = {"a": torch.rand(3)}, {"a": torch.rand(3)}
+    torch.set_rng_state(state)
+    kept = left["a"].tolist()
+    difference(left, right)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert left["a"].tolist() == kept
