@@ -108,7 +108,7 @@ class EchoDataModule(pl.LightningDataModule):
         }
         for name, value in loaders.items():
             if value is not None:
-                setattr(inner, f"{name}_dataloader", _Returns(value))
+                setattr(inner, f"{name}_dataloader", _Returns(value).loaders)
         return cls(inner, factor, **echo_options)
 
     # ------------------------------------------------------------------ echoing
@@ -298,12 +298,12 @@ class EchoDataModule(pl.LightningDataModule):
 
 
 class _Returns:
-    """A loader hook that returns what it was given; picklable, unlike a function made on the spot."""
+    """Has a loader hook that returns what it was given; picklable, unlike a function made on the spot."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
-    def __call__(self) -> Any:
+    def loaders(self) -> Any:
         return self._value
 
 

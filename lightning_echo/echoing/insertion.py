@@ -6,7 +6,7 @@
                                    ^                    ^                     ^
                        before_augmentation     after_augmentation      after_batching
 
-Earlier is better for learning, later is cheaper (Choi et al. 2019, arXiv 1907.05550, section 3.3).
+Earlier is better for learning, later is cheaper (Choi et al. 2019, arXiv 1907.05550, section 3).
 """
 
 from __future__ import annotations

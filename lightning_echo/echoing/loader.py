@@ -141,13 +141,12 @@ class EchoLoader:
         if value == self._factor:
             return
         self._largest_factor = max(self._largest_factor, value)
-        if self._delivered:
-            number = self._delivered + lookahead(self._source, self._by_batches, self._largest_factor)
-            if self._holder:
-                self._holder[0].requests.change_factor(number, value)
-            else:
-                pending = self._plan_state["plan"]["pending"]
-                pending[:] = [change for change in pending if change[0] < number] + [[number, value]]
+        number = self._delivered + lookahead(self._source, self._by_batches, self._largest_factor)
+        if self._holder:
+            self._holder[0].requests.change_factor(number, value)
+        elif self._plan_state["plan"] is not None:
+            pending = self._plan_state["plan"]["pending"]
+            pending[:] = [change for change in pending if change[0] < number] + [[number, value]]
         self._factor = value
 
     @property
@@ -229,8 +228,9 @@ class EchoLoader:
         """
         state = before.state_dict()
         if state["layout"] == self._layout().state() and state["insertion_point"] == self.insertion_point.value:
-            state["constructed_factor"] = self._constructed_factor
+            self._constructed_factor = before._constructed_factor
             self.load_state_dict(state)
+            self._resuming = False
             return
         self._seed, self._factor, self._counts = before.seed, before.factor, before.counts
         self._largest_factor = self._factor

@@ -136,8 +136,9 @@ class EchoPlan:
     Example:
         >>> shape = PlanShape(batch_size=4, last_batch_size=4, batches_per_pass=100, workers=1, buffer_size=8, seed=0)
         >>> plan = EchoPlan(shape, factor=2.0)
-        >>> [plan.next_batch().fresh for _ in range(4)]
-        [4, 2, 2, 2]
+        >>> fresh = [plan.next_batch().fresh for _ in range(6)]  # the start fills the buffer, then half of each batch
+        >>> fresh[0], fresh[2:]
+        (4, [2, 2, 2, 2])
     """
 
     def __init__(self, shape: PlanShape, factor: float) -> None:

@@ -6,6 +6,7 @@ elsewhere. It knows no epochs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -150,8 +151,9 @@ def lookahead(source: Source, by_batches: bool, largest_factor: float) -> int:
         return 0
     if not by_batches:
         return source.prefetched_batches + DEPTH
-    # Between two batches that are read up to ceil(e) are delivered; one more is being read, one is waited for.
-    return (source.prefetched_batches + 2) * (int(-(-largest_factor // 1)) + 1) + DEPTH
+    # Between two batches that are read up to ceil(e) + 1 are delivered, a few more where the buffer is smaller than that.
+    uses = math.ceil(largest_factor) + 1
+    return (source.prefetched_batches + 3) * uses + DEPTH
 
 
 def _shape(source: Source, layout: Layout, buffer_size: int, seed: int, by_batches: bool) -> PlanShape:

@@ -286,7 +286,12 @@ def test_an_example_may_refer_back_to_itself():
 
     loop = [1]
     loop.append(loop)
-    handed_out = copy_example({"loop": loop, "object": Attributes(loop), "node": Node()})
+    knot = Tagged()
+    knot["me"], knot.me = knot, [knot]
+    handed_out = copy_example({"loop": loop, "object": Attributes(loop), "node": Node(), "knot": knot})
+    assert handed_out["knot"]["me"] is handed_out["knot"]
+    assert handed_out["knot"].me[0] is handed_out["knot"]
+    assert handed_out["knot"] is not knot
     assert handed_out["loop"][1] is handed_out["loop"]
     assert handed_out["loop"] is not loop
     assert handed_out["object"].value is handed_out["loop"]

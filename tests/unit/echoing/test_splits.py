@@ -212,6 +212,19 @@ class TestTorchvision:
         assert split.redone == ("RandomCrop",)
         assert behaves_like(dataset, stages)
 
+    def test_a_pair_of_transforms_that_is_called_as_one(self):
+        """COCO and others call ``transforms`` only, so that a ``transform`` set later does nothing."""
+        dataset = Shapes(transform=v2.Compose([v2.Resize((8, 8)), v2.RandomCrop(4)]), target_transform=len)
+        split, stages = proved(dataset)
+        assert (split.reused, split.redone) == (("load", "Resize"), ("RandomCrop", "target len"))
+        assert behaves_like(dataset, stages)
+
+        dataset.transform = v2.RandomRotation(45)
+        split, stages = proved(dataset)
+        assert (split.reused, split.redone) == (("load", "Resize"), ("RandomCrop", "target len"))
+        assert stages.load(0)[0].shape == (3, 8, 8)
+        assert behaves_like(dataset, stages)
+
     def test_transforms_of_image_and_target_together(self):
         dataset = Shapes(v2.Compose([v2.Resize((10, 20)), v2.RandomHorizontalFlip(), v2.SanitizeBoundingBoxes()]))
         split, stages = proved(dataset)
@@ -271,8 +284,8 @@ class TestTorchvision:
 class Shapes(datasets.VisionDataset):
     """A box drawn on an image, both made on the fly."""
 
-    def __init__(self, transforms=None):
-        super().__init__("", transforms=transforms)
+    def __init__(self, transforms=None, **separate):
+        super().__init__("", transforms=transforms, **separate)
 
     def __getitem__(self, index):
         image = tv_tensors.Image(torch.zeros(3, 10, 10))
@@ -500,6 +513,14 @@ class TestNested:
         find_split(Subset(ConcatDataset([inside, c]), [1, 9, 8, 4, 2, 6]))
         assert {name: sorted(set(indices)) for name, indices in read.items()} == {"a": [1, 2], "b": [3, 5]}
         assert all(read[name].count(index) == 2 for name in read for index in set(read[name]))
+
+        read.clear()
+        find_split(ConcatDataset([b, Subset(a, [2, 0]), c, Subset(b, [1, 4])]))
+        assert {name: sorted(set(indices)) for name, indices in read.items()} == {
+            "a": [0, 2],
+            "b": [0, 4],
+            "c": [0, 5],
+        }
 
     def test_one_wrong_data_set_inside_is_enough_to_refuse(self):
         class Twice(Arrays):

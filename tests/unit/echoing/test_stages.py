@@ -112,6 +112,14 @@ class TestNamedCut:
         with pytest.raises(AttributeError, match="nothing_like_it"):
             _ = dataset.nothing_like_it
 
+    def test_special_methods_of_the_inner_data_set_do_not_speak_for_it(self):
+        class Iterable(Numbers):
+            def __iter__(self):
+                return iter([1])
+
+        assert hasattr(Iterable(), "__iter__")
+        assert not hasattr(StagedDataset.of(Iterable(), augment=double), "__iter__")
+
     @pytest.mark.parametrize("duplicate", [lambda d: pickle.loads(pickle.dumps(d)), copy.copy, copy.deepcopy])
     def test_it_can_be_pickled_and_copied(self, duplicate):
         again = duplicate(StagedDataset.of(Numbers(3, 7), augment=double))
