@@ -32,8 +32,9 @@ lint: $(INSTALLED) ## check style and types
 bench: $(INSTALLED) ## measure speed-up and overhead, print a table, write it as CSV
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+# Deprecations are shown only: an old version uses what newer ones of its own requirements deprecate.
 test-oldest: $(OLDEST_INSTALLED) ## run unit and Trainer tests on the oldest declared versions (Python 3.10 to 3.12)
-	$(OLDEST_BIN)/python -m pytest tests/unit tests/integration $(ARGS)
+	$(OLDEST_BIN)/python -m pytest -W default::DeprecationWarning tests/unit tests/integration $(ARGS)
 
 clean: ## remove both environments, what the runs wrote, and the tools' caches
 	rm -rf .venv .venv-oldest runs lightning_logs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -53,7 +54,7 @@ $(OLDEST_INSTALLED): pyproject.toml tests/oldest.txt
 	@echo 'Creating .venv-oldest: the oldest declared versions, some gigabytes; takes a few minutes ...'
 	$(PYTHON) -m venv --clear .venv-oldest
 	$(OLDEST_BIN)/python -m pip install -q --disable-pip-version-check -c tests/oldest.txt \
-		-e '.[vision]' hypothesis psutil pytest pytest-timeout
+		-e '.[examples]' hypothesis psutil pytest pytest-timeout
 	@touch $@
 
 # $(call require_python,condition on `version`,the same in words)

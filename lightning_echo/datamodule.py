@@ -7,6 +7,7 @@ attribute is read from and set on the user's module. Only `train_dataloader` and
 
 from __future__ import annotations
 
+from inspect import getattr_static
 from typing import Any
 
 import lightning.pytorch as pl
@@ -60,9 +61,7 @@ class EchoDataModule(pl.LightningDataModule):
         shard: bool = True,
     ) -> None:
         _check_datamodule(datamodule)
-        self.__dict__["_inner"] = datamodule
-        super().__init__()
-        self.__dict__.clear()  # attributes that the base class has set are the user's too: see __getattr__
+        # The base class is not initialised: it would set its attributes anew, and they are the user's (see __setattr__).
         self.__dict__["_inner"] = datamodule
         self._factor = options.check_factor(factor)
         self._options: dict[str, Any] = {
@@ -151,17 +150,21 @@ class EchoDataModule(pl.LightningDataModule):
         if changes_length and value > self._factor:
             _refuse_fixed_schedules(trainer)
         if self._loader is not None:
+            if changes_length:
+                self._loader.keep_length()
             self._loader.factor = value
         self._factor = value
-        if changes_length and self._users_reload is None:
-            # The only public way to a new length: Lightning asks for the loader again (and gets the same one).
-            self._users_reload = trainer.reload_dataloaders_every_n_epochs
-            trainer.reload_dataloaders_every_n_epochs = 1
+        if changes_length:
+            self._order_reload()
 
     def train_dataloader(self) -> Any:
         """The user's training loader, echoed. Asked again by a reload of the user's, it is the user's new one."""
-        if self._end_own_reload() and self._loader is not None:
-            return self._loader
+        only_for_length = self._end_own_reload()
+        if self._loader is not None:
+            self._loader.release_length()
+            if only_for_length:
+                self._order_reload_after_resuming()
+                return self._loader
         loader = self._inner.train_dataloader()
         trainer = self.trainer
         if trainer is not None and trainer.overfit_batches > 0:
@@ -175,6 +178,7 @@ class EchoDataModule(pl.LightningDataModule):
         if self._state is not None:
             self._loader.load_state_dict(self._state)
             self._factor, self._state = self._loader.factor, None
+            self._order_reload_after_resuming()
         self._say()
         return self._loader
 
@@ -217,6 +221,18 @@ class EchoDataModule(pl.LightningDataModule):
             f"lightning_echo: {epochs:,} epochs x {steps:,} steps = {passes:.3g} passes over the data at factor {self._factor:g}"
         )
 
+    def _order_reload(self) -> None:
+        """The only public way to a new length: Lightning asks for the loader again (and gets the same one)."""
+        trainer = self.trainer
+        if self._users_reload is None and trainer is not None:
+            self._users_reload = trainer.reload_dataloaders_every_n_epochs
+            trainer.reload_dataloaders_every_n_epochs = 1
+
+    def _order_reload_after_resuming(self) -> None:
+        """A resumed epoch keeps its length; where the factor has changed since it began, the next one has another."""
+        if self.loader.keeps_length:
+            self._order_reload()
+
     def _end_own_reload(self) -> bool:
         """Gives the Trainer's setting back; whether only we have asked for this reload."""
         reload, self._users_reload = self._users_reload, None
@@ -255,6 +271,7 @@ class EchoDataModule(pl.LightningDataModule):
         if self._loader is None:
             self._state = state_dict["loader"]
         elif state_dict["loader"] is not None:
+            self._loader.limit_train_batches = None if self.trainer is None else self.trainer.limit_train_batches
             self._loader.load_state_dict(state_dict["loader"])
             self._factor = self._loader.factor
         else:  # saved before there was a loader: the start of the run
@@ -268,6 +285,8 @@ class EchoDataModule(pl.LightningDataModule):
 
     @trainer.setter
     def trainer(self, trainer: pl.Trainer | None) -> None:
+        if trainer is not None and _is_of_other_package(trainer):
+            raise TypeError(_of_other_package("trainer", trainer))
         self._inner.trainer = trainer
 
     def _bind_overridden(self) -> None:
@@ -276,7 +295,7 @@ class EchoDataModule(pl.LightningDataModule):
             if name.startswith("__") or name in vars(EchoDataModule):
                 continue
             inner = self._inner
-            if name in vars(inner) or getattr(type(inner), name, None) is not getattr(pl.LightningDataModule, name):
+            if name in vars(inner) or getattr_static(type(inner), name) is not getattr_static(pl.LightningDataModule, name):
                 value = getattr(inner, name, None)
                 if callable(value) or not isinstance(getattr(pl.LightningDataModule, name), property):
                     self.__dict__[name] = value
@@ -311,11 +330,8 @@ def _check_datamodule(datamodule: Any) -> None:
     if isinstance(datamodule, EchoDataModule):
         raise ValueError("datamodule is an EchoDataModule already: set .factor on it instead of wrapping it again")
     if not isinstance(datamodule, pl.LightningDataModule):
-        if any(base.__module__.split(".")[0] == "pytorch_lightning" for base in type(datamodule).__mro__):
-            raise TypeError(
-                f"datamodule {type(datamodule).__name__} is of the separate package pytorch_lightning, this is an extension of "
-                "lightning: change 'import pytorch_lightning as pl' to 'import lightning.pytorch as pl'"
-            )
+        if _is_of_other_package(datamodule):
+            raise TypeError(_of_other_package("datamodule", datamodule))
         raise TypeError(
             f"datamodule must be a LightningDataModule, got {type(datamodule).__name__}; for loaders use "
             "EchoDataModule.from_dataloaders(train_dataloaders, ..., factor=...) or EchoLoader(loader, factor)"
@@ -325,6 +341,17 @@ def _check_datamodule(datamodule: Any) -> None:
             f"datamodule {type(datamodule).__name__} has no train_dataloader, so there is nothing to echo. Give it one, or pass "
             "EchoLoader(loader, factor) to fit"
         )
+
+
+def _is_of_other_package(value: Any) -> bool:
+    return any(base.__module__.split(".")[0] == "pytorch_lightning" for base in type(value).__mro__)
+
+
+def _of_other_package(name: str, value: Any) -> str:
+    return (
+        f"{name} {type(value).__name__} is of the separate package pytorch_lightning, this is an extension of lightning: "
+        "change 'import pytorch_lightning as pl' to 'import lightning.pytorch as pl'"
+    )
 
 
 def _refuse_fixed_schedules(trainer: pl.Trainer) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from lightning_echo.echoing.plan import mix
 from lightning_echo.echoing.protect import copy_example
+from lightning_echo.echoing.randomness import OwnRandomStates, seed_all
 from lightning_echo.echoing.requests import BatchRequests
 
-__all__ = ["BatchEcho", "PassReader", "count_examples"]
+__all__ = ["BatchEcho", "PassReader", "RequestedReader", "count_examples"]
 
 
 class BatchEcho:
@@ -49,24 +51,50 @@ class BatchEcho:
         return batch, (0, size, size if step.read else 0)
 
 
+class RequestedReader:
+    """Reads the batches that were requested of the rebuilt loader, in its order.
+
+    Args:
+        batches: Yields (batch, counts); let go of with this object (a frame would hold a closure).
+    """
+
+    def __init__(self, batches: Iterator[tuple[Any, Any]]) -> None:
+        self._batches = batches
+
+    def read(self, position: int) -> Any:
+        """The next batch, which is the one at ``position``."""
+        return next(self._batches)[0]
+
+
 class PassReader:
     """Reads a plain iterable of batches, pass after pass; going back means iterating the pass again.
+
+    What it draws from the global random states is a function of seed and pass (equal on all ranks, as under
+    ``seed_everything``), so that the same pass read again is the same.
 
     Args:
         batches: Iterated anew for each pass; told the pass by ``set_epoch`` where it has that.
         batches_per_pass: Its length.
+        seed: Seed of the passes.
     """
 
-    def __init__(self, batches: Iterable[Any], batches_per_pass: int) -> None:
-        self._batches, self._length = batches, batches_per_pass
+    def __init__(self, batches: Iterable[Any], batches_per_pass: int, seed: int = 0) -> None:
+        self._batches, self._length, self._seed = batches, batches_per_pass, seed
+        self._random_states = OwnRandomStates()
         self._next = -1
         self._iterator: Iterator[Any] = iter(())
 
     def read(self, position: int) -> Any:
         """The batch at a stream position. Positions in ascending order cost nothing more than iterating."""
-        number, offset = divmod(position, self._length)
-        if position < self._next or self._next < number * self._length or offset == 0:
-            self._next = number * self._length
+        with self._random_states:
+            return self._read(position)
+
+    def _read(self, position: int) -> Any:
+        number = position // self._length
+        first = number * self._length
+        if not first < self._next <= position:
+            self._next = first
+            seed_all(mix(self._seed, number))
             if callable(set_epoch := getattr(self._batches, "set_epoch", None)):
                 set_epoch(number)
             self._iterator = iter(self._batches)
@@ -75,8 +103,7 @@ class PassReader:
             if self._next > position:
                 return batch
         raise RuntimeError(
-            f"the loader ended after {self._next - number * self._length} batches, but its length is {self._length}. "
-            "Correct its __len__."
+            f"the loader ended after {self._next - first} batches, but its length is {self._length}. Correct its __len__."
         )
 
 

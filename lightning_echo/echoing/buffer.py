@@ -42,16 +42,19 @@ class Buffer:
         return len(self.ones) + len(self.more)
 
     def state(self) -> dict[str, Any]:
-        """Plain types. The order of the live items matters: they are drawn by their place."""
+        """Plain types. The order of the live items matters: they are drawn by their place.
+
+        What is to be forgotten is left out: the worker of a resumed run holds nothing.
+        """
         live = [[item.position, item.left, item.used, *item.call] for item in (*self.ones, *self.more)]
         names = ("warming", "owed", "staggered", "delivered", "fresh")
-        return {"live": live, "forget": list(self.forget), **{name: getattr(self, name) for name in names}}
+        return {"live": live, **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Buffer:
         buffer = cls()
         for name, value in state.items():
-            if name not in ("live", "forget"):
+            if name != "live":
                 setattr(buffer, name, value)
         for position, left, used, *call in state["live"]:
             item = Live(position, left, used, (call[0], call[1]))

@@ -5,10 +5,10 @@ is applied to each example. To take it out, a shallow copy gets a placeholder in
 data sets call their transform without asking). What the copy returns is the source; the transforms before the
 cut are applied to it once, the others for each use.
 
-An attribute does not say how it is called. ``transform`` may get the image, the image and the target, or the
-whole sample. The usual way is assumed first, and in the proof a `Watch` stands in the placeholder: it sees
-what the data set really hands over, so that a wrong assumption is found also when a random transform happens
-to do nothing.
+An attribute does not say how it is called. ``transform`` may get the image, the image and the target, the
+whole sample, or, as with Albumentations, image and mask by name. The usual way is assumed first, and in the
+proof a `Watch` stands in the placeholder: it sees what the data set really hands over, so that a wrong
+assumption is found also when a random transform happens to do nothing.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class Convention(str, Enum):
     transform = "transform(image) and target_transform(target)"
     transform_joint = "transform(*sample)"
     transform_whole = "transform(sample)"
+    transform_image = "transform(image=image)['image']"
+    transform_image_mask = "transform(image=image, mask=mask)['image'], ['mask']"
     transforms = "transforms(image)"
     transforms_joint = "transforms(*sample)"
 
@@ -81,7 +83,7 @@ def conventions_of(dataset: Any) -> list[Convention]:
         if not _is_pair(transforms):
             found.append(Convention.transforms)
     if transform:
-        found += [Convention.transform_joint, Convention.transform_whole]
+        found += [Convention.transform_joint, Convention.transform_whole, *_NAMES]
     if not found and any(getattr(dataset, name, False) is None for name in _ATTRIBUTES):
         found.append(Convention.transform)  # it has a place for transforms, and none is there
     return found
@@ -122,7 +124,7 @@ def _transforms_of(dataset: Any, convention: Convention) -> tuple[Transform | No
     """Returns what is applied to the image (or to all), what to the target alone, and in which way."""
     if convention is Convention.transform:
         return _callable(dataset, "transform"), _callable(dataset, "target_transform"), convention
-    if convention in (Convention.transform_joint, Convention.transform_whole):
+    if not convention.name.startswith("transforms"):
         return _callable(dataset, "transform"), None, convention
     transforms: Any = _callable(dataset, "transforms")
     if _is_pair(transforms):
@@ -152,12 +154,15 @@ def _then(load_many: LoadMany | None, before: Transform) -> LoadMany | None:
     return None if load_many is None else lambda indices: [before(sample) for sample in load_many(indices)]
 
 
+_NAMES = {Convention.transform_image: ("image",), Convention.transform_image_mask: ("image", "mask")}
+
+
 # --- what is called with what ------------------------------------------------------------------------------
 
 
-def placeholder(*values: Any) -> Any:
+def placeholder(*values: Any, **named: Any) -> Any:
     """Stands where a transform was taken out: one value in, the same out; several in, all of them out."""
-    return values[0] if len(values) == 1 else values
+    return named or (values[0] if len(values) == 1 else values)
 
 
 def placeholder_for(name: str) -> Transform:
@@ -186,6 +191,8 @@ def _on_sample(image: list[Transform], target: list[Transform], convention: Conv
         return lambda sample: on_image(*sample)
     if on_image is not None and convention is Convention.transform_whole:
         return on_image
+    if on_image is not None and convention in _NAMES:
+        return _on_named(on_image, _NAMES[convention])
 
     def on_elements(sample: Any) -> Any:
         if on_target is None and type(sample) is tuple:  # the usual case
@@ -196,9 +203,25 @@ def _on_sample(image: list[Transform], target: list[Transform], convention: Conv
         for place, transform in enumerate((on_image, on_target)):
             if transform is not None:
                 elements[place] = transform(elements[place])
-        return elements if isinstance(sample, list) else tuple.__new__(type(sample), elements)
+        return _like(sample, elements)
 
     return on_elements
+
+
+def _on_named(transform: Transform, names: tuple[str, ...]) -> Transform:
+    def on_named(sample: Any) -> Any:
+        elements = _elements(sample)
+        transformed = transform(**dict(zip(names, elements, strict=False)))
+        return _like(sample, [*(transformed[name] for name in names), *elements[len(names) :]])
+
+    return on_named
+
+
+def _like(sample: Any, elements: list[Any]) -> Any:
+    """Returns ``elements`` as what they were taken from."""
+    if not isinstance(sample, (tuple, list)):
+        return elements[0]
+    return elements if isinstance(sample, list) else tuple.__new__(type(sample), elements)
 
 
 def _elements(sample: Any) -> _Arguments:
@@ -218,7 +241,13 @@ _CALLS: dict[Convention, list[dict[str, Callable[[Any], _Arguments]]]] = {
     Convention.transform_whole: [{"transform": lambda sample: (sample,)}],
     Convention.transforms: [{"transforms": lambda sample: _elements(sample)[:1]}],
     Convention.transforms_joint: [{"transforms": _elements}],
+    Convention.transform_image: [{"transform": lambda sample: _named(sample, "image")}],
+    Convention.transform_image_mask: [{"transform": lambda sample: _named(sample, "image", "mask")}],
 }
+
+
+def _named(sample: Any, *names: str) -> _Arguments:
+    return tuple(zip(names, _elements(sample), strict=False))
 
 
 class Watch:
@@ -227,17 +256,17 @@ class Watch:
     def __init__(self, convention: Convention) -> None:
         self._convention = convention
         self._calls: dict[str, list[_Arguments]] = {}
-        self._by_keyword: str | None = None
+        self._keywords: dict[str, str] = {}
 
     def placeholder_for(self, name: str) -> Transform:
         """Returns what to put in place of the attribute ``name``: it keeps what it is called with."""
         calls = self._calls.setdefault(name, [])
 
         def keep(*values: Any, **named: Any) -> Any:
-            if named:
-                self._by_keyword = f"it calls its {name} by keyword ({', '.join(named)})"
-            calls.append(copy_example(values))  # a copy, because the data set may go on to edit them
-            return placeholder(*values) if values else named
+            calls.append(copy_example((*values, *named.items())))  # the data set may go on to edit them
+            if named and self._convention not in _NAMES:
+                self._keywords[name] = ", ".join(named)
+            return placeholder(*values, **named)
 
         return keep
 
@@ -254,13 +283,15 @@ class Watch:
             samples = list(load_many(indices))
             ways = [way for way in _CALLS[self._convention] if way.keys() & self._calls.keys()]
             refusals = [self._refusal(samples, way) for way in ways]
-            if self._by_keyword or (ways and None not in refusals):
-                raise SplitRefused(self._by_keyword or refusals[0])
+            if ways and None not in refusals:
+                raise SplitRefused(refusals[0])
             return samples
 
         return load
 
     def _refusal(self, samples: list[Any], way: dict[str, Callable[[Any], _Arguments]]) -> str | None:
+        for name, keywords in self._keywords.items():
+            return f"it calls its {name} by keyword ({keywords})"
         for name, calls in self._calls.items():
             expected = [way[name](sample) for sample in samples] if name in way else []
             if len(calls) != len(expected):

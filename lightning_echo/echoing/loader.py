@@ -71,6 +71,7 @@ class EchoLoader:
     _in_epoch: int  # of which were delivered
     _delivered: int  # batches of the whole run
     _resuming: bool  # whether the next iteration goes on with the epoch under way
+    _kept_length: int | None  # length of the next epoch where the factor does not decide it
     _counts: EchoCounts
     _last_counts: EchoCounts
     _plan_state: dict[str, Any]  # of plan and order, while there is no run to ask
@@ -161,6 +162,9 @@ class EchoLoader:
 
     def __len__(self) -> int:
         """Batches in the next epoch on this rank."""
+        return self._own_length() if self._kept_length is None else self._kept_length
+
+    def _own_length(self) -> int:
         batches = self._layout().batches_per_pass
         return batches if self.epoch_length == "fixed" else round(self._factor * batches)
 
@@ -189,18 +193,18 @@ class EchoLoader:
             other = ref()
             if other is epoch:
                 break
-            if other is not None and not other.finished:
-                epoch.finished = True
+            if other is not None and not other.failed:
+                epoch.finished = epoch.failed = True
                 raise RuntimeError(
                     "this EchoLoader is being iterated already, and a second iteration would take batches away from the first. "
                     "To look at data during training iterate the loader inside, EchoLoader.loader; if the first iteration was "
-                    "abandoned, drop its iterator"
+                    "abandoned or is over, drop its iterator"
                 )
         if not self._resuming and self._epoch_batches:
             self._epoch += 1
         if not self._resuming:
             self._in_epoch, self._epoch_batches = 0, len(self)
-        self._resuming = False
+        self._resuming, self._kept_length = False, None
 
     def _next_batch(self) -> Any:
         run = self._holder[0] if self._holder else self._start()
@@ -230,7 +234,7 @@ class EchoLoader:
         if state["layout"] == self._layout().state() and state["insertion_point"] == self.insertion_point.value:
             self._constructed_factor = before._constructed_factor
             self.load_state_dict(state)
-            self._resuming = False
+            self._resuming, self._kept_length = before._resuming, before._kept_length
             return
         self._seed, self._factor, self._counts = before.seed, before.factor, before.counts
         self._largest_factor = self._factor
@@ -239,6 +243,20 @@ class EchoLoader:
             number = 1 + taken // (before.pass_batches if before._by_batches else before._layout().kept)
             self._delivered = number * self.pass_batches
             self._begin_at = (self._delivered if self._by_batches else number * self._layout().kept, self._delivered)
+
+    @property
+    def keeps_length(self) -> bool:
+        """Whether the length of the next epoch is another one than the factor would make it."""
+        return self._kept_length is not None and self._kept_length != self._own_length()
+
+    def keep_length(self) -> None:
+        """Leaves the length of the next epoch as it is, whatever the factor does: who trains believes in it already."""
+        self._kept_length = len(self)
+
+    def release_length(self) -> None:
+        """Who trains asks anew: ends `keep_length`, unless a resumed epoch is still to be ended."""
+        if not self._resuming:
+            self._kept_length = None
 
     def restart(self) -> None:
         """Goes back to the very start of the run."""
@@ -296,6 +314,8 @@ class EchoLoader:
         self._plan_state = {"plan": state["plan"], "order": state["order"]}
         self._saved_for = {name: state[name] for name in ("insertion_point", "layout", "workers", "buffer_size")}
         self._resuming = self._in_epoch < self._epoch_end()
+        # the epoch under way keeps its length, unless it is dealt out anew: see _start
+        self._kept_length = self._epoch_batches if self._resuming and state["layout"] == self._layout().state() else None
 
     def __getstate__(self) -> dict[str, Any]:
         """For processes that are spawned with a loader: the state goes along, workers do not."""
@@ -321,6 +341,7 @@ class EchoLoader:
         self._epochs = []
         self._epoch = self._epoch_batches = self._in_epoch = self._delivered = 0
         self._resuming = False
+        self._kept_length = None
         self._counts = self._last_counts = EchoCounts()
         self._plan_state = {"plan": None, "order": None}
         self._saved_for = {}
@@ -351,7 +372,7 @@ class EchoLoader:
             self._choice,
             self._layout(),
             rank=rank,
-            noise_rank=world()[1] if world()[0] > 1 else rank,
+            noise_rank=self._rank_of_process(),
             buffer_size=self._buffer_size,
             factor=self._factor,
             seed=self._seed,
@@ -366,9 +387,9 @@ class EchoLoader:
             )
         self._plan_state, self._saved_for = {"plan": None, "order": None}, {}
         self._holder.append(run)
-        if rank == 0 and not self._said:
+        if self._rank_of_process() == 0 and not self._said:
             self._said = True
-            _log.info("%r%s", self, f" (auto: {self._choice.reason})" if self._choice.reason else "")
+            _log.info("%s%s", repr(self), f" (auto: {self._choice.reason})" if self._choice.reason else "")
         return run
 
     def _differences(self) -> str:
@@ -409,7 +430,8 @@ class EchoLoader:
             warnings.warn(message, UserWarning, stacklevel=4)
 
     def _rank_of_process(self) -> int:
-        return self._ranks[1] if self._ranks else world()[1]
+        """Tells processes apart also where they all have the same shard."""
+        return world()[1] if world()[0] > 1 or self._ranks is None else self._ranks[1]
 
 
 class _Epoch(Iterator[Any]):
@@ -419,6 +441,7 @@ class _Epoch(Iterator[Any]):
         self._loader = loader
         self._begun = False
         self.finished = False
+        self.failed = False
 
     def __next__(self) -> Any:
         if self.finished:
@@ -430,7 +453,9 @@ class _Epoch(Iterator[Any]):
         if loader._in_epoch >= loader._epoch_batches:
             self.finished = True
             raise StopIteration
+        self.finished = self.failed = True  # as a generator is after an exception
         batch = loader._next_batch()
+        self.failed = False
         self.finished = loader._in_epoch >= loader._epoch_batches
         return batch
 

@@ -10,7 +10,8 @@ are filled from the start.
 
 **Spreading.** With echoing an index of one pass may still be live when the next pass begins. So each pass is rearranged a
 little: among the indices that have not been seen for ``distance`` slots, the one that comes first in its own order is taken
-next. Only the first slots of a pass move. Without echoing nothing moves.
+next. Only the first slots of a pass move, and unless it is short its end stays the same, so that a pass can be found without
+those before it: what fills it up is then the start of its own order. Until echoing begins nothing moves.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import copy
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from heapq import heappop, heappush
 from itertools import chain, cycle, islice
 from typing import Any
@@ -28,6 +30,7 @@ import numpy.typing as npt
 import torch
 
 from lightning_echo.echoing.plan import mix
+from lightning_echo.echoing.randomness import OwnRandomStates, seed_all
 
 __all__ = ["Order", "SamplerOrder", "SequentialOrder", "ShuffledOrder", "permute", "spread"]
 
@@ -193,11 +196,10 @@ class SequentialOrder(Order):
             yield from self._indices(number, np.arange(start, stop, dtype=np.uint64))
 
     def _indices(self, number: int, positions: Slots) -> list[int]:
-        slots = (positions * np.uint64(self.replicas) + np.uint64(self.rank)) % np.uint64(self.length)
-        return self._at(number, slots)
+        return self._at(number, positions * np.uint64(self.replicas) + np.uint64(self.rank))
 
     def _at(self, number: int, slots: Slots) -> list[int]:
-        result: list[int] = slots.tolist()
+        result: list[int] = (slots % np.uint64(self.length)).tolist()
         return result
 
 
@@ -222,9 +224,12 @@ class ShuffledOrder(SequentialOrder):
 
     def _at(self, number: int, slots: Slots) -> list[int]:
         head = self._ranks(number)
+        if self._reaches_tail(number):
+            slots %= np.uint64(self.length)
         moved = slots < len(head)
         if len(head) and moved.any():
             slots[moved] = head[slots[moved]]
+        slots %= np.uint64(self.length)
         result: list[int] = permute(slots, self.length, mix(self._seed, number)).tolist()
         return result
 
@@ -232,10 +237,12 @@ class ShuffledOrder(SequentialOrder):
         """Ranks of the entries in the rearranged first slots of a pass."""
         if self._head[0] == number:
             return self._head[1]
-        first = number
+        first, head = number, np.empty(0, dtype=np.uint64)
         while self._distance(first) and self._reaches_tail(first - 1):
+            if self._head[0] == first - 1:
+                head = self._head[1]
+                break
             first -= 1
-        head = np.empty(0, dtype=np.uint64)
         for current in range(first, number + 1):
             head = self._spread(current, head) if self._distance(current) else head[:0]
         self._head = (number, head)
@@ -259,7 +266,8 @@ class SamplerOrder(Order):
     A pass is asked for by ``iter(sampler)`` when its first item is needed. Before that the sampler is told the number of the
     pass (``set_epoch``), and its state is kept (``state_dict``, or that of its torch ``generator``), from which a resumed run
     asks for the same pass again. A sampler with an optional ``generator`` (torch's convention) that has none gets one that
-    is seeded from seed and pass.
+    is seeded from seed and pass. One that has nothing of all this may draw from the global random states: it runs under
+    states of its own, seeded likewise, and must not run beside the training in another thread.
 
     Args:
         sampler: Yields indices, or lists of them.
@@ -274,18 +282,28 @@ class SamplerOrder(Order):
             self._source = sampler.sampler
         self._stateful = all(callable(getattr(self._source, name, None)) for name in ("state_dict", "load_state_dict"))
         self._generator: Any = getattr(self._source, "generator", None)
-        self._seed = seed if hasattr(self._source, "generator") and self._generator is None else None
-        if self._seed is not None and not self._stateful:
+        self._seed = seed
+        self._lends = hasattr(self._source, "generator") and self._generator is None and not self._stateful
+        if self._lends:
             self._lend_generator()
         self.exact = self._stateful or self._generator is not None or hasattr(self._source, "set_epoch")
+        self._random_states = nullcontext() if self.exact else OwnRandomStates()
         self._states: dict[int, Any] = {}  # per pass: the sampler's state before it
         self._entries: Iterator[Any] = iter(())
         self._dealt: Iterator[Any] = iter(())
         self._tail: deque[Any] = deque(maxlen=0)
 
+    def take(self, count: int) -> list[Any]:
+        with self._random_states:
+            return super().take(count)
+
     def seek(self, position: int) -> None:
+        with self._random_states:
+            self._seek(position)
+
+    def _seek(self, position: int) -> None:
         number, offset = divmod(position, self.kept)
-        first = min(min(self._states, default=number), number)
+        first = min(self._first_needed(number), min(self._states, default=number))
         self._entries = self._dealt = iter(())
         self._tail = deque(maxlen=0)
         for current in range(first, number + 1):
@@ -293,7 +311,7 @@ class SamplerOrder(Order):
             self._restore(current)
             self.position = current * self.kept
             self._pass = self._begin(current)
-            self.take(self.kept if current < number else offset)
+            super().take(self.kept if current < number else offset)
 
     def state(self, position: int) -> dict[str, Any]:
         self.prune(position)
@@ -303,16 +321,20 @@ class SamplerOrder(Order):
         }
 
     def prune(self, position: int) -> None:
-        needed = position // self.kept
-        while self._distance(needed):
-            needed -= 1
-            if not self._reaches_tail(needed):
-                break
+        needed = self._first_needed(position // self.kept)
         self._states = {number: state for number, state in self._states.items() if number >= needed}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
         self._states = {int(number): value for number, value in state.get("sampler", [])}
+
+    def _first_needed(self, number: int) -> int:
+        """The pass from which on all must be gone through to find pass ``number`` as it was rearranged."""
+        while self._distance(number):
+            number -= 1
+            if not self._reaches_tail(number):
+                break
+        return number
 
     def _lend_generator(self) -> None:
         source = copy.copy(self._source)
@@ -342,27 +364,33 @@ class SamplerOrder(Order):
                 set_epoch(number)
         if self._stateful:
             self._states[number] = self._source.state_dict()
-        elif self._seed is not None:
+        elif self._lends:
             self._generator.manual_seed(mix(self._seed, number))
         elif self._generator is not None:
             self._states[number] = self._generator.get_state()
+        elif not self.exact:
+            seed_all(mix(self._seed, number))
         entries: Iterator[Any] = iter(self._sampler)
+        own_start: list[Any] | None = None
         if (distance := self._distance(number)) and self._tail:
             seen = {index: len(self._tail) - i for i, index in enumerate(self._tail)}
             ranks, looked_at = spread(islice(entries, self.length), seen, distance)
             entries = chain([looked_at[rank] for rank in ranks], entries)
-        self._entries, self._dealt = entries, self._deal(entries)
+            own_start = None if self._reaches_tail(number) else looked_at
+        self._entries, self._dealt = entries, self._deal(entries, own_start)
         return islice(self._dealt, self.rank, None, self.replicas)
 
-    def _deal(self, entries: Iterator[Any]) -> Iterator[Any]:
+    def _deal(self, entries: Iterator[Any], own_start: list[Any] | None) -> Iterator[Any]:
         """The slots of a pass: cut, or filled up from its start."""
-        end, first, tail = self.kept * self.replicas, list[Any](), deque[Any](maxlen=self._slots)
+        end, tail = self.kept * self.replicas, deque[Any](maxlen=self._slots)
+        missing = max(end - self.length, 0)
+        start = [] if own_start is None else own_start[:missing]
         self._tail = tail
-        for slot, entry in enumerate(islice(entries, min(end, self.length))):
-            if slot < end - self.length:
-                first.append(entry)
+        for entry in islice(entries, min(end, self.length)):
+            if own_start is None and len(start) < missing:
+                start.append(entry)
             tail.append(entry)
             yield entry
-        for entry in islice(cycle(first), max(end - self.length, 0)):
+        for entry in islice(cycle(start), missing):
             tail.append(entry)
             yield entry

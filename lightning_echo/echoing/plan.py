@@ -10,6 +10,7 @@ never sees an index, so that it is the same on all ranks, and ``order.py`` turns
 * Fresh examples per batch by error diffusion too: ``floor(B / e)`` or ``ceil(B / e)``. The rest is drawn uniformly without
   replacement from the live examples, so none is twice in a batch.
 * The start fills half the buffer, with uses as they would be left in the middle of a run; from then on it is level.
+* A new factor drops the uses beyond it, or adds to those that are left; then the buffer is filled up as at the start.
 * An example is live for at most ``max_age`` positions of the stream: near that age its uses are drawn first. ``order.py``
   keeps the same index at least that far apart from one pass to the next, so that none is live twice.
 * Batches are drawn by a generator seeded with seed and batch number: nothing but the buffers has to be saved.
@@ -145,6 +146,7 @@ class EchoPlan:
         self.shape = shape
         self.number = 0  # of the next batch
         self.position = 0  # of the next fresh item
+        self.factor = factor
         self.pending: list[tuple[int, float]] = []
         self._buffers = [Buffer() for _ in range(max(shape.workers, 1))]
         self._random = random.Random()
@@ -211,7 +213,7 @@ class EchoPlan:
         return PlannedBatch(number, first, fresh, positions, bytes(kept), forget)
 
     def _set_factor(self, factor: float) -> None:
-        self.factor = factor
+        rises, self.factor = factor > self.factor, factor
         self._uses, self._per = as_ratio(factor)
         workers = len(self._buffers)
         batch_size = self.shape.batch_size
@@ -224,6 +226,18 @@ class EchoPlan:
         for buffer in self._buffers:
             buffer.restrict(most_uses)
             buffer.delivered = buffer.fresh = buffer.owed = 0
+            if rises:
+                self._extend(buffer, most_uses)
+            if len(buffer) < self._target:
+                buffer.start_warming()
+
+    def _extend(self, buffer: Buffer, most_uses: int) -> None:
+        """Gives live items the uses that they would have left in the middle of a run at the new, higher factor."""
+        items = sorted((*buffer.ones, *buffer.more), key=lambda item: (-item.used, item.position))
+        buffer.ones, buffer.more, buffer.staggered = [], [], 0
+        for item, left in zip(items, sorted(self._staggered_uses(buffer, len(items), len(items))), strict=True):
+            item.left = max(item.left, min(left, most_uses - item.used))
+            buffer.put(item)
 
     def _level(self, delivered: int) -> int:
         """Fresh items among the first ``delivered`` ones of a worker."""

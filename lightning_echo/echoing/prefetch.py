@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ class Prefetcher:
         self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._slots = threading.Semaphore(depth)
         self._stop = threading.Event()
-        self._failure: BaseException | None = None
+        self._ended = False
         self._thread = threading.Thread(
             target=_pump,
             args=(source, self._results, self._slots, self._stop),
@@ -43,13 +44,17 @@ class Prefetcher:
         return self
 
     def __next__(self) -> Any:
-        if self._failure is not None:
-            raise self._failure
-        item, self._failure = self._results.get()
-        if self._failure is not None:
-            raise self._failure
-        self._slots.release()
-        return item
+        if self._ended:
+            raise StopIteration
+        item, failure = self._results.get()
+        if failure is None:
+            self._slots.release()
+            return item
+        self._ended = True
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback holds this frame
 
     def close(self) -> None:
         """Ends the thread; the source is let go of with it."""
@@ -69,7 +74,9 @@ def _pump(
         try:
             item = next(source)
         except BaseException as error:  # handed on as it is: the one who asks must see it, StopIteration included
+            traceback.clear_frames(error.__traceback__)  # torch's frames refer to the error and to the workers
             results.put((None, error))
+            del source
             return
         results.put((item, None))
         del item

@@ -79,8 +79,8 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead) -> int:
         raise SplitRefused(where)
     if where is not None:
         raise SplitRefused(
-            f"{_read(plain.indices)} differs from one call to the next under the same seeds, so that no "
-            "split can be proved: it draws from a generator that cannot be copied"
+            f"{_read(plain.indices)} came out differently when read again under the same seeds, so that no split "
+            "can be proved: it draws from a generator that cannot be copied"
         )
     return example_bytes
 

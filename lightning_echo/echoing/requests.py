@@ -86,7 +86,7 @@ class _Planner:
         self.plan, self.order = plan, order
         self.delivered = plan.number  # batches handed to the training loop, set by the loader
         self._lock = threading.RLock()
-        self._spreading_for = 0.0
+        self._spreads = False
         self._every = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
         self._snapshots: deque[dict[str, Any]] = deque([plan.state()])
         self._calls = {item.position: item.call for item in plan.live()}  # live, but held nowhere yet
@@ -118,9 +118,9 @@ class _Planner:
         if plan.number % self._every == 0:
             self._take_snapshot()
         batch = plan.next_batch()
-        if plan.factor != self._spreading_for:
-            self._spreading_for = plan.factor
-            self.order.set_spreading(plan.factor > 1)
+        if plan.factor > 1 and not self._spreads:
+            self._spreads = True  # for good: from here on batches do not begin where passes do
+            self.order.set_spreading(True)
         fresh = self.order.take(batch.fresh)
         self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.kept))
         for position in batch.forget:

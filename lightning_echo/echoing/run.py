@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightning_echo.echoing.batches import BatchEcho, PassReader
+from lightning_echo.echoing.batches import BatchEcho, PassReader, RequestedReader
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.order import SamplerOrder, SequentialOrder, ShuffledOrder
 from lightning_echo.echoing.plan import EchoPlan, PlanShape, mix
@@ -22,7 +22,7 @@ from lightning_echo.echoing.source import Choice, Source, reads_whole_batches
 
 __all__ = ["Layout", "Run", "layout_of", "lookahead"]
 
-_ORDER_SEED, _NOISE_SEED = 11, 12
+_ORDER_SEED, _NOISE_SEED, _PASS_SEED = 11, 12, 13
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,13 @@ class Run:
         elif source.rebuilds:
             self.requests = BatchRequests(plan, order)
             read = iter(source.rebuild(self.requests, choice.make_stages, key, worker_init_fn))
-            batches = BatchEcho(self.requests, lambda position: next(read)[0])
+            batches = BatchEcho(self.requests, RequestedReader(read).read)
         else:
             self.requests = BatchRequests(plan, order)
-            batches = BatchEcho(self.requests, PassReader(source.loader, layout.batches_per_pass).read)
-        self._batches: Iterator[Any] | None = Prefetcher(batches) if source.num_workers else batches
+            batches = BatchEcho(self.requests, PassReader(source.loader, layout.batches_per_pass, mix(seed, _PASS_SEED)).read)
+        # What may draw from the global random states must not do so while the training draws from them too.
+        in_thread = source.num_workers > 0 and source.rebuilds and order.exact
+        self._batches: Iterator[Any] | None = Prefetcher(batches) if in_thread else batches
 
     def next_batch(self) -> tuple[Any, tuple[int, int, int]]:
         """The next batch, and its counts."""

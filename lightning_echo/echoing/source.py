@@ -124,6 +124,17 @@ class Source:
         """Batches that the workers are asked for ahead."""
         return self.num_workers * (getattr(self.loader, "prefetch_factor", None) or 2) if self.num_workers else 0
 
+    @property
+    def prepared_in_workers(self) -> bool:
+        """Whether a ``worker_init_fn`` may do what the data set needs before it can be read."""
+        return self.num_workers > 0 and self.loader.worker_init_fn is not None
+
+    @property
+    def example_zero_is_readable(self) -> bool:
+        """Whether the plain loader would read index 0, in the state in which the data set is now."""
+        in_dataset_order = self.rebuilds and not self.own_batches and (self.is_sequential or self.is_shuffled)
+        return in_dataset_order and not self.prepared_in_workers
+
     def _covers_dataset(self) -> bool:
         return self.sampler.data_source is self.loader.dataset and len(self.sampler) == len(self.loader.dataset)
 
@@ -181,6 +192,11 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
         if point is InsertionPoint.before_augmentation:
             raise ValueError(f"insertion_point='before_augmentation' is impossible here: {refused}") from refused
         return _whole(source, InsertionPoint.after_augmentation, refused.reason)
+    except Exception as error:
+        if point is InsertionPoint.before_augmentation or not source.prepared_in_workers:
+            raise
+        reason = f"an example cannot be read without worker_init_fn ({type(error).__name__}: {error})"
+        return _whole(source, InsertionPoint.after_augmentation, reason)
     return _split(split)
 
 
@@ -219,7 +235,7 @@ def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
     reused = ("load", "augment") if point is InsertionPoint.after_augmentation else ("load", "augment", "collate")
     redone = ("collate", "transfer") if point is InsertionPoint.after_augmentation else ("transfer",)
     item_bytes = 0
-    if source.rebuilds and not source.own_batches and (source.is_sequential or source.is_shuffled):
+    if source.example_zero_is_readable:
         item_bytes = nbytes(read_plainly(source.loader.dataset, [0]).examples[0])
         if point is InsertionPoint.after_batching:
             item_bytes *= source.loader.batch_size

@@ -176,12 +176,12 @@ class Run:
 
 
 def fit(data: Any, *, model: Any = None, ckpt_path: Any = None, **options: Any) -> Run:
-    """Trains on a data module or a loader; returns what is left."""
+    """Trains on a data module, or on a loader beside a validation loader; returns what is left."""
     run = Run(Recorder() if model is None else model, data, trainer(**options))
     if isinstance(data, pl.LightningDataModule):
         run.trainer.fit(run.model, datamodule=data, ckpt_path=ckpt_path)
     else:
-        run.trainer.fit(run.model, train_dataloaders=data, ckpt_path=ckpt_path)
+        run.trainer.fit(run.model, data, Data().val_dataloader(), ckpt_path=ckpt_path)
     return run
 
 
@@ -200,6 +200,11 @@ def first_uses(batches: Iterable[Batch]) -> list[list[int]]:
         seen.update(noises)
         fresh.append(new)
     return fresh
+
+
+def fresh_stream(batches: Iterable[Batch]) -> list[int]:
+    """The indices of the fresh examples in the order in which they came."""
+    return [index for new in first_uses(batches) for index in new]
 
 
 def chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:

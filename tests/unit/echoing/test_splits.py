@@ -449,6 +449,47 @@ class TestOtherDataSets:
         assert dataset.transform.transforms[1].rng.random() == np.random.default_rng(5).random()
         assert dataset.transform.transforms[1].py.random() == random.Random(5).random()
 
+    @pytest.mark.parametrize("with_mask", [False, True])
+    @pytest.mark.parametrize("share", [0.01, 0.5])
+    def test_image_and_mask_by_name(self, with_mask, share):
+        """As Albumentations is called in most data sets."""
+
+        class Flip:
+            def __init__(self):
+                self.rng = random.Random(4)
+
+            def __call__(self, **data):
+                if self.rng.random() < share:
+                    data = {name: value.flip(-1) for name, value in data.items()}
+                return {**data, "replay": None}
+
+        class Segmentation(Arrays):
+            def __getitem__(self, index):
+                image = self.image(index)
+                if with_mask:
+                    done = self.transform(image=image, mask=image[0] > 100)
+                    return done["image"], done["mask"], index
+                return self.transform(image=image)["image"], image[0] > 100, index
+
+        dataset = Segmentation(transform=Flip())
+        split, stages = proved_in_process(dataset)
+        assert (split.reused, split.redone) == (("load",), ("Flip",))
+        assert dataset.transform.rng.random() == random.Random(4).random()
+
+        image, mask = dataset.images[3], dataset.images[3][0] > 100
+        dataset.transform.rng = Always()
+        expected = (image.flip(-1), mask.flip(-1) if with_mask else mask, 3)
+        assert same(stages.augment(3, stages.load(3)), expected)
+
+    def test_other_names_are_refused(self):
+        class Detection(Arrays):
+            def __getitem__(self, index):
+                done = self.transform(image=self.image(index), bboxes=[])
+                return done["image"], done["bboxes"]
+
+        with pytest.raises(SplitRefused, match=r"calls its transform by keyword \(image, bboxes\)"):
+            find_split(Detection(transform=lambda **data: data))
+
     def test_a_transform_that_cannot_be_copied_deeply(self):
         class Guarded:
             def __init__(self):
@@ -470,6 +511,11 @@ class TestOtherDataSets:
         split = find_split(dataset, indices=["b", "e", "c"])
         assert split.redone == ("RandomCrop", "RandomHorizontalFlip")
         assert make_stages(dataset, split.conventions).load("d")[1] == "d"
+
+
+class Always:
+    def random(self):
+        return 0.0
 
 
 def proved_in_process(dataset):
@@ -806,7 +852,7 @@ class TestRefused:
 
     def test_a_transform_whose_draws_cannot_be_repeated(self):
         generator = random.Random(0)
-        with pytest.raises(SplitRefused, match="differs from one call to the next"):
+        with pytest.raises(SplitRefused, match="differently when read again under the same seeds"):
             find_split(Arrays(transform=lambda image: image + generator.randrange(10**6)))
 
     def test_a_transform_that_cannot_be_replaced(self):

@@ -1,0 +1,50 @@
+"""All benchmarks: prints tables while it runs and writes them as CSV. ``make bench``; see README.md.
+
+The comparison partner of each figure runs in the same process, in turn with what is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch
+from factor_one import factor_one
+from memory import memory
+from planning import planning, start
+from protection import protection
+from report import machine
+from speedup import speedup
+
+_BENCHMARKS = {run.__name__: run for run in (speedup, factor_one, planning, start, memory, protection)}
+_HERE = Path(__file__).parent
+
+
+def main() -> int:
+    """Runs what is asked for; the number of figures that miss their requirement."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a minute instead of a quarter of an hour; less exact")
+    parser.add_argument("--only", nargs="+", choices=_BENCHMARKS, default=list(_BENCHMARKS), help="these benchmarks alone")
+    parser.add_argument("--out", type=Path, help="folder for the CSV files (benchmarks/results, or runs/bench if --quick)")
+    options = parser.parse_args()
+    folder = options.out or (Path("runs/bench") if options.quick else _HERE / "results")
+    logging.getLogger("lightning_echo").setLevel(logging.WARNING)
+    torch.set_num_threads(1)  # of the main process: it shares the cores with the workers
+    load_before, failures = os.getloadavg()[0], 0
+    for name in options.only:
+        table = _BENCHMARKS[name](options.quick)
+        table.print()
+        table.write(folder)
+        failures += table.failures
+    table = machine("--quick" if options.quick else "none", load_before)
+    table.print()
+    table.write(folder)
+    print(f"\nWritten to {folder}/*.csv. " + (f"{failures} requirements MISSED." if failures else "All requirements met."))
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main() else 0)

@@ -1,0 +1,53 @@
+"""How time is taken: steady state only, partners in turn, medians."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+WARM_UP_BATCHES = 48
+
+
+def seconds_per_batch(loader: Iterable[Any], batches: int, step: Callable[[], None] | None = None) -> float:
+    """Mean time from batch to batch in steady state, a step after each.
+
+    The first `WARM_UP_BATCHES` are not timed: start of the workers, filling of their queues, and the start of the echo
+    plan, which fills its buffer with additional fresh examples.
+    """
+    iterator = iter(loader)
+    for _ in range(WARM_UP_BATCHES):
+        next(iterator)
+        if step is not None:
+            step()
+    start = time.perf_counter()
+    for _ in range(batches):
+        next(iterator)
+        if step is not None:
+            step()
+    elapsed = time.perf_counter() - start
+    del iterator  # ends the workers of a plain loader
+    if callable(close := getattr(loader, "close", None)):
+        close()
+    return elapsed / batches
+
+
+def alternate(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Runs the partners in turn, A B C A B C, so that what else the machine does reaches all of them."""
+    results: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            results[name].append(run())
+    return results
+
+
+def median_seconds(call: Callable[[], object], calls: int, repeats: int = 7) -> float:
+    """Median over the repeats of the mean time of a call."""
+    means = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        means.append((time.perf_counter() - start) / calls)
+    return statistics.median(means)

@@ -1,0 +1,111 @@
+"""Simulated sources and steps, and data sets that are counted."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+import torch
+from timing import median_seconds
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from lightning_echo import StagedDataset
+
+BATCH_SIZE, WORKERS = 32, 2
+_EXAMPLE = (torch.zeros(3, 32, 32, dtype=torch.uint8), 0)
+
+
+class Sleeping(StagedDataset):
+    """Reading takes a while in which the processor is free, as from a network; augmenting takes no time."""
+
+    def __init__(self, seconds: float, length: int = 1_000_000) -> None:
+        self.seconds, self.length = seconds, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def load(self, index: Any) -> Any:
+        time.sleep(self.seconds)
+        return _EXAMPLE[0].clone(), index
+
+    def augment(self, example: Any) -> Any:
+        return example
+
+
+class Busy(Sleeping):
+    """Reading is work for the processor: as many turns of a loop as took the seconds on an idle core."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.turns = round(1000 * seconds / median_seconds(lambda: _spin(1000), 200))
+
+    def load(self, index: Any) -> Any:
+        _spin(self.turns)
+        return _EXAMPLE[0].clone(), index
+
+
+def loader(dataset: Dataset[Any], workers: int = WORKERS, collate_fn: Any = None) -> DataLoader[Any]:
+    """The comparison partner: a plain ``DataLoader``, not shuffled, so that no list of indices is drawn up."""
+    return DataLoader(
+        dataset, batch_size=BATCH_SIZE, num_workers=workers, collate_fn=collate_fn, multiprocessing_context=_context(workers)
+    )
+
+
+def real_sleep(seconds: float) -> float:
+    """What a sleep of ``seconds`` really takes."""
+    return median_seconds(lambda: time.sleep(seconds), max(int(0.2 / seconds), 20))
+
+
+def sleep_for(seconds: float) -> float:
+    """The argument for ``time.sleep`` that really takes about ``seconds``."""
+    return max(2 * seconds - real_sleep(seconds), 0.0)
+
+
+def _context(workers: int) -> str | None:
+    return "fork" if workers else None
+
+
+def _spin(turns: int) -> None:
+    for _ in range(turns):
+        pass
+
+
+class Example:
+    """An example that can be counted: a plain tuple cannot be referred to weakly."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class Counted(Dataset[Example]):
+    """Knows which of the objects it returned (copies are not among them) are still alive in this process."""
+
+    def __init__(self, length: int = 100_000) -> None:
+        self.length = length
+        self.alive: weakref.WeakSet[Example] = weakref.WeakSet()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Example:
+        example = Example(index)
+        self.alive.add(example)
+        return example
+
+    def collate(self, examples: list[Example]) -> torch.Tensor:
+        """The number of objects that are kept for later: alive, but not handed over for good in this batch."""
+        handed_over = sum(example in self.alive for example in examples)
+        return torch.tensor([[len(self.alive) - handed_over]] * len(examples))
+
+
+class CountedBatches:
+    """Makes batches that can be counted, in the process that calls it."""
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+
+    def __call__(self, examples: list[Any]) -> Any:
+        batch = default_collate(examples)
+        self.alive.add(batch)
+        return batch

@@ -1,0 +1,241 @@
+"""Two processes on gloo, started once by Lightning itself: ``python ddp_runs.py FOLDER`` runs all scenarios below.
+
+Each rank writes what it saw to ``FOLDER/rank-R.pt``; test_ddp.py compares. A scenario is a function named ``scenario_...`` that
+returns plain types. All ranks run all of them in the same order, in one process group.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
+from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, SetFactor, echoed, trainer
+
+from lightning_echo import EchoDataModule, EchoLoader
+
+LENGTH = 61  # odd: DistributedSampler fills the last place up with the first example
+UNEVEN = {"length": LENGTH, "batch_size": 4}
+
+
+class TwoRankRecorder(Recorder):
+    """Remembers the validation examples too."""
+
+    def __init__(self, reads_stepping: bool = False) -> None:
+        super().__init__(reads_stepping)
+        self.validated: list[int] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validated += batch["index"].tolist()
+
+
+def fit(data: Any, *, ckpt_path: Any = None, reads_stepping: bool = False, **options: Any) -> Run:
+    run = Run(TwoRankRecorder(reads_stepping), data, trainer(**{"strategy": "ddp", "devices": 2, **options}))
+    if isinstance(data, pl.LightningDataModule):
+        run.trainer.fit(run.model, datamodule=data, ckpt_path=ckpt_path)
+    else:
+        run.trainer.fit(run.model, data, Data().val_dataloader(), ckpt_path=ckpt_path)
+    return run
+
+
+def seen(run: Run) -> dict[str, Any]:
+    """What one rank saw of a run."""
+    counts = run.loader.counts
+    return {
+        "batches": run.model.batches,
+        "steps": run.model.steps,
+        "epochs": run.model.epochs,
+        "validated": run.model.validated,
+        "counts": (counts.fresh, counts.echoed),
+        "seed": run.loader.seed,
+        "weights": run.model.weights,
+    }
+
+
+def bare(point: str = "after_augmentation", *, workers: int = 0, factor: float = 2, **options: Any) -> EchoLoader:
+    return EchoLoader(Data(workers, **UNEVEN).train_dataloader(), factor, insertion_point=point, seed=7, **options)
+
+
+def scenario_module(folder: Path) -> Any:
+    return seen(fit(echoed(2, workers=2, **UNEVEN), max_epochs=6))
+
+
+def scenario_bare(folder: Path) -> Any:
+    return seen(fit(bare(workers=2), max_epochs=6))
+
+
+def scenario_before_augmentation(folder: Path) -> Any:
+    return seen(fit(echoed(2, point="before_augmentation", **UNEVEN), max_epochs=6))
+
+
+def scenario_batches(folder: Path) -> Any:
+    return seen(fit(echoed(2, point="after_batching", workers=2, **UNEVEN), max_epochs=6))
+
+
+def scenario_drop_last(folder: Path) -> Any:
+    options = {"shuffle": True, "drop_last": True}
+    return seen(fit(echoed(2, loader_options=options, **UNEVEN), max_epochs=6))
+
+
+def scenario_users_sampler(folder: Path) -> Any:
+    """Samplers that know nothing of ranks: all ranks must see the same order to take their shares from it."""
+    generator = torch.Generator().manual_seed(5)
+    found = {}
+    for name, sampler in {
+        "with a generator": SubsetRandomSampler(range(0, 122, 2), generator=generator),
+        "without": SubsetRandomSampler(range(0, 122, 2)),
+    }.items():
+        data = echoed(2, length=122, loader_options={"sampler": sampler})
+        found[name] = seen(fit(data, max_epochs=6))
+    return found
+
+
+class Stream:
+    """A sized iterable of batches."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Any:
+        return iter(DataLoader(Scans(24), 4))
+
+
+def scenario_batches_of_an_iterable(folder: Path) -> Any:
+    """An iterable of batches cannot be sharded by anyone: every rank sees it whole."""
+    return seen(fit(EchoDataModule.from_dataloaders(Stream(), factor=2, seed=7), max_epochs=3))
+
+
+def scenario_unsharded(folder: Path) -> Any:
+    module = fit(echoed(2, shard=False, **UNEVEN), max_epochs=4, use_distributed_sampler=False)
+    loader = fit(bare(num_replicas=1, rank=0), max_epochs=4, use_distributed_sampler=False)
+    return {"module": seen(module), "bare": seen(loader)}
+
+
+class Told(DistributedSampler[int]):
+    """The user's own DistributedSampler; remembers the passes that it was told."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.told: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+        super().set_epoch(epoch)
+
+
+class Sharded(Data):
+    """A data module that shards by itself."""
+
+    def train_dataloader(self) -> Any:
+        dataset = Scans(**self.scans)
+        self.sampler = Told(dataset, num_replicas=2, rank=int(os.environ.get("LOCAL_RANK", 0)), seed=5)
+        return DataLoader(dataset, self.batch_size, sampler=self.sampler, num_workers=self.workers)
+
+
+def scenario_own_sampler(folder: Path) -> Any:
+    users = [Sharded(workers, **UNEVEN) for workers in (0, 2, 0)]
+    module = EchoDataModule(users[0], 2, insertion_point="after_augmentation", seed=7)
+    loader = EchoLoader(users[1].train_dataloader(), 2, insertion_point="after_augmentation", seed=7)
+    runs = {"module": fit(module, max_epochs=6), "bare": fit(loader, max_epochs=6)}
+    plain = EchoDataModule(users[2], 1, insertion_point="after_augmentation", seed=7)
+    runs["factor 1"] = fit(plain, max_epochs=3)
+    return {name: {**seen(run), "told": user.sampler.told} for (name, run), user in zip(runs.items(), users, strict=True)}
+
+
+def scenario_seeds(folder: Path) -> Any:
+    os.environ.pop("PL_GLOBAL_SEED", None)
+    found: dict[str, Any] = {}
+    for name in ("drawn", "drawn again"):
+        run = fit(echoed(2, seed=None, **UNEVEN), max_epochs=1)
+        found[name] = {**seen(run), "state": run.data.state_dict()["loader"]}
+    loader = EchoLoader(Data(**UNEVEN).train_dataloader(), 2)
+    found["bare"] = {**seen(fit(loader, max_epochs=1)), "state": loader.state_dict()}
+    pl.seed_everything(11, verbose=False)
+    run = fit(echoed(2, seed=None, **UNEVEN), max_epochs=1)
+    found["everything"] = {**seen(run), "state": run.data.state_dict()["loader"]}
+    os.environ.pop("PL_GLOBAL_SEED", None)
+    return found
+
+
+RESUMED = {  # point, workers, whether a bare loader, whether the model reads estimated_stepping_batches, step, limit
+    "before_augmentation": ("before_augmentation", 2, False, True, 11, 1.0),
+    "after_augmentation": ("after_augmentation", 0, False, False, 8, 1.0),
+    "after_batching": ("after_batching", 2, False, False, 13, 1.0),
+    "bare": ("before_augmentation", 2, True, False, 11, 1.0),
+    "limited": ("after_augmentation", 2, False, True, 10, 5),
+}
+
+
+def resumable(name: str) -> Any:
+    point, workers, is_bare, reads_stepping, step, limit = RESUMED[name]
+
+    def run(**options: Any) -> Run:
+        data = bare(point, workers=workers) if is_bare else echoed(2, point=point, workers=workers, **UNEVEN)
+        return fit(data, reads_stepping=reads_stepping, max_epochs=4, limit_train_batches=limit, **options)
+
+    return run, step
+
+
+def scenario_resume(folder: Path) -> Any:
+    found = {}
+    for name in RESUMED:
+        run, step = resumable(name)
+        (folder / name).mkdir(exist_ok=True)
+        save = SaveAt(folder / name, [step], dies=True)
+        whole = seen(run())
+        try:
+            run(callbacks=[save])
+        except Killed:
+            resumed = seen(run(ckpt_path=save.path(step)))
+        found[name] = {"whole": whole, "resumed": resumed, "step": step}
+    return found
+
+
+def scenario_from_one_rank(folder: Path) -> Any:
+    """A checkpoint that a single process saved at step 8, see test_ddp.py."""
+    import warnings
+
+    data = echoed(2, **UNEVEN)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run = fit(data, max_epochs=3, ckpt_path=str(folder / "step-8.ckpt"))
+    return {**seen(run), "said": [str(each.message) for each in said if "the state was saved" in str(each.message)]}
+
+
+def scenario_changing_factor(folder: Path) -> Any:
+    data = echoed(1, workers=2, epoch_length="full_pass", **UNEVEN)
+    full = fit(data, max_epochs=4, callbacks=[SetFactor(data, {0: 3, 1: 1.5})])
+    data = echoed(2, workers=2, **UNEVEN)
+    fixed = fit(data, max_epochs=4, callbacks=[SetFactor(data, {0: 4, 1: 1})])
+    return {"full_pass": seen(full), "fixed": seen(fixed)}
+
+
+def scenario_plain(folder: Path) -> Any:
+    """The user's data module as it is, to compare with."""
+    run = fit(Data(**UNEVEN), max_epochs=1)
+    return {"validated": run.model.validated, "steps": run.model.steps}
+
+
+def scenario_default_run(folder: Path) -> Any:
+    """The factors appear in no other scenario: what is said of them is counted."""
+    fit(echoed(2.75, length=24, workers=2), max_epochs=5)
+    fit(echoed(2.25, length=24, shard=False), max_epochs=1, use_distributed_sampler=False)
+    fit(EchoDataModule(Sharded(**UNEVEN), 1.75), max_epochs=1)
+    return True
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    scenarios = {name.removeprefix("scenario_"): each for name, each in globals().items() if name.startswith("scenario_")}
+    results: dict[str, Any] = {}
+    for name, scenario in scenarios.items():
+        results[name] = scenario(folder)
+        torch.save(results, folder / f"rank-{os.environ.get('LOCAL_RANK', '0')}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

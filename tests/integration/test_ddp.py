@@ -1,0 +1,226 @@
+"""Two ranks: each has its share of the data and its own noise, all agree on the rest. The runs are those of ddp_runs.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ddp_runs
+import pytest
+import torch
+from ddp_runs import LENGTH, RESUMED, UNEVEN
+from torch.utils.data import DataLoader, DistributedSampler
+from trainer_runs import Batch, Killed, SaveAt, chunks, echoed, first_uses, fit, fresh_stream
+
+EACH = 31  # examples of a pass on each rank: DistributedSampler fills 61 up to 62
+
+
+class Ranks:
+    """What both ranks wrote, what they printed, and the folder with their checkpoints."""
+
+    def __init__(self, folder: Path, printed: str) -> None:
+        self.folder, self.printed = folder, printed
+        self._ranks = [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+    def of(self, *names: str) -> tuple[Any, Any]:
+        found = []
+        for rank in self._ranks:
+            for name in names:
+                rank = rank[name]
+            found.append(rank)
+        return found[0], found[1]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    folder = tmp_path_factory.mktemp("ddp")
+    with pytest.raises(Killed):  # the checkpoint of a single process
+        fit(echoed(2, **UNEVEN), callbacks=[SaveAt(folder, [8], dies=True)])
+    environment = {name: value for name, value in os.environ.items() if name not in ("PL_GLOBAL_SEED", "LOCAL_RANK")}
+    command = [sys.executable, ddp_runs.__file__, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed[-4000:]
+    return Ranks(folder, printed)
+
+
+def indices_of(batches: list[Batch]) -> set[int]:
+    return {index for indices, _ in batches for index in indices}
+
+
+def noises_of(batches: list[Batch]) -> set[float]:
+    return {number for _, noises in batches for noise in noises for number in noise}
+
+
+def assert_shares(first: list[int], second: list[int], dataset: set[int], each: int) -> None:
+    """Pass by pass, what is fresh on two ranks is disjoint and together complete, but for what fills the last place."""
+    passes = list(zip(chunks(first, each), chunks(second, each), strict=False))
+    assert len(passes) >= 2
+    for mine, others in passes:
+        assert set(mine) | set(others) == dataset
+        assert len(set(mine)) == len(set(others)) == each
+        assert len(set(mine) & set(others)) == 2 * each - len(dataset)
+
+
+@pytest.mark.parametrize("scenario", ["module", "bare", "batches"])
+def test_fresh_examples_of_two_ranks_are_disjoint_and_together_complete(ranks: Ranks, scenario: str) -> None:
+    one, two = ranks.of(scenario)
+    fresh = [fresh_stream(rank["batches"]) for rank in (one, two)]
+    assert_shares(*fresh, set(range(LENGTH)), EACH)
+
+
+def test_before_augmentation_too_the_first_pass_is_dealt_out_to_the_ranks(ranks: Ranks) -> None:
+    one, two = ranks.of("before_augmentation")
+    first_pass = 7 * 8  # of 31 examples each, fresh for half of the uses: steps in which it is not through
+    sets = [indices_of(rank["batches"][: first_pass // 4 - 4]) for rank in (one, two)]
+    assert not sets[0] & sets[1]
+    assert indices_of(one["batches"]) | indices_of(two["batches"]) == set(range(LENGTH))
+
+
+@pytest.mark.parametrize("name", ["with a generator", "without"])
+def test_a_users_sampler_that_knows_no_ranks_is_dealt_out_to_them(ranks: Ranks, name: str) -> None:
+    one, two = ranks.of("users_sampler", name)
+    fresh = [fresh_stream(rank["batches"]) for rank in (one, two)]
+    assert_shares(*fresh, set(range(0, 122, 2)), EACH)
+
+
+def test_a_dropped_tail_is_dropped_on_both_ranks(ranks: Ranks) -> None:
+    one, two = ranks.of("drop_last")
+    for rank in (one, two):
+        assert {len(indices) for indices, _ in rank["batches"]} == {4}
+    fresh = [fresh_stream(rank["batches"]) for rank in (one, two)]
+    for mine, others in zip(chunks(fresh[0], 28), chunks(fresh[1], 28), strict=True):
+        assert len(set(mine) | set(others)) == 56  # 7 whole batches on each of two ranks
+
+
+@pytest.mark.parametrize("scenario", ["module", "bare", "batches", "before_augmentation", "drop_last"])
+def test_ranks_take_as_many_steps_as_the_plain_loader_and_end_with_equal_weights(ranks: Ranks, scenario: str) -> None:
+    drop_last = scenario == "drop_last"
+    sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=0)  # type: ignore[arg-type]
+    plain = len(DataLoader(range(LENGTH), 4, sampler=sampler, drop_last=drop_last))  # type: ignore[arg-type]
+    one, two = ranks.of(scenario)
+    assert one["steps"] == two["steps"] == [plain] * 6
+    assert one["weights"] == two["weights"]
+
+
+@pytest.mark.parametrize("scenario", ["module", "bare", "batches", "before_augmentation"])
+def test_no_two_ranks_share_augmentation_noise(ranks: Ranks, scenario: str) -> None:
+    one, two = (noises_of(rank["batches"]) for rank in ranks.of(scenario))
+    assert len(one) > 30
+    assert not one & two
+
+
+@pytest.mark.parametrize("kind", ["module", "bare"])
+def test_unsharded_ranks_see_the_same_examples_with_noise_of_their_own(ranks: Ranks, kind: str) -> None:
+    one, two = ranks.of("unsharded", kind)
+    assert [indices for indices, _ in one["batches"]] == [indices for indices, _ in two["batches"]]
+    assert indices_of(one["batches"]) == set(range(LENGTH))
+    assert not noises_of(one["batches"]) & noises_of(two["batches"])
+    assert one["steps"] == two["steps"] == [16] * 4
+
+
+@pytest.mark.parametrize("kind", ["module", "bare", "factor 1"])
+def test_a_sampler_that_shards_is_not_sharded_again_and_hears_the_number_of_the_pass(ranks: Ranks, kind: str) -> None:
+    for rank, found in enumerate(ranks.of("own_sampler", kind)):
+        sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=rank, seed=5)  # type: ignore[arg-type]
+        fresh = chunks(fresh_stream(found["batches"]), EACH)
+        assert len(fresh) == 3
+        for number, examples in enumerate(fresh):
+            sampler.set_epoch(number)
+            assert set(examples) == set(sampler)
+        heard = list(dict.fromkeys(found["told"]))
+        assert heard == sorted(heard)
+        assert heard[:3] == [0, 1, 2]
+        assert len(heard) <= 4  # the workers may have begun one more pass
+
+
+def test_at_factor_one_a_sampler_that_shards_gives_its_own_order(ranks: Ranks) -> None:
+    for rank, found in enumerate(ranks.of("own_sampler", "factor 1")):
+        sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=rank, seed=5)  # type: ignore[arg-type]
+        order: list[int] = []
+        for number in range(3):
+            sampler.set_epoch(number)
+            order += sampler
+        assert [index for indices, _ in found["batches"] for index in indices] == order
+
+
+def test_a_seed_that_nobody_gave_is_drawn_once_for_all_ranks_and_kept_in_the_state(ranks: Ranks) -> None:
+    for name in ("drawn", "drawn again", "bare"):
+        one, two = ranks.of("seeds", name)
+        assert isinstance(one["seed"], int)
+        assert one["seed"] == two["seed"] == one["state"]["seed"] == two["state"]["seed"]
+        assert indices_of(one["batches"]) != indices_of(two["batches"])
+    assert ranks.of("seeds", "drawn")[0]["seed"] != ranks.of("seeds", "drawn again")[0]["seed"]
+
+
+def test_seed_everythings_seed_is_taken_where_there_is_one(ranks: Ranks) -> None:
+    one, two = ranks.of("seeds", "everything")
+    assert one["seed"] == two["seed"] == 11
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_two_ranks_resume_exactly_from_what_rank_zero_saved(ranks: Ranks, name: str) -> None:
+    for found in ranks.of("resume", name):
+        whole, resumed, step = found["whole"], found["resumed"], found["step"]
+        assert resumed["batches"] == whole["batches"][step:]
+        assert len(resumed["batches"]) >= 8
+        assert resumed["epochs"] == whole["epochs"][step:]
+        assert resumed["counts"] == whole["counts"]
+        assert resumed["weights"] == whole["weights"]
+
+
+def test_a_checkpoint_of_two_ranks_resumes_on_one_with_a_warning_and_leaves_nothing_out(ranks: Ranks) -> None:
+    path = str(ranks.folder / "after_augmentation" / "step-8.ckpt")
+    before = [batch for rank in ranks.of("resume", "after_augmentation") for batch in rank["whole"]["batches"][:8]]
+    with pytest.warns(UserWarning, match="saved with .*replicas=2 .now 1."):
+        resumed = fit(echoed(2, **UNEVEN), ckpt_path=path, max_epochs=4)
+    assert indices_of(before) | indices_of(resumed.model.batches[: 2 * 16]) == set(range(LENGTH))
+    fresh = fresh_stream(before)
+    rest = fresh_stream(resumed.model.batches)
+    needed = next(i for i in range(len(rest)) if set(fresh) | set(rest[:i]) == set(range(LENGTH)))
+    assert needed <= LENGTH - len(set(fresh)) + 16  # the rest of the pass, and at most what was live
+
+
+def test_a_checkpoint_of_one_rank_resumes_on_two_with_one_warning_and_leaves_nothing_out(ranks: Ranks) -> None:
+    one, two = ranks.of("from_one_rank")
+    before = fit(echoed(2, **UNEVEN), max_epochs=-1, max_steps=8).model.batches
+    assert indices_of(before) | indices_of(one["batches"]) | indices_of(two["batches"]) == set(range(LENGTH))
+    assert len(one["said"]) == 1
+    assert two["said"] == []
+    assert one["steps"] == two["steps"]
+
+
+def test_ranks_change_factor_and_length_together(ranks: Ranks) -> None:
+    one, two = ranks.of("changing_factor", "full_pass")
+    assert one["steps"] == two["steps"] == [8, 24, 12, 12]
+    fixed = ranks.of("changing_factor", "fixed")
+    fresh = [[len(new) for new in first_uses(rank["batches"])] for rank in fixed]
+    assert fixed[0]["steps"] == [8] * 4
+    assert fresh[0] == fresh[1]
+
+
+def test_validation_is_sharded_as_without_echoing(ranks: Ranks) -> None:
+    plain, echoing = ranks.of("plain"), ranks.of("module")
+    assert sorted(plain[0]["validated"] + plain[1]["validated"]) == list(range(6))
+    assert all(rank["validated"] == mine["validated"] * 6 for rank, mine in zip(echoing, plain, strict=True))
+
+
+@pytest.mark.parametrize("factor", ["2.75", "2.25", "1.75"], ids=["sharded", "not sharded", "the user's own sampler"])
+def test_what_was_chosen_is_said_once_for_all_ranks(ranks: Ranks, factor: str) -> None:
+    assert ranks.printed.count(f"factor {factor}: reuse [") == 1
+    assert len(re.findall(rf"epochs x \d+ steps = .+ passes over the data at factor {factor}\n", ranks.printed)) == 1
+
+
+def test_the_fit_line_counts_the_steps_and_passes_of_a_rank(ranks: Ranks) -> None:
+    # 24 examples on two ranks in batches of 4, five times over, each of them used 2.75 times
+    assert "5 epochs x 3 steps = 1.82 passes over the data at factor 2.75\n" in ranks.printed
+
+
+def test_an_iterable_that_nobody_can_shard_has_all_its_batches_on_both_ranks(ranks: Ranks) -> None:
+    for rank in ranks.of("batches_of_an_iterable"):
+        assert rank["steps"] == [6, 6, 6]
+        assert indices_of(rank["batches"]) == set(range(24))

@@ -1,0 +1,347 @@
+"""Errors arrive as what they are, and nothing keeps running: no process, no thread, whatever ended the iteration."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from loader_cases import POINTS, Values, nothing_left_behind, same, take, until, workers
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_echo import EchoLoader, StagedDataset
+
+ROOT = Path(__file__).parents[2]
+
+
+# torch says "DataLoader worker (pid 1) is killed by signal", unless the connection to the worker breaks first.
+LOST_WORKER = (RuntimeError, OSError, EOFError)
+
+
+class BrokenFile(Exception):
+    pass
+
+
+class Broken(Dataset):
+    """One example cannot be read, another one cannot be augmented."""
+
+    def __init__(self, load=None, augment=None):
+        self.bad_load, self.bad_augment = load, augment
+
+    def load(self, index):
+        if index == self.bad_load:
+            raise BrokenFile("unexpected end of file")
+        return torch.tensor([index])
+
+    def augment(self, example):
+        if example.item() == self.bad_augment:
+            raise BrokenFile("image is too small")
+        return example
+
+    def __getitem__(self, index):
+        return self.augment(self.load(index))
+
+    def __len__(self):
+        return 40
+
+
+class BrokenBatched(Broken):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def broken(kind, num_workers, **options):
+    return DataLoader(kind, batch_size=4, num_workers=num_workers, **options)
+
+
+def said(error):
+    return str(error) + " ".join(getattr(error, "__notes__", ()))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("point", POINTS)
+def test_an_exception_in_the_data_set_arrives_with_its_type_its_message_and_the_index(point, factor, num_workers):
+    loader = EchoLoader(broken(Broken(load=17), num_workers), factor, insertion_point=point, seed=0)
+    with nothing_left_behind(), pytest.raises(BrokenFile, match="unexpected end of file") as raised:
+        take(loader, 40)
+    assert "reading example 17 of the data set" in said(raised.value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_in_the_augmentation_names_the_index_too(num_workers):
+    loader = EchoLoader(broken(Broken(augment=17), num_workers), 2, insertion_point="before_augmentation", seed=0)
+    with nothing_left_behind(), pytest.raises(BrokenFile, match="image is too small") as raised:
+        take(loader, 40)
+    assert "augmenting example 17 of the data set" in said(raised.value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_in_a_call_for_a_whole_batch_names_the_indices(num_workers):
+    loader = EchoLoader(broken(BrokenBatched(load=17), num_workers), 1, insertion_point="after_augmentation")
+    with pytest.raises(BrokenFile, match="unexpected end of file") as raised:
+        take(loader, 10)
+    assert "reading examples [16, 17, 18, 19] of the data set in one call" in said(raised.value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("point", POINTS)
+def test_an_exception_in_the_collate_function_arrives(point, num_workers):
+    def collate(examples):
+        raise BrokenFile("cannot be stacked")
+
+    loader = EchoLoader(broken(Values(8), num_workers, collate_fn=collate), 2, insertion_point=point)
+    with nothing_left_behind(), pytest.raises(BrokenFile, match="cannot be stacked"):
+        list(loader)
+
+
+def test_an_exception_in_a_plain_iterable_arrives():
+    class Batches:
+        def __len__(self):
+            return 5
+
+        def __iter__(self):
+            yield torch.zeros(1)
+            raise BrokenFile("connection lost")
+
+    with pytest.raises(BrokenFile, match="connection lost"):
+        list(EchoLoader(Batches(), 1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_after_an_exception_the_loader_goes_on_at_the_batch_that_failed(num_workers):
+    dataset = Broken(load=17)
+    loader = EchoLoader(broken(dataset, num_workers), 2, insertion_point="after_augmentation", seed=0)
+    expected = take(EchoLoader(broken(Broken(), num_workers), 2, insertion_point="after_augmentation", seed=0), 30)
+    delivered = []
+    with pytest.raises(BrokenFile) as raised:  # noqa: PT012
+        for batch in loader:
+            delivered.append(batch)
+    dataset.bad_load = None
+    delivered += take(loader, 30 - len(delivered))
+    assert same(delivered, expected)
+    del raised
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_worker_killed_by_a_signal_ends_the_iteration_with_an_error_and_not_a_hang(point):
+    loader = EchoLoader(DataLoader(Values(4000), batch_size=4, num_workers=2), 2, insertion_point=point, seed=0)
+    with nothing_left_behind():
+        before = workers()
+        iterator = iter(loader)
+        next(iterator)
+        victim = min(workers() - before)
+        with pytest.raises(LOST_WORKER):  # noqa: PT012 - torch's signal handler raises wherever the training is by then
+            os.kill(victim, signal.SIGKILL)
+            for _ in range(900):
+                next(iterator)
+        del iterator
+        loader.close()
+
+
+class Swallowed(Dataset):
+    """Kills its own worker, as the kernel does when memory is short."""
+
+    def __getitem__(self, index):
+        if index == 30:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+    def __len__(self):
+        return 40
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_dies_while_the_training_waits_for_it_ends_the_wait():
+    loader = EchoLoader(DataLoader(Swallowed(), batch_size=4, num_workers=1), 1, insertion_point="after_augmentation")
+    with nothing_left_behind(), pytest.raises(LOST_WORKER):
+        list(loader)
+
+
+def running_loader(point, num_workers=2):
+    loader = EchoLoader(DataLoader(Values(400), batch_size=4, num_workers=num_workers), 2, insertion_point=point, seed=0)
+    return loader, iter(loader)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_dropping_the_last_reference_ends_workers_and_thread(point):
+    with nothing_left_behind():
+        before = workers()
+        loader, iterator = running_loader(point)
+        next(iterator)
+        assert len(workers() - before) == 2
+        gc.disable()  # references alone must do
+        try:
+            del loader, iterator
+            assert until(lambda: workers() == before)
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_close_ends_workers_and_thread_and_the_next_epoch_goes_on(point):
+    expected = take(running_loader(point)[0], 12)
+    loader, iterator = running_loader(point)
+    with nothing_left_behind():
+        delivered = [next(iterator) for _ in range(5)]
+        loader.close()
+        loader.close()
+    del iterator
+    with nothing_left_behind():
+        delivered += take(loader, 7)
+        loader.close()
+    assert same(delivered, expected)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_leaving_an_epoch_early_leaves_nothing_behind_once_the_loader_is_gone(point):
+    def leave_early():
+        for number, _ in enumerate(running_loader(point)[0]):
+            if number == 3:
+                break
+
+    with nothing_left_behind():
+        leave_early()
+
+
+def test_a_loader_that_was_never_iterated_starts_nothing():
+    with nothing_left_behind(seconds=0):
+        loader, iterator = running_loader("after_augmentation")
+        len(loader), repr(loader), loader.state_dict(), loader.counts
+        for epoch in (iterator, iter(loader)):
+            assert epoch is not None
+        assert workers() == set()
+
+
+def test_an_exception_in_the_training_loop_leaves_nothing_behind_once_it_is_handled():
+    with nothing_left_behind():
+        with contextlib.suppress(BrokenFile):
+            for _ in running_loader("after_augmentation")[0]:
+                raise BrokenFile
+        gc.collect()
+
+
+def test_a_full_queue_does_not_keep_the_thread_from_ending():
+    """Large batches that nobody takes: the thread and the workers wait for room."""
+    with nothing_left_behind():
+        loader = EchoLoader(DataLoader(Large(), batch_size=4, num_workers=2), 1, insertion_point="after_augmentation")
+        next(iter(loader))
+        begin = time.monotonic()
+        loader.close()
+        assert time.monotonic() - begin < 8
+
+
+class Large(Dataset):
+    def __getitem__(self, index):
+        return torch.zeros(300_000)
+
+    def __len__(self):
+        return 200
+
+
+# --- a second iteration ---
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_second_iteration_while_one_is_under_way_is_refused_with_the_way_out_and_disturbs_nothing(num_workers):
+    expected = take(running_loader("after_augmentation", num_workers)[0], 10)
+    loader, iterator = running_loader("after_augmentation", num_workers)
+    delivered = [next(iterator) for _ in range(3)]
+    state = loader.state_dict()
+    with pytest.raises(RuntimeError, match=r"is being iterated already.*EchoLoader\.loader.*drop its iterator"):
+        next(iter(loader))
+    assert loader.state_dict() == state
+    delivered += [next(iterator) for _ in range(7)]
+    assert same(delivered, expected)
+
+
+def test_iterators_that_are_made_and_never_asked_are_no_iteration():
+    loader, _ = running_loader("after_augmentation", 0)
+    for _ in range(3):
+        iter(loader)
+    assert len(list(loader)) == len(list(loader)) == 100
+
+
+def test_an_abandoned_iteration_ends_when_its_iterator_is_dropped():
+    loader, iterator = running_loader("after_augmentation", 0)
+    next(iterator)
+    del iterator
+    assert len(list(loader)) == 100
+
+
+# --- whole programs ---
+
+PROGRAM = """
+import sys, os, signal, threading
+import psutil
+from torch.utils.data import DataLoader
+from loader_cases import Values
+from lightning_echo import EchoLoader
+
+if __name__ == "__main__":
+    loader = EchoLoader(DataLoader(Values(400), batch_size=4, num_workers=2), 2, insertion_point=sys.argv[1], seed=0)
+    iterator = iter(loader)
+    next(iterator)
+    print(*[child.pid for child in psutil.Process().children()], flush=True)
+    if sys.argv[2] == "interrupted":
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        while True:
+            for batch in iterator:
+                pass
+            iterator = iter(loader)
+    if sys.argv[2] == "raising":
+        raise ValueError("in the training step")
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("ending", "status", "last_words"),
+    [
+        ("at its end", 0, ""),
+        ("interrupted", -signal.SIGINT, "KeyboardInterrupt"),
+        ("raising", 1, "ValueError: in the training step"),
+    ],
+)
+def test_a_program_that_ends_with_a_running_loader_takes_its_workers_along(tmp_path, ending, status, last_words):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"}
+    ended = subprocess.run(
+        [sys.executable, script, "after_augmentation", ending], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == status, ended.stderr
+    pids = [int(pid) for pid in ended.stdout.split()]
+    assert len(pids) == 2
+    assert until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    said = [line for line in ended.stderr.splitlines() if "live examples" not in line]
+    assert (said[-1].strip() if said else "") == last_words
+    assert ended.stderr.count("Traceback") == (1 if last_words else 0)
+
+
+def test_a_stage_that_is_not_implemented_says_which():
+    class Half(StagedDataset):
+        def load(self, index):
+            return index
+
+        def __len__(self):
+            return 8
+
+    with pytest.raises(NotImplementedError, match=r"Half must implement augment\(example\)"):
+        EchoLoader(DataLoader(Half(), batch_size=4), 2)
+
+
+def test_threads_of_the_loader_are_daemons_with_a_name():
+    loader, iterator = running_loader("after_augmentation")
+    next(iterator)
+    mine = [thread for thread in threading.enumerate() if thread.name.startswith("lightning_echo")]
+    assert [(thread.name, thread.daemon) for thread in mine] == [("lightning_echo-prefetch", True)]
+    del loader

@@ -1,0 +1,150 @@
+"""What an echo repeats at each insertion point, that no index is twice in a batch, and how uses are spread."""
+
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+from loader_cases import LoggedDataset, ReadLog, Values, case_id, epochs, pairwise
+from torch.utils.data import DataLoader
+
+from lightning_echo import EchoLoader, InsertionPoint
+
+
+def delivered(tmp_path, point, workers, factor=4, count=3):
+    dataset = LoggedDataset(40, ReadLog(tmp_path / "reads"))
+    plain = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=workers)
+    return [
+        batch.tolist() for epoch in epochs(EchoLoader(plain, factor, insertion_point=point, seed=2), count) for batch in epoch
+    ]
+
+
+def by_read(batches):
+    """The uses of each read example: (index, noise) in order."""
+    uses = defaultdict(list)
+    for batch in batches:
+        for index, read, noise in batch:
+            uses[read].append((index, noise))
+    return uses
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_before_augmentation_uses_share_the_source_and_differ_by_augmentation(tmp_path, workers):
+    uses = by_read(delivered(tmp_path, "before_augmentation", workers))
+    assert max(map(len, uses.values())) == 4
+    for several in uses.values():
+        assert len({index for index, _ in several}) == 1
+        assert len({noise for _, noise in several}) == len(several)
+    noises = [noise for several in uses.values() for _, noise in several]
+    assert len(set(noises)) == len(noises), "no two uses of anything share their noise"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_augmentation_uses_are_equal(tmp_path, workers):
+    uses = by_read(delivered(tmp_path, "after_augmentation", workers))
+    assert max(map(len, uses.values())) == 4
+    assert {len(set(several)) for several in uses.values()} == {1}
+    assert len({several[0][1] for several in uses.values()}) == len(uses), "source and augmentation ran once for each"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("factor", [2, 4, 2.5])
+def test_after_batching_batches_repeat_whole_and_evenly_interleaved(tmp_path, workers, factor):
+    batches = delivered(tmp_path, "after_batching", workers, factor, count=10)
+    first_use, uses = {}, defaultdict(int)
+    for number, batch in enumerate(batches):
+        key = tuple(map(tuple, batch))
+        first_use.setdefault(key, number)
+        uses[key] += 1
+    assert max(uses.values()) <= math.ceil(factor)
+    assert len({example[1] for key in first_use for example in key}) == 8 * len(first_use), "batches share no read"
+    gaps = [b - a for a, b in zip(list(first_use.values()), list(first_use.values())[1:], strict=False)]
+    steady = gaps[4:]  # the buffer of four batches is filled by then
+    assert set(steady) <= {math.floor(factor), math.ceil(factor)}, "between fresh batches always as many echoes"
+
+
+@pytest.mark.parametrize(
+    "case",
+    pairwise(
+        factor=(1.5, 2, 2.37, 4, 8),
+        workers=(0, 1, 2, 3),
+        batch_size=(4, 5),
+        shuffle=(True, False),
+        drop_last=(True, False),
+        surplus=(0, 3),
+        point=("before_augmentation", "after_augmentation"),
+    ),
+    ids=case_id,
+)
+def test_no_index_is_twice_in_a_batch_also_where_passes_meet(case):
+    batch_size = case["batch_size"]
+    buffer_size = 2 * batch_size * max(case["workers"], 1)
+    length = buffer_size + batch_size + case["surplus"]  # the shortest pass for which this is promised, and an uneven one
+    if case["drop_last"]:
+        length = -(-length // batch_size) * batch_size + case["surplus"]  # what is dropped does not count
+    plain = DataLoader(
+        Values(length),
+        batch_size=batch_size,
+        shuffle=case["shuffle"],
+        drop_last=case["drop_last"],
+        num_workers=case["workers"],
+    )
+    loader = EchoLoader(plain, case["factor"], insertion_point=case["point"], seed=4)
+    assert loader.buffer_size == buffer_size
+    for epoch in epochs(loader, 15):
+        for batch in epoch:
+            assert len(set(batch["index"].tolist())) == len(batch["index"])
+    assert loader.counts.fresh > length, "at least one pass has met the next"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("factor", [1.5, 2, 2.37, 4, 8])
+def test_the_share_of_fresh_examples_is_level_after_warm_up(workers, factor):
+    loader = EchoLoader(
+        DataLoader(Values(400), batch_size=8, shuffle=True, num_workers=workers),
+        factor,
+        insertion_point="after_augmentation",
+        seed=1,
+    )
+    fresh = []
+    for _ in range(2):
+        for _ in loader:
+            fresh.append(loader.last_batch_counts.fresh)
+    assert set(fresh[2 * max(workers, 1) * math.ceil(factor) :]) <= {math.floor(8 / factor), math.ceil(8 / factor)}
+
+
+def test_the_point_is_a_string_and_a_member():
+    loader = EchoLoader(DataLoader(Values(8), batch_size=4), 2)
+    assert loader.insertion_point is InsertionPoint.before_augmentation
+    assert loader.insertion_point == "before_augmentation"
+    assert EchoLoader(DataLoader(Values(8), batch_size=4), 2, insertion_point=InsertionPoint.after_batching).insertion_point == (
+        "after_batching"
+    )
+
+
+def test_live_examples_never_exceed_the_buffer():
+    """Counted in a cache of the test's own: what was read, and will be used again."""
+    held, most = set(), 0
+    loader = EchoLoader(
+        DataLoader(Values(200), batch_size=8, shuffle=True), 4, insertion_point="after_augmentation", seed=1, buffer_size=12
+    )
+    batches = [batch["index"].tolist() for batch in loader]
+    last_use = {index: number for number, batch in enumerate(batches) for index in batch}
+    for number, batch in enumerate(batches[:-12]):  # of the last ones the later uses are not known
+        held = {index for index in held | set(batch) if last_use[index] > number}
+        most = max(most, len(held))
+    assert 6 < most <= 12
+
+
+def test_a_batch_is_exactly_what_the_collate_function_made():
+    def collate(examples):
+        return {
+            "indices": tuple(example["index"] for example in examples),
+            "sum": torch.stack([e["value"] for e in examples]).sum(),
+        }
+
+    for point in ("before_augmentation", "after_augmentation", "after_batching"):
+        loader = EchoLoader(DataLoader(Values(12), batch_size=4, collate_fn=collate), 2, insertion_point=point)
+        for batch in loader:
+            assert list(batch) == ["indices", "sum"]
+            assert batch["sum"].item() == 3 * sum(batch["indices"])

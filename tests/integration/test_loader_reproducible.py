@@ -1,0 +1,142 @@
+"""Two runs give the same batches and pixels, whatever the timing, and the training's random numbers are left alone."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from loader_cases import POINTS, Noisy, Values, epochs, same
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_echo import EchoLoader
+
+
+def loader(point, workers, seed=1, dataset=None, **options):
+    plain = DataLoader(dataset or Noisy(40), batch_size=8, shuffle=True, num_workers=workers)
+    return EchoLoader(plain, 2.37, insertion_point=point, seed=seed, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("point", POINTS)
+def test_two_runs_give_the_same_pixels_and_another_seed_gives_others(point, workers):
+    first = epochs(loader(point, workers), 3)
+    torch.rand(7), np.random.rand(7), random.random()
+    assert same(epochs(loader(point, workers), 3), first)
+    assert not same(epochs(loader(point, workers, seed=2), 3), first)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_ranks_do_not_share_their_noise(point):
+    noise = [
+        {
+            value
+            for epoch in epochs(loader(point, 0, num_replicas=2, rank=rank), 2)
+            for batch in epoch
+            for value in batch[:, 1].tolist()
+        }
+        for rank in range(2)
+    ]
+    assert noise[0].isdisjoint(noise[1])
+
+
+@pytest.mark.parametrize("factor", [1, 2.37])
+@pytest.mark.parametrize("point", POINTS)
+def test_without_workers_the_random_states_of_the_training_are_untouched(point, factor):
+    def states():
+        return torch.get_rng_state(), np.random.get_state()[1].tolist(), np.random.get_state()[2], random.getstate()
+
+    before = states()
+    echoed = EchoLoader(DataLoader(Noisy(40), batch_size=8, shuffle=True), factor, insertion_point=point)
+    for _ in range(2):
+        for _ in echoed:
+            now = states()
+            assert torch.equal(now[0], before[0])
+            assert now[1:] == before[1:]
+    drawn = torch.rand(3), np.random.rand(), random.random()
+    torch.set_rng_state(before[0])
+    assert torch.equal(drawn[0], torch.rand(3))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_with_workers_the_random_states_of_the_training_are_untouched_too(point):
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    epochs(loader(point, 2), 2)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert random.getstate() == python_state
+
+
+def test_the_number_of_workers_changes_which_examples_are_echoed_but_not_the_fresh_ones():
+    def fresh(workers):
+        echoed = EchoLoader(
+            DataLoader(Values(60), batch_size=6, shuffle=True, num_workers=workers),
+            2,
+            insertion_point="after_augmentation",
+            seed=1,
+        )
+        seen = {}
+        for batch in echoed:
+            seen.update(dict.fromkeys(batch["index"].tolist()))
+        return list(seen)
+
+    orders = [fresh(workers) for workers in (0, 1, 2)]
+    shortest = min(map(len, orders))
+    assert shortest > 30
+    assert orders[0][:shortest] == orders[1][:shortest] == orders[2][:shortest]
+
+
+class Delayed(Dataset):
+    """Takes its time to read, differently in every run."""
+
+    def load(self, index):
+        time.sleep(random.SystemRandom().random() * 0.002)
+        return torch.tensor([float(index)])
+
+    def augment(self, example):
+        return example + torch.rand(1) / 2
+
+    def __getitem__(self, index):
+        return self.augment(self.load(index))
+
+    def __len__(self):
+        return 40
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("point", POINTS)
+def test_changing_factors_take_effect_at_the_same_batch_whatever_the_delays(point, workers):
+    def run(step_seconds):
+        echoed = loader(point, workers, dataset=Delayed())
+        batches, counts = [], []
+        for factor in (4, 1, 1.5, 8, 2, 2):
+            for batch in echoed:
+                batches.append(batch)
+                counts.append(echoed.last_batch_counts)
+                time.sleep(random.SystemRandom().random() * step_seconds)
+            echoed.factor = factor
+        return batches, counts
+
+    fast, slow = run(0.0), run(0.008)
+    assert fast[1] == slow[1]
+    assert same(fast[0], slow[0])
+    per_epoch = [sum(count.fresh for count in fast[1][i : i + 5]) for i in range(0, 30, 5)]
+    assert max(per_epoch) >= 2 * min(per_epoch), "the changes have come through"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_factor_set_at_a_boundary_counts_from_the_first_batch_that_cannot_be_in_flight(workers):
+    echoed = EchoLoader(
+        DataLoader(Values(400), batch_size=8, num_workers=workers), 1, insertion_point="after_augmentation", seed=1
+    )
+    iterator = iter(echoed)
+    for _ in range(10):
+        next(iterator)
+    echoed.factor = 4
+    fresh = []
+    for _ in range(30):
+        next(iterator)
+        fresh.append(echoed.last_batch_counts.fresh)
+    ahead = 2 * workers + 2 if workers else 0  # prefetch_factor x workers + the thread's depth
+    assert fresh[:ahead] == [8] * ahead
+    assert fresh[ahead + 8 * max(workers, 1) :] == [2] * len(fresh[ahead + 8 * max(workers, 1) :])
+    assert len(fresh[ahead + 8 * max(workers, 1) :]) > 4

@@ -1,0 +1,234 @@
+"""The echo factor changed while a Trainer runs: when it counts, what it does to epochs, and that timing has no say in it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from test_trainer_epochs import OneCycle
+from trainer_runs import POINTS, At, Data, Killed, Recorder, Run, SaveAt, SetFactor, echoed, first_uses, fit
+
+from lightning_echo import EchoLoader
+
+LENGTH = 66  # examples: 17 batches of 4, so that the buffer is small beside a pass
+
+
+def changing(factors: dict[int, float], *, start: float = 2, callbacks: Any = (), **options: Any) -> Run:
+    """A run whose factor a user's callback sets at the ends of epochs."""
+    names = ("max_epochs", "limit_train_batches", "ckpt_path", "model", "val_check_interval")
+    of_fit = {name: options.pop(name) for name in names if name in options}
+    data = echoed(start, length=LENGTH, **options)
+    return fit(data, callbacks=[SetFactor(data, factors), *callbacks], **{"max_epochs": 3, **of_fit})
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_new_factor_counts_from_the_first_batch_that_cannot_be_in_flight(workers: int) -> None:
+    model = changing({0: 1}, workers=workers, max_epochs=2).model
+    in_flight = workers * 2 + 2 if workers else 0  # asked of each worker, and what the fetching thread holds
+    all_fresh = [len(new) == len(indices) for new, (indices, _) in zip(first_uses(model.batches), model.batches, strict=True)]
+    assert all_fresh[2:].index(True) + 2 == 17 + in_flight  # while the buffer fills, batches may be all fresh too
+    assert all(all_fresh[17 + in_flight :])
+
+
+@pytest.mark.parametrize(("start", "then"), [(2, 4), (4, 2), (1, 3), (1.5, 2.37)])
+def test_the_fresh_share_is_level_before_the_change_and_again_after_one_buffer(start: float, then: float) -> None:
+    model = changing({1: then}, start=start, workers=2, max_epochs=5).model
+    fresh = [len(new) for new in first_uses(model.batches)]
+    full = [len(indices) == 4 for indices, _ in model.batches]
+    assert model.steps == [17] * 5
+    switch, buffer = 2 * 17 + 6, 4
+    for factor, first, last in ((start, buffer, switch), (then, switch + buffer, len(fresh))):
+        shares = {fresh[i] for i in range(first, last) if full[i]}
+        assert shares <= {math.floor(4 / factor), math.ceil(4 / factor)}
+        delivered = sum(len(indices) for indices, _ in model.batches[first:last])
+        assert abs(sum(fresh[first:last]) - delivered / factor) <= 16
+
+
+def test_with_batch_echoing_the_new_factor_is_met_too() -> None:
+    model = changing({1: 4}, workers=2, max_epochs=6, point="after_batching").model
+    fresh = [bool(new) for new in first_uses(model.batches)]
+    assert abs(sum(fresh[4:34]) - 30 / 2) <= 2
+    assert abs(sum(fresh[-34:]) - 34 / 4) <= 2
+
+
+def test_a_change_leaves_length_validation_and_the_users_loaders_alone() -> None:
+    run = changing({0: 4, 1: 1.5}, workers=2)
+    assert run.model.steps == [17, 17, 17]
+    assert run.model.validated_at == [17, 34, 51]
+    assert run.trainer.num_training_batches == 17
+    assert run.data.datamodule.asked == {"train": 1, "val": 1}
+
+
+class Epochs(pl.Callback):
+    """Remembers what the Trainer believes about each epoch."""
+
+    def __init__(self) -> None:
+        self.believed: list[float] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.believed.append(trainer.num_training_batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("point", ["before_augmentation", "after_batching"])
+def test_full_pass_epochs_follow_the_factor_up_and_down(workers: int, point: str) -> None:
+    epochs = Epochs()
+    run = changing(
+        {0: 3, 1: 1.5, 2: 2},
+        start=1,
+        workers=workers,
+        point=point,
+        epoch_length="full_pass",
+        max_epochs=5,
+        callbacks=[epochs],
+    )
+    expected = [17, 51, 26, 34, 34]  # round(factor * 17); 25.5 rounds to the even number
+    assert run.model.steps == epochs.believed == expected
+    assert run.model.validated_at == [sum(expected[: i + 1]) for i in range(5)]
+    assert run.data.datamodule.asked == {"train": 1, "val": 1}  # neither loader was built again
+    assert len(set().union(*run.model.pids)) == max(workers, 1)  # nor were workers
+    assert run.trainer.reload_dataloaders_every_n_epochs == 0
+
+
+def test_full_pass_epochs_under_limits_follow_the_factor() -> None:
+    fraction = changing({0: 3, 1: 1}, epoch_length="full_pass", limit_train_batches=0.5, val_check_interval=0.5).model
+    assert fraction.steps == [17, 25, 8]
+    assert fraction.validated_at == [8, 16, 17 + 12, 17 + 24, 42 + 4, 42 + 8]
+    number = changing({0: 3, 1: 1}, epoch_length="full_pass", limit_train_batches=20).model
+    assert number.steps == [20, 20, 17]
+    assert number.validated_at == [20, 40, 57]
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+def test_a_factor_set_when_an_epoch_has_begun_changes_the_length_of_the_next(factor: float) -> None:
+    data = echoed(2, workers=2, epoch_length="full_pass")
+
+    class AtStart(pl.Callback):
+        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                data.factor = factor
+
+    run = fit(data, callbacks=[AtStart()], max_epochs=4)
+    expected = [12, 12, 6 * factor, 6 * factor]
+    assert run.model.steps == expected
+    assert run.model.validated_at == [sum(expected[: i + 1]) for i in range(4)]
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+def test_a_factor_set_within_an_epoch_changes_the_length_of_the_next(factor: float) -> None:
+    data = echoed(2, workers=2, epoch_length="full_pass")
+
+    class Within(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+            if trainer.global_step == 15:
+                data.factor = factor
+
+    run = fit(data, callbacks=[Within()], max_epochs=4)
+    expected = [12, 12, 6 * factor, 6 * factor]
+    assert run.model.steps == expected
+    assert run.model.validated_at == [sum(expected[: i + 1]) for i in range(4)]
+
+
+def test_a_bare_full_pass_loader_follows_the_factor_where_the_trainer_asks_again() -> None:
+    loader = EchoLoader(Data(2).train_dataloader(), 1, epoch_length="full_pass", seed=7)
+    model = fit(loader, callbacks=[SetFactor(loader, {0: 3, 1: 2})], reload_dataloaders_every_n_epochs=1).model
+    assert model.steps == [6, 18, 12]
+    assert model.validated_at == [6, 24, 36]
+
+
+def test_raising_the_factor_beside_a_one_cycle_schedule_is_refused_with_the_way_out() -> None:
+    with pytest.raises(MisconfigurationException, match=r"OneCycleLR.*epoch_length='fixed'"):
+        changing({0: 3}, epoch_length="full_pass", model=OneCycle())
+
+
+def test_lowering_the_factor_beside_a_one_cycle_schedule_ends_the_run_early() -> None:
+    model = changing({0: 1}, start=3, epoch_length="full_pass", model=OneCycle(), max_epochs=2).model
+    assert model.steps == [51, 17]
+
+
+def test_with_fixed_epochs_the_factor_may_be_raised_beside_a_one_cycle_schedule() -> None:
+    model = changing({0: 3}, model=OneCycle(), max_epochs=2).model
+    assert model.estimated == len(model.batches) == 34
+
+
+def test_a_refused_factor_leaves_the_run_as_it_was() -> None:
+    data = echoed(2, epoch_length="full_pass", workers=2)
+    refused = []
+
+    def attempt(trainer: pl.Trainer) -> None:
+        for bad, error in ((0.5, ValueError), ("2x", TypeError), (3, MisconfigurationException)):
+            with pytest.raises(error):
+                data.factor = bad  # type: ignore[assignment]
+            refused.append(data.factor)
+
+    run = fit(data, callbacks=[At({0: attempt})], model=OneCycle())
+    assert refused == [2, 2, 2]
+    assert run.model.batches == fit(echoed(2, epoch_length="full_pass", workers=2)).model.batches
+
+
+def delayed(point: str, delay: float, **options: Any) -> Run:
+    """Source and step take random times, another one in every run."""
+    model = Recorder(delay=delay)
+    return changing({0: 4, 1: 1, 2: 2.5}, workers=2, delay=delay, max_epochs=4, model=model, point=point, **options)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_with_changing_factors_delivers_the_same_batches_whatever_the_timing(point: str) -> None:
+    undelayed, run, again = delayed(point, 0), delayed(point, 0.01), delayed(point, 0.003)
+    assert run.model.batches == again.model.batches == undelayed.model.batches
+    counts = [(each.loader.counts.fresh, each.loader.counts.echoed) for each in (undelayed, run, again)]
+    assert counts[0] == counts[1] == counts[2]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_resumed_between_the_change_and_the_switch_delivers_the_same_batches(point: str, tmp_path: Any) -> None:
+    whole = delayed(point, 0)
+    save = SaveAt(tmp_path, [20, 36], dies=True)  # after the changes at 17 and 34, six and more batches before they count
+    with pytest.raises(Killed):
+        delayed(point, 0.005, callbacks=[save])
+    for step in (20, 36):
+        resumed = delayed(point, 0.002, ckpt_path=save.path(step))
+        assert resumed.model.batches == whole.model.batches[step:]
+        assert resumed.loader.counts.fresh == whole.loader.counts.fresh
+        assert resumed.model.weights == whole.model.weights
+        assert resumed.data.factor == 2.5
+
+
+@pytest.mark.parametrize(("step", "factor"), [(34 + 3, 1), (34 + 3, 3), (34 + 10, 3)])
+def test_a_full_pass_run_resumed_around_a_change_within_an_epoch_delivers_the_same_batches(
+    step: int, factor: float, tmp_path: Any
+) -> None:
+    class Within(pl.Callback):
+        def __init__(self, data: Any) -> None:
+            self.data = data
+
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+            if trainer.global_step == 34 + 2:
+                self.data.factor = factor
+
+    def run(*callbacks: Any, **options: Any) -> Run:
+        data = echoed(2, length=LENGTH, workers=2, epoch_length="full_pass")
+        return fit(data, callbacks=[Within(data), *callbacks], max_epochs=4, **options)
+
+    whole = run()
+    assert whole.model.steps == [34, 34, 17 * factor, 17 * factor]
+    save = SaveAt(tmp_path, [step], dies=True)
+    with pytest.raises(Killed):
+        run(save)
+    resumed = run(ckpt_path=save.path(step))
+    assert resumed.model.batches == whole.model.batches[step:]
+    assert resumed.model.validated_at == whole.model.validated_at[1:]
+    assert resumed.model.weights == whole.model.weights
+
+
+def test_a_model_that_sets_the_factor_itself_is_heard() -> None:
+    class Lowers(Recorder):
+        def on_train_epoch_end(self) -> None:
+            self.trainer.datamodule.factor = 1
+
+    run = fit(echoed(2, length=LENGTH), model=Lowers(), max_epochs=2)
+    assert run.data.factor == run.loader.factor == 1
+    assert [len(new) for new in first_uses(run.model.batches)][17:] == [4] * 16 + [2]

@@ -1,0 +1,119 @@
+"""Lightning's Tuner beside echoing: what it tries takes effect, and nothing of it is left in the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.tuner import Tuner
+from trainer_runs import POINTS, Data, Recorder, echoed, fit, trainer
+
+from lightning_echo import EchoDataModule
+
+LENGTH = 300
+
+
+class Rated(Recorder):
+    """Has the learning rate that the finder looks for; a loss that never diverges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lr = 0.05
+
+
+class Sized(Data):
+    """Takes its batch size from its hyperparameters, as many data modules do."""
+
+    def __init__(self, batch_size: int = 4) -> None:
+        super().__init__(length=LENGTH)
+        self.save_hyperparameters()
+
+    def train_dataloader(self) -> Any:
+        self.batch_size = self.hparams.batch_size
+        return super().train_dataloader()
+
+
+def sizes(model: Recorder) -> list[int]:
+    return [len(indices) for indices, _ in model.batches]
+
+
+def tune(data: Any, model: Recorder, folder: Path) -> tuple[Tuner, dict[str, Any]]:
+    return Tuner(trainer(default_root_dir=folder, max_epochs=1)), {"model": model, "datamodule": data}
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_every_batch_size_that_is_tried_takes_effect(point: str, mode: str, tmp_path: Path) -> None:
+    tried, data = [], echoed(2, point=point, length=LENGTH)
+    for attached in (Data(length=LENGTH), data):
+        model = Recorder()
+        tuner, what = tune(attached, model, tmp_path)
+        found = tuner.scale_batch_size(**what, mode=mode, steps_per_trial=2, init_val=2, max_trials=3)
+        tried.append((found, attached.batch_size, sizes(model)))
+    assert tried[0] == tried[1]
+    assert set(sizes(model)) == {4, 8}  # the first trial is with the size that the data module had, as without echoing
+    assert found is not None
+    run = fit(data, max_epochs=1)
+    assert {found} <= set(sizes(run.model)) <= {found, LENGTH % found}
+    assert run.model.steps == [-(-LENGTH // found)]
+
+
+def test_a_batch_size_in_the_hyperparameters_takes_effect_too(tmp_path: Path) -> None:
+    user, model = Sized(), Recorder()
+    tuner, what = tune(EchoDataModule(user, 2), model, tmp_path)
+    tuner.scale_batch_size(**what, mode="power", steps_per_trial=1, init_val=8, max_trials=3)
+    assert sizes(model)[1:] == [16, 32]
+    assert user.hparams.batch_size == 32
+
+
+def test_scaling_the_batch_size_leaves_position_and_counts_at_the_start(tmp_path: Path) -> None:
+    data = echoed(2, length=LENGTH, workers=2)
+    tuner, what = tune(data, Recorder(), tmp_path)
+    found = tuner.scale_batch_size(**what, mode="power", steps_per_trial=3, init_val=2, max_trials=2)
+    assert data.loader.counts.delivered == 0
+    run, expected = fit(data, max_epochs=2), fit(echoed(2, length=LENGTH, workers=2, batch_size=found), max_epochs=2)
+    assert run.model.batches == expected.model.batches
+    assert run.loader.counts == expected.loader.counts
+
+
+@pytest.mark.parametrize("epoch_length", ["fixed", "full_pass"])
+def test_the_learning_rate_finder_leaves_position_and_counts_as_they_were(epoch_length: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"length": LENGTH, "workers": 2, "epoch_length": epoch_length}
+    data = echoed(2, **options)
+    tuner, what = tune(data, Rated(), tmp_path)
+    finder = tuner.lr_find(**what, num_training=10, early_stop_threshold=None, update_attr=False)
+    assert finder is not None
+    assert len(finder.results["lr"]) == 10
+    assert data.loader.counts.delivered == 0
+    run, expected = fit(data, max_epochs=1), fit(echoed(2, **options), max_epochs=1)
+    assert run.model.batches == expected.model.batches
+    assert run.loader.counts == expected.loader.counts
+
+
+def test_the_learning_rate_finder_goes_back_to_the_middle_of_a_run(tmp_path: Path) -> None:
+    data, whole = echoed(2, length=LENGTH), fit(echoed(2, length=LENGTH), max_epochs=2)
+    first = fit(data, max_epochs=-1, max_steps=75)
+    counts = data.loader.counts
+    tuner, what = tune(data, Rated(), tmp_path)
+    tuner.lr_find(**what, num_training=10, early_stop_threshold=None, update_attr=False)
+    assert data.loader.counts == counts
+    assert first.model.batches + fit(data, max_epochs=1).model.batches == whole.model.batches
+
+
+def test_a_learning_rate_finder_at_the_start_of_fit_disturbs_nothing(tmp_path: Path) -> None:
+    finder = LearningRateFinder(num_training_steps=5, early_stop_threshold=None, update_attr=False)
+    run = fit(echoed(2, length=LENGTH), model=Rated(), callbacks=[finder], max_epochs=1, default_root_dir=tmp_path)
+    expected = fit(echoed(2, length=LENGTH), max_epochs=1)
+    assert run.model.batches[5:] == expected.model.batches
+    assert run.loader.counts == expected.loader.counts
+
+
+def test_a_batch_size_finder_at_the_start_of_fit_trains_with_what_it_found(tmp_path: Path) -> None:
+    finder = BatchSizeFinder(mode="power", steps_per_trial=1, init_val=8, max_trials=2)
+    run = fit(echoed(2, length=LENGTH), callbacks=[finder], max_epochs=1, default_root_dir=tmp_path)
+    trials = 2
+    expected = fit(echoed(2, length=LENGTH, batch_size=finder.optimal_batch_size), max_epochs=1)
+    assert run.model.batches[trials:] == expected.model.batches
+    assert run.loader.counts == expected.loader.counts

@@ -1,0 +1,567 @@
+"""Which index stands where: passes are complete, shuffled well, dealt out as torch deals them, kept apart, and found again.
+
+The model is always a list: what the sampler yields pass by pass, padded and sliced as ``DistributedSampler`` documents it.
+"""
+
+import copy
+import io
+import math
+import tracemalloc
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from lightning_echo.echoing import order as order_module
+from lightning_echo.echoing.order import SamplerOrder, SequentialOrder, ShuffledOrder, permute, spread
+from lightning_echo.echoing.plan import EchoPlan, PlanShape
+from lightning_echo.echoing.requests import ExampleRequests
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+class CountingSampler(Sampler):
+    """Draws from a counter that moves on with every pass; keeps it in a ``state_dict``."""
+
+    def __init__(self, length, start):
+        self.length, self.count = length, start
+
+    def __iter__(self):
+        self.count += 1
+        yield from ((i * 7 + self.count) % 31 + 100 * i for i in range(self.length))
+
+    def __len__(self):
+        return self.length
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class BucketBatches(Sampler):
+    """A batch sampler of its own kind, told the pass by ``set_epoch``."""
+
+    def __init__(self, length, start):
+        self.length, self.epoch = length, start
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        yield from ([self.epoch, i] if i % 3 else [self.epoch, i, -i] for i in range(self.length))
+
+    def __len__(self):
+        return self.length
+
+
+# Samplers of a user that a resumed run can find again. Called with 0, it is the one that the run began with; with another number
+# one in another state, as a new process may have it.
+SAMPLERS = {
+    "RandomSampler": lambda start: RandomSampler(range(23), generator=generator(5 + start)),
+    "RandomSampler with replacement": lambda start: RandomSampler(
+        range(40), replacement=True, num_samples=17, generator=generator(5 + start)
+    ),
+    "SubsetRandomSampler": lambda start: SubsetRandomSampler(range(0, 40, 2), generator=generator(6 + start)),
+    "WeightedRandomSampler": lambda start: WeightedRandomSampler(
+        [1.0, 5.0, 1.0, 9.0] * 6, 19, replacement=True, generator=generator(7 + start)
+    ),
+    "DistributedSampler": lambda start: DistributedSampler(range(37), num_replicas=2, rank=1, shuffle=True, seed=8),
+    "SequentialSampler": lambda start: SequentialSampler(range(21)),
+    "with state_dict": lambda start: CountingSampler(18, start),
+}
+BATCH_SAMPLERS = {
+    "BatchSampler": lambda start: BatchSampler(RandomSampler(range(23), generator=generator(5 + start)), 4, drop_last=False),
+    "of the user": lambda start: BucketBatches(11, start),
+}
+
+
+def passes_of(sampler, number):
+    """What a sampler yields in so many passes."""
+    passes = []
+    for i in range(number):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(i)
+        passes.append(list(sampler))
+    return passes
+
+
+def dealt(indices, replicas, rank):
+    """``DistributedSampler``'s rule: filled up from the start to a multiple of the ranks, then every so-many-th."""
+    total = math.ceil(len(indices) / replicas) * replicas
+    filled = (indices * math.ceil(total / len(indices)))[:total]
+    return filled[rank::replicas]
+
+
+def kept_of(length, replicas, batch_size, drop_last):
+    here = math.ceil(length / replicas)
+    return here // batch_size * batch_size if drop_last else here
+
+
+class TestPermutations:
+    @pytest.mark.parametrize("length", [*range(1, 70), 97, 128, 1000, 4097])
+    def test_hold_each_number_once(self, length):
+        for key in range(5):
+            assert sorted(permute(np.arange(length, dtype=np.uint64), length, key)) == list(range(length))
+
+    def test_can_be_looked_up_anywhere(self):
+        whole = permute(np.arange(1000, dtype=np.uint64), 1000, 3)
+        slots = np.array([999, 0, 500, 500, 31], dtype=np.uint64)
+        assert permute(slots, 1000, 3).tolist() == whole[slots].tolist()
+        assert slots.tolist() == [999, 0, 500, 500, 31], "what is asked for is left as it was"
+
+    def test_differ_by_key(self):
+        found = {tuple(permute(np.arange(50, dtype=np.uint64), 50, key)) for key in range(500)}
+        assert len(found) == 500
+
+    @pytest.mark.parametrize("length", [2, 3, 5, 8, 13, 29])
+    def test_put_every_number_in_every_slot_equally_often(self, length):
+        keys = 100 * length
+        counts = np.zeros((length, length))
+        for key in range(keys):
+            counts[np.arange(length), permute(np.arange(length, dtype=np.uint64), length, key)] += 1
+        statistic = ((counts - keys / length) ** 2 / (keys / length)).sum()
+        freedom = (length - 1) ** 2
+        assert statistic < freedom + 6 * math.sqrt(2 * freedom)
+
+    @pytest.mark.parametrize("length", [3, 4])
+    def test_are_all_equally_likely(self, length):
+        keys = 200 * math.factorial(length)
+        counts = Counter(tuple(permute(np.arange(length, dtype=np.uint64), length, key).tolist()) for key in range(keys))
+        expected, freedom = keys / math.factorial(length), math.factorial(length) - 1
+        statistic = sum((counts[order] - expected) ** 2 / expected for order in permutations(range(length)))
+        assert statistic < freedom + 6 * math.sqrt(2 * freedom)
+
+    def test_do_not_keep_neighbours_together(self):
+        """In how many of 2,000 permutations of 100 does 42 follow 41 at once? In one of 100."""
+        together = 0
+        for key in range(2000):
+            values = permute(np.arange(100, dtype=np.uint64), 100, key).tolist()
+            together += values.index(42) == values.index(41) + 1
+        assert 5 <= together <= 45
+
+
+def shuffled(length, kept=None, replicas=1, rank=0, distance=0, seed=1):
+    return ShuffledOrder(length, length if kept is None else kept, replicas, rank, distance, seed=seed)
+
+
+class TestShuffledPasses:
+    @pytest.mark.parametrize("length", [1, 2, 7, 100, 1025, 3000])
+    def test_hold_each_index_once_and_differ(self, length):
+        order = shuffled(length)
+        passes = [order.take(length) for _ in range(4)]
+        assert all(sorted(indices) == list(range(length)) for indices in passes)
+        assert length < 7 or len(set(map(tuple, passes))) == 4
+
+    def test_depend_on_the_seed_and_the_number_of_the_pass_alone(self):
+        assert shuffled(100, seed=3).take(300) == shuffled(100, seed=3).take(300)
+        assert shuffled(100, seed=3).take(300) != shuffled(100, seed=4).take(300)
+        state = torch.get_rng_state()
+        second = shuffled(100, seed=3)
+        second.seek(100)
+        assert second.take(200) == shuffled(100, seed=3).take(300)[100:]
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_are_the_same_however_many_items_are_taken_at_a_time(self):
+        order, together = shuffled(50), shuffled(50).take(200)
+        assert [index for count in [1, 0, 3, 46, 50, 7, 93] for index in order.take(count)] == together
+
+    def test_lose_their_tail_where_the_plain_loader_drops_it(self):
+        whole = shuffled(50)
+        cut = shuffled(50, kept=48)
+        for _ in range(3):
+            assert cut.take(48) == whole.take(50)[:48]
+
+
+class TestSharding:
+    @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+    @pytest.mark.parametrize("length", [1, 2, 3, 5, 12, 13, 31])
+    def test_deals_the_same_indices_as_a_distributed_sampler(self, length, replicas):
+        sampler = RandomSampler(range(length), generator=generator(2))
+        kept = kept_of(length, replicas, 1, drop_last=False)
+        for rank in range(replicas):
+            sequential = SequentialOrder(length, kept, replicas, rank)
+            torchs = list(DistributedSampler(range(length), replicas, rank, shuffle=False))
+            assert [sequential.take(kept) for _ in range(3)] == 3 * [torchs]
+            sharded, whole = shuffled(length, kept, replicas, rank), shuffled(length)
+            assert [sharded.take(kept) for _ in range(3)] == [dealt(whole.take(length), replicas, rank) for _ in range(3)]
+            sampled = SamplerOrder(copy.deepcopy(sampler), length, kept, replicas, rank, seed=0)
+            expected = [dealt(indices, replicas, rank) for indices in passes_of(copy.deepcopy(sampler), 3)]
+            assert [sampled.take(kept) for _ in range(3)] == expected
+
+    @pytest.mark.parametrize("replicas", [2, 3, 4])
+    @pytest.mark.parametrize("batch_size", [2, 5])
+    def test_ranks_are_disjoint_and_together_complete_but_for_what_torch_pads_or_the_loader_drops(self, replicas, batch_size):
+        for length, drop_last in [(40, False), (41, False), (41, True), (43, True)]:
+            kept = kept_of(length, replicas, batch_size, drop_last)
+            for make in (shuffled, SequentialOrder):
+                orders = [make(length, kept, replicas, rank) for rank in range(replicas)]
+                for _ in range(3):
+                    counts = Counter(index for order in orders for index in order.take(kept))
+                    padded = max(kept * replicas - length, 0)
+                    assert sum(counts.values()) == kept * replicas
+                    assert sorted(counts.values(), reverse=True)[:padded] == [2] * padded
+                    assert len(counts) == min(length, kept * replicas)
+
+
+class TestAUsersSampler:
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_is_followed_pass_by_pass(self, name):
+        length = len(SAMPLERS[name](0))
+        order = SamplerOrder(SAMPLERS[name](0), length, length, seed=0)
+        assert [order.take(length) for _ in range(4)] == passes_of(SAMPLERS[name](0), 4)
+
+    @pytest.mark.parametrize("name", SAMPLERS)
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_gives_what_the_plain_loader_delivers_also_when_its_tail_is_dropped(self, name, drop_last):
+        """Later passes show that its generator was used up as the plain loader does."""
+        sampler = SAMPLERS[name](0)
+        plain = DataLoader(range(4000), batch_size=4, sampler=sampler, drop_last=drop_last)
+        kept = kept_of(len(sampler), 1, 4, drop_last)
+        order = SamplerOrder(SAMPLERS[name](0), len(sampler), kept, seed=0)
+        for number in range(4):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(number)
+            assert order.take(kept) == torch.cat(list(plain)).tolist()
+
+    @pytest.mark.parametrize("name", BATCH_SAMPLERS)
+    def test_of_batches_is_followed_batch_by_batch(self, name):
+        length = len(BATCH_SAMPLERS[name](0))
+        order = SamplerOrder(BATCH_SAMPLERS[name](0), length, length, seed=0)
+        assert [order.take(length) for _ in range(4)] == passes_of(BATCH_SAMPLERS[name](0), 4)
+
+    def test_is_asked_for_a_pass_only_when_its_first_item_is_needed(self):
+        asked = []
+
+        class Watched(SequentialSampler):
+            def __iter__(self):
+                asked.append(len(asked))
+                return super().__iter__()
+
+        order = SamplerOrder(Watched(range(10)), 10, 10, seed=0)
+        assert asked == []
+        order.take(10)
+        assert asked == [0]
+        order.take(1)
+        assert asked == [0, 1]
+
+    def test_is_not_read_further_than_needed(self):
+        read = []
+
+        class Watched(SequentialSampler):
+            def __iter__(self):
+                for index in super().__iter__():
+                    read.append(index)
+                    yield index
+
+        order = SamplerOrder(Watched(range(1000)), 1000, 1000, distance=10, seed=0)
+        order.set_spreading(True)
+        order.take(5)
+        assert len(read) <= 6
+
+    def test_that_yields_less_than_its_length_is_reported(self):
+        class Short(SequentialSampler):
+            def __len__(self):
+                return 12
+
+        order = SamplerOrder(Short(range(10)), 12, 12, seed=0)
+        with pytest.raises(RuntimeError, match=r"sampler yielded too few items in pass 0: its length is 12. Correct its"):
+            order.take(12)
+
+    def test_without_a_generator_is_lent_one_so_that_a_pass_depends_on_the_seed_alone(self):
+        sampler = RandomSampler(range(30))
+        state = torch.get_rng_state()
+        first, again, other = (SamplerOrder(sampler, 30, 30, seed=seed) for seed in (1, 1, 2))
+        passes = [first.take(30) for _ in range(3)]
+        assert [again.take(30) for _ in range(3)] == passes != [other.take(30) for _ in range(3)]
+        assert all(sorted(indices) == list(range(30)) for indices in passes)
+        assert len(set(map(tuple, passes))) == 3
+        assert sampler.generator is None
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_inside_a_batch_sampler_is_lent_one_too(self):
+        batches = BatchSampler(RandomSampler(range(12)), 4, drop_last=False)
+        first, again = (SamplerOrder(batches, 3, 3, seed=1) for _ in range(2))
+        assert first.take(9) == again.take(9)
+        assert batches.sampler.generator is None
+
+    def test_hears_the_number_of_the_pass(self):
+        epochs = []
+
+        class Told(SequentialSampler):
+            def set_epoch(self, epoch):
+                epochs.append(epoch)
+
+        order = SamplerOrder(BatchSampler(Told(range(10)), 5, drop_last=False), 2, 2, seed=0)
+        order.take(6)
+        assert epochs == [0, 1, 2]
+
+    @pytest.mark.parametrize("name", [*(name for name in SAMPLERS if name != "SequentialSampler"), *BATCH_SAMPLERS])
+    def test_that_can_be_found_again_says_so(self, name):
+        sampler = {**SAMPLERS, **BATCH_SAMPLERS}[name](0)
+        assert SamplerOrder(sampler, len(sampler), len(sampler), seed=0).exact
+
+    def test_that_cannot_be_found_again_says_so(self):
+        class Opaque(Sampler):
+            def __iter__(self):
+                return iter(range(5))
+
+            def __len__(self):
+                return 5
+
+        assert not SamplerOrder(Opaque(), 5, 5, seed=0).exact
+
+
+def resumed_stream(make_order, position, state, count):
+    order = make_order()
+    order.load(state)
+    order.seek(position)
+    assert order.position == position
+    return order.take(count)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("distance", [0, 3, 8])
+class TestGoingOn:
+    """Anew at every position, by an order that knows the state alone, while the first one is some positions ahead."""
+
+    def check(self, make_order, kept, distance, passes=4):
+        order, total = make_order(0), passes * kept
+        if distance:
+            order.set_spreading(True)
+        states, stream = [], []
+        for position in range(total):
+            ahead = min(position + 5, total + 5)
+            stream += order.take(ahead - len(stream))
+            order.prune(position)
+            states.append(copy.deepcopy(order.state(position)))
+        for position, state in enumerate(states):
+            rest = resumed_stream(lambda: make_order(1), position, state, total - position)
+            assert rest == stream[position:total], f"from position {position}"
+
+    @pytest.mark.parametrize("length", [20, 21])
+    def test_a_shuffled_order(self, length, replicas, distance):
+        kept = math.ceil(length / replicas)
+        self.check(lambda start: shuffled(length, kept, replicas, replicas - 1, distance), kept, distance)
+
+    def test_a_sequential_order(self, replicas, distance):
+        self.check(lambda start: SequentialOrder(21, 20 // replicas, replicas, 0, distance), 20 // replicas, distance)
+
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_the_order_of_a_users_sampler(self, name, replicas, distance):
+        length = len(SAMPLERS[name](0))
+        for kept in {math.ceil(length / replicas), length // replicas - 1}:
+            dealt_out = (length, kept, replicas, replicas - 1, distance)
+            self.check(lambda start, args=dealt_out: SamplerOrder(SAMPLERS[name](start), *args, seed=0), kept, distance)
+
+    def test_the_order_of_a_sampler_that_was_lent_a_generator(self, replicas, distance):
+        dealt_out = (21, math.ceil(21 / replicas), replicas, 0, distance)
+        self.check(lambda start: SamplerOrder(RandomSampler(range(21)), *dealt_out, seed=4), dealt_out[1], distance)
+
+    @pytest.mark.parametrize("name", BATCH_SAMPLERS)
+    def test_the_order_of_a_users_batch_sampler(self, name, replicas, distance):
+        length = len(BATCH_SAMPLERS[name](0))
+        kept = math.ceil(length / replicas)
+        self.check(lambda start: SamplerOrder(BATCH_SAMPLERS[name](start), length, kept, replicas, 0, seed=0), kept, distance=0)
+
+
+def test_an_order_goes_back_on_the_spot():
+    """A state is also loaded into a run that is under way."""
+    for order in (
+        shuffled(20, distance=6),
+        SequentialOrder(20, 20),
+        SamplerOrder(SAMPLERS["RandomSampler"](0), 23, 23, distance=6, seed=0),
+    ):
+        order.set_spreading(True)
+        order.take(7)
+        state = copy.deepcopy(order.state(7))
+        expected = order.take(60)
+        order.load(state)
+        order.seek(7)
+        assert order.take(60) == expected
+
+
+@pytest.mark.parametrize("name", [*SAMPLERS, *BATCH_SAMPLERS])
+def test_states_survive_a_checkpoint_that_is_loaded_with_weights_only(name):
+    sampler = {**SAMPLERS, **BATCH_SAMPLERS}[name](0)
+    order = SamplerOrder(sampler, len(sampler), len(sampler), distance=0 if name in BATCH_SAMPLERS else 4, seed=0)
+    order.take(3)
+    order.set_spreading(True)
+    order.take(40)
+    file = io.BytesIO()
+    torch.save(order.state(35), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    expected = order.take(20)
+    order.load(state)
+    order.seek(35)
+    assert order.take(28)[8:] == expected
+
+
+def test_states_are_the_same_on_all_ranks():
+    states = []
+    for rank in range(3):
+        order = SamplerOrder(SAMPLERS["RandomSampler"](0), 23, 8, 3, rank, 2, seed=0)
+        order.set_spreading(True)
+        order.take(21)
+        states.append(order.state(19))
+    assert states[0]["distances"] == states[1]["distances"] == states[2]["distances"]
+    for other in states[1:]:
+        for (number, state), (other_number, other_state) in zip(states[0]["sampler"], other["sampler"], strict=True):
+            assert number == other_number
+            assert torch.equal(state, other_state)
+
+
+def test_the_state_of_a_long_run_holds_no_more_passes_than_are_needed():
+    order = SamplerOrder(RandomSampler(range(100), generator=generator(1)), 100, 100, distance=20, seed=0)
+    order.set_spreading(True)
+    sizes = []
+    for number in range(30):
+        order.take(100)
+        sizes.append(len(order.state(100 * number + 50)["sampler"]))
+    assert max(sizes) <= 3
+
+
+class TestSpreading:
+    def test_takes_what_has_not_been_seen_for_long_enough_and_comes_first(self):
+        # The pass before ended with a, b, c, d; each must stay away for three slots.
+        seen = {"b": 3, "c": 2, "d": 1}
+        ranks, looked_at = spread("dxcaybz", seen, 3)
+        assert [looked_at[rank] for rank in ranks] + list("dxcaybz")[len(looked_at) :] == list("xcdaybz")
+
+    def test_moves_nothing_where_nothing_returns_too_soon(self):
+        ranks, looked_at = spread(iter("abcdefgh"), {"g": 1, "h": 3}, 3)
+        assert ranks == list(range(len(ranks)))
+        assert looked_at == list("abcdefgh")[: len(ranks)]
+
+    def test_goes_on_where_a_sampler_itself_asks_again_too_soon(self):
+        ranks, looked_at = spread("aaa", {"a": 1}, 3)
+        assert sorted(ranks) == [0, 1, 2]
+        assert looked_at == ["a"] * 3
+
+    @given(st.permutations(range(12)), st.permutations(range(12)), st.integers(1, 12), st.integers(0, 12))
+    def test_keeps_indices_apart_and_leaves_none_out(self, before, after, distance, dropped):
+        before, after = before[: 12 - dropped], after
+        distance = min(distance, len(before))
+        seen = {index: distance - i for i, index in enumerate(before[len(before) - distance :])} if distance else {}
+        ranks, looked_at = spread(iter(after), seen, distance)
+        rearranged = [looked_at[rank] for rank in ranks] + after[len(looked_at) :]
+        assert sorted(rearranged) == sorted(after)
+        stream = before + rearranged
+        last = {}
+        for slot, index in enumerate(stream):
+            assert slot - last.get(index, -99) >= distance
+            last[index] = slot
+
+    @st.composite
+    def passes(draw):
+        length, replicas = draw(st.integers(1, 60)), draw(st.integers(1, 4))
+        kept = draw(st.integers(max(math.ceil(length / replicas) - 6, 1), math.ceil(length / replicas)))
+        distance = draw(st.integers(1, kept))
+        return length, replicas, kept, distance, draw(st.integers(0, 3 * kept)), draw(st.integers(0, 1000))
+
+    @settings(max_examples=200)
+    @given(passes(), st.sampled_from(["sequential", "shuffled", "sampler"]))
+    def test_no_index_returns_to_a_rank_before_the_distance_and_passes_stay_complete(self, passes, kind):
+        length, replicas, kept, distance, begin, seed = passes
+        assume(distance * replicas + replicas - 1 <= length)  # else there are too few indices for it
+        streams = []
+        for rank in range(replicas):
+            dealt_out = (length, kept, replicas, rank, distance)
+            order = {
+                "sequential": lambda args=dealt_out: SequentialOrder(*args),
+                "shuffled": lambda args=dealt_out: ShuffledOrder(*args, seed=seed),
+                "sampler": lambda args=dealt_out: SamplerOrder(
+                    RandomSampler(range(length), generator=generator(seed)), *args, seed=0
+                ),
+            }[kind]()
+            stream = order.take(begin)
+            order.set_spreading(True)
+            streams.append(stream + order.take(8 * kept - begin))
+        for stream in streams:
+            last = {}
+            for position, index in enumerate(stream):
+                if position >= math.ceil(begin / kept) * kept:  # in the passes that begin from then on
+                    assert position - last.get(index, -99) >= distance
+                last[index] = position
+        for number in range(8):
+            counts = Counter(index for stream in streams for index in stream[number * kept : (number + 1) * kept])
+            assert len(counts) == min(length, kept * replicas)
+            assert sum(counts.values()) == kept * replicas
+
+    @pytest.mark.parametrize("kind", ["shuffled", "sampler"])
+    def test_moves_only_the_start_of_a_pass(self, kind):
+        def stream(spreading):
+            order = shuffled(500, distance=20)
+            if kind == "sampler":
+                order = SamplerOrder(RandomSampler(range(500), generator=generator(3)), 500, 500, distance=20, seed=0)
+            if spreading:
+                order.set_spreading(True)
+            return [order.take(500) for _ in range(4)]
+
+        spread_out, plain = stream(True), stream(False)
+        assert spread_out[0] == plain[0]
+        assert spread_out != plain
+        for ours, theirs in zip(spread_out, plain, strict=True):
+            assert ours[40:] == theirs[40:]
+            assert sorted(ours[:40]) == sorted(theirs[:40])
+
+    def test_rearranges_each_pass_once_however_short_the_passes_are(self, monkeypatch):
+        calls = []
+
+        def counted(*args):
+            calls.append(args)
+            return spread(*args)
+
+        monkeypatch.setattr(order_module, "spread", counted)
+        order = shuffled(30, distance=20)
+        order.set_spreading(True)
+        order.take(30 * 40)
+        assert len(calls) <= 40
+
+
+@pytest.mark.parametrize("kind", ["sequential", "shuffled"])
+def test_no_memory_grows_with_the_data_set(kind):
+    """Up to the first batch and beyond it; a list of 10^8 indices would take 800 MB."""
+    length, batch_size = 10**8, 32
+    shape = PlanShape(
+        batch_size=batch_size,
+        last_batch_size=batch_size,
+        batches_per_pass=length // batch_size,
+        workers=4,
+        buffer_size=8 * batch_size,
+        seed=0,
+    )
+    tracemalloc.start()
+    try:
+        order = SequentialOrder(length, length) if kind == "sequential" else shuffled(length, distance=shape.max_age)
+        requests = ExampleRequests(EchoPlan(shape, 4), order, whole_calls=False)
+        first = next(requests)
+        _, peak = tracemalloc.get_traced_memory()
+        for _ in range(300):
+            request = next(requests)
+        order.seek(length - 100)  # into the next pass
+        order.take(1000)
+        _, later_peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(set(first.indices)) == len(request.indices) == batch_size
+    assert peak < 5e6
+    assert later_peak < 5e6
