@@ -136,18 +136,19 @@ class EchoDataModule(pl.LightningDataModule):
     def factor(self) -> float:
         """The echo factor last set; see `EchoLoader.factor` for the batch from which it counts.
 
-        With ``epoch_length="full_pass"`` a new factor changes the length of the next epoch: set it in ``on_train_epoch_end``.
+        With ``epoch_length="full_pass"`` a new factor changes the length of the next epoch that has not begun: set it in
+        ``on_train_epoch_end``. Set within an epoch, it also makes Lightning build the validation loaders again, once.
         """
-        return self._factor
+        return self._factor if self._loader is None else self._loader.factor
 
     @factor.setter
     def factor(self, value: float) -> None:
         value = options.check_factor(value)
-        if value == self._factor:
+        if value == self.factor:
             return
         trainer = self.trainer
         changes_length = self._options["epoch_length"] == "full_pass" and trainer is not None and trainer.training
-        if changes_length and value > self._factor:
+        if changes_length and value > self.factor:
             _refuse_fixed_schedules(trainer)
         if self._loader is not None:
             if changes_length:
@@ -169,7 +170,7 @@ class EchoDataModule(pl.LightningDataModule):
         trainer = self.trainer
         if trainer is not None and trainer.overfit_batches > 0:
             self._close()
-            self._loader = None
+            self._factor, self._loader = self.factor, None
             rank_zero_info("lightning_echo: Trainer(overfit_batches=...) trains on the same few batches; echoing is off")
             return loader
         if self._loader is None or loader is not self._loader.loader:
@@ -177,7 +178,7 @@ class EchoDataModule(pl.LightningDataModule):
         self._loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
         if self._state is not None:
             self._loader.load_state_dict(self._state)
-            self._factor, self._state = self._loader.factor, None
+            self._state = None
             self._order_reload_after_resuming()
         self._say()
         return self._loader
@@ -199,7 +200,7 @@ class EchoDataModule(pl.LightningDataModule):
             ranks = {"num_replicas": 1, "rank": 0, **(shards or {})}
         elif not self._shard:
             ranks = {"num_replicas": 1, "rank": 0}
-        echoed = EchoLoader(loader, self._factor, **self._options, **ranks)
+        echoed = EchoLoader(loader, self.factor, **self._options, **ranks)
         if before is not None:
             before.close()
             echoed.follow(before)
@@ -216,9 +217,9 @@ class EchoDataModule(pl.LightningDataModule):
         epochs = trainer.max_epochs
         if epochs is None or epochs < 0 or not steps:
             return
-        passes = epochs * steps / loader.pass_batches / self._factor
+        passes = epochs * steps / loader.pass_batches / self.factor
         rank_zero_info(
-            f"lightning_echo: {epochs:,} epochs x {steps:,} steps = {passes:.3g} passes over the data at factor {self._factor:g}"
+            f"lightning_echo: {epochs:,} epochs x {steps:,} steps = {passes:.3g} passes over the data at factor {self.factor:g}"
         )
 
     def _order_reload(self) -> None:
@@ -253,13 +254,17 @@ class EchoDataModule(pl.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         self._end_own_reload()
-        self._inner.teardown(stage)
-        self._close()
+        try:
+            self._inner.teardown(stage)
+        finally:
+            self._close()
 
     def on_exception(self, exception: BaseException) -> None:
         self._end_own_reload()
-        self._inner.on_exception(exception)
-        self._close()
+        try:
+            self._inner.on_exception(exception)
+        finally:
+            self._close()
 
     def state_dict(self) -> dict[str, Any]:
         """The user's state and the loader's, which Lightning forgets where ``estimated_stepping_batches`` is read."""
@@ -273,7 +278,6 @@ class EchoDataModule(pl.LightningDataModule):
         elif state_dict["loader"] is not None:
             self._loader.limit_train_batches = None if self.trainer is None else self.trainer.limit_train_batches
             self._loader.load_state_dict(state_dict["loader"])
-            self._factor = self._loader.factor
         else:  # saved before there was a loader: the start of the run
             self._loader.restart()
 

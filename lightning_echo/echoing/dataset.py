@@ -90,7 +90,7 @@ class ExampleCache:
             examples = self._load_many(stages.load_many, request.indices)
             if stages.augment is unchanged:
                 return examples
-            return [stages.augment(index, example) for index, example in zip(request.indices, examples, strict=True)]
+            return self._augment(stages, request.indices, examples)
         load, augment = stages.load, stages.augment
         examples = []
         try:

@@ -193,8 +193,8 @@ class EchoLoader:
             other = ref()
             if other is epoch:
                 break
-            if other is not None and not other.failed:
-                epoch.finished = epoch.failed = True
+            if other is not None and not other.finished:
+                epoch.finished = True
                 raise RuntimeError(
                     "this EchoLoader is being iterated already, and a second iteration would take batches away from the first. "
                     "To look at data during training iterate the loader inside, EchoLoader.loader; if the first iteration was "
@@ -440,8 +440,7 @@ class _Epoch(Iterator[Any]):
     def __init__(self, loader: EchoLoader) -> None:
         self._loader = loader
         self._begun = False
-        self.finished = False
-        self.failed = False
+        self.finished = False  # whether who iterates has been told the end: Lightning, which counts, never asks for it
 
     def __next__(self) -> Any:
         if self.finished:
@@ -453,10 +452,9 @@ class _Epoch(Iterator[Any]):
         if loader._in_epoch >= loader._epoch_batches:
             self.finished = True
             raise StopIteration
-        self.finished = self.failed = True  # as a generator is after an exception
+        self.finished = True  # as a generator is after an exception
         batch = loader._next_batch()
-        self.failed = False
-        self.finished = loader._in_epoch >= loader._epoch_batches
+        self.finished = False
         return batch
 
 

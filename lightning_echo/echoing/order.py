@@ -321,7 +321,8 @@ class SamplerOrder(Order):
         }
 
     def prune(self, position: int) -> None:
-        needed = self._first_needed(position // self.kept)
+        # At a pass's end the next one may not have begun: its state is found by going through this one again.
+        needed = min(self._first_needed(position // self.kept), max(self._states, default=0))
         self._states = {number: state for number, state in self._states.items() if number >= needed}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -99,8 +99,10 @@ class PlanShape:
         """Positions of the fresh stream for which an example may be live (see the module's text)."""
         if not self.distinct:
             return 1 << 62
+        least = self.buffer_in_pass + self.batch_size
         slack = max(self.workers, 1) * max(self.batch_size, 16)
-        return min(self.pass_length, self.buffer_in_pass + self.batch_size + slack)
+        # In a short pass half of what there is to spare goes to the slack, half to shuffling the next pass.
+        return min(self.pass_length, least + min(slack, max(self.pass_length - least, 0) // 2))
 
     def size_of(self, number: int) -> int:
         """Items in batch ``number``: those of the plain loader, pass after pass."""

@@ -54,8 +54,8 @@ class BufferSizing:
         if size < needed:
             raise ValueError(
                 f"buffer_size={size} is too small for factor={factor:g}: a batch of {self._batch_size} needs "
-                f"{needed // self._workers} live {self._what} in each of {self._workers} workers. Use at least {needed}, or leave "
-                "it out"
+                f"{needed // self._workers} live {self._what} in each of {self._workers} workers. Use at least {needed}, or "
+                "leave it out"
             )
 
     def check_fits(self, size: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, Subset
-from trainer_runs import Data, Recorder, SaveAt, Scans, echoed, fit, trainer
+from trainer_runs import Data, Recorder, SaveAt, Scans, echoed, first_uses, fit, trainer
 
 from lightning_echo import EchoDataModule, EchoLoader
 
@@ -271,7 +271,7 @@ def test_hyperparameters_are_the_users_also_in_the_checkpoint(tmp_path: Path) ->
     assert expected["datamodule_hyper_parameters"] == {"path": "there", "size": 8}
     for key in ("datamodule_hyper_parameters", "datamodule_hparams_name"):
         assert saved.get(key) == expected.get(key)
-    restored = Named.load_from_checkpoint(tmp_path / "step-6.ckpt", weights_only=True)
+    restored = Named.load_from_checkpoint(tmp_path / "step-6.ckpt")
     assert restored.hparams == user.hparams
 
 
@@ -376,6 +376,18 @@ def test_the_factor_can_be_set_before_there_is_a_loader() -> None:
     data.factor = 4
     run = fit(data, max_epochs=8)
     assert run.loader.counts.factor == pytest.approx(4, rel=0.2)
+
+
+def test_a_factor_set_on_the_loader_is_the_data_modules_too() -> None:
+    data = echoed(2)
+
+    class OnTheLoader(pl.Callback):
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+            trainer.train_dataloader.factor = 1  # type: ignore[union-attr]
+
+    run = fit(data, callbacks=[OnTheLoader()], max_epochs=2)
+    assert data.factor == 1
+    assert [len(new) for new in first_uses(run.model.batches)][6:] == [4, 4, 4, 4, 4, 2]
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))], ids=["copied", "pickled"])

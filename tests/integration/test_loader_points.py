@@ -1,12 +1,13 @@
 """What an echo repeats at each insertion point, that no index is twice in a batch, and how uses are spread."""
 
 import math
+import weakref
 from collections import defaultdict
 
 import pytest
 import torch
 from loader_cases import LoggedDataset, ReadLog, Values, case_id, epochs, pairwise
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import EchoLoader, InsertionPoint
 
@@ -122,18 +123,40 @@ def test_the_point_is_a_string_and_a_member():
     )
 
 
-def test_live_examples_never_exceed_the_buffer():
-    """Counted in a cache of the test's own: what was read, and will be used again."""
-    held, most = set(), 0
-    loader = EchoLoader(
-        DataLoader(Values(200), batch_size=8, shuffle=True), 4, insertion_point="after_augmentation", seed=1, buffer_size=12
-    )
-    batches = [batch["index"].tolist() for batch in loader]
-    last_use = {index: number for number, batch in enumerate(batches) for index in batch}
-    for number, batch in enumerate(batches[:-12]):  # of the last ones the later uses are not known
-        held = {index for index in held | set(batch) if last_use[index] > number}
-        most = max(most, len(held))
-    assert 6 < most <= 12
+LIVE = weakref.WeakSet()  # in each process, the examples that were read there and are still held
+
+
+class Tracked:
+    def __init__(self, index):
+        self.index = index
+        LIVE.add(self)  # a copy does not come by here
+
+
+class TrackedDataset(Dataset):
+    def __getitem__(self, index):
+        return Tracked(index)
+
+    def __len__(self):
+        return 200
+
+
+def count_held(examples):
+    """How many examples the process holds beside those that are handed out for good."""
+    return len(LIVE) - sum(example in LIVE for example in examples)
+
+
+@pytest.mark.parametrize("factor", [1, 1.5, 4, 8])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_never_more_examples_are_held_than_the_buffer_allows_and_none_that_are_used_up(workers, factor):
+    plain = DataLoader(TrackedDataset(), batch_size=8, shuffle=True, num_workers=workers, collate_fn=count_held)
+    loader = EchoLoader(plain, factor, insertion_point="after_augmentation", seed=1, buffer_size=24)
+    held = [held for epoch in epochs(loader, 4) for held in epoch]
+    share = 24 // max(workers, 1)
+    assert max(held) <= share
+    assert max(held) > share // 4 if factor > 1.5 else True
+    loader.factor = 1
+    held = [held for epoch in epochs(loader, 2) for held in epoch]
+    assert held[12:] == [0] * 38, "at factor 1 nothing is held"
 
 
 def test_a_batch_is_exactly_what_the_collate_function_made():

@@ -3,6 +3,7 @@
 Starting such a worker takes seconds, so that each run here proves several things.
 """
 
+import multiprocessing
 import pickle
 import zipfile
 
@@ -27,7 +28,7 @@ class ZipDataset(Dataset):
         if self.archive is None:
             self.archive = zipfile.ZipFile(self.path)
         image = torch.frombuffer(bytearray(self.archive.read(str(index))), dtype=torch.uint8).reshape(1, 4, 4)
-        return self.transform(image), torch.tensor([index, self.shift])
+        return self.transform(image), torch.tensor([index, self.shift]), type(multiprocessing.current_process()).__name__
 
     def __len__(self):
         return LENGTH
@@ -50,9 +51,11 @@ def dataset(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "point"), [("spawn", "before_augmentation"), ("forkserver", "after_augmentation")], ids=["spawn", "forkserver"]
+    ("method", "point", "process"),
+    [("spawn", "before_augmentation", "SpawnProcess"), ("forkserver", "after_augmentation", "ForkServerProcess")],
+    ids=["spawn", "forkserver"],
 )
-def test_workers_that_inherit_nothing_deliver_what_forked_ones_do(dataset, method, point):
+def test_workers_that_inherit_nothing_deliver_what_forked_ones_do(dataset, method, point, process):
     def run(context):
         plain = DataLoader(
             dataset,
@@ -70,10 +73,12 @@ def test_workers_that_inherit_nothing_deliver_what_forked_ones_do(dataset, metho
 
     delivered = run(method)
     for epoch in delivered:
-        for number, (images, index_and_shift) in enumerate(epoch):
+        for number, (images, index_and_shift, processes) in enumerate(epoch):
+            assert processes == (process,) * 4
             assert (images.flatten(1).mean(1).round() == index_and_shift[:, 0]).all()
             assert (index_and_shift[:, 1] == number % 2 + 1).all()
-    assert same(delivered, run("fork"))
+    forked = run("fork")
+    assert same([batch[:2] for epoch in delivered for batch in epoch], [batch[:2] for epoch in forked for batch in epoch])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

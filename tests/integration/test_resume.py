@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
-from trainer_runs import POINTS, Data, Killed, Recorder, Run, SaveAt, Scans, echoed, fit, fresh_stream
+from trainer_runs import POINTS, Data, Killed, Recorder, Run, SaveAt, Scans, echoed, first_uses, fit, fresh_stream
 
 from lightning_echo import EchoDataModule, EchoLoader, EchoStateError
 
@@ -103,6 +103,14 @@ def test_a_checkpoint_that_model_checkpoint_wrote_after_validation_resumes_exact
     resumed = make(callbacks=[save()], ckpt_path=str(tmp_path / "epoch=0.ckpt"))
     assert_goes_on(resumed, whole, len(whole.model.by_epoch[0]))
     assert resumed.model.validated_at == whole.model.validated_at[1:]
+
+
+@pytest.mark.parametrize("step", [8, 15])
+def test_a_full_pass_run_that_reads_the_stepping_batches_resumes_exactly(step: int, tmp_path: Path) -> None:
+    def make(**options: Any) -> Run:
+        return fit(echoed(workers=2, epoch_length="full_pass"), model=Recorder(reads_stepping=True), **options)
+
+    assert_goes_on(*resumed_and_whole(make, tmp_path, step), step)
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -267,6 +275,28 @@ def test_a_users_batch_sampler_with_a_generator_resumes_exactly(tmp_path: Path) 
     resumed, whole = resumed_and_whole(make, tmp_path, 15)
     assert_goes_on(resumed, whole, 15)
     assert all(sum(indices) == 21 for indices, _ in whole.model.batches)
+
+
+class Drawing:
+    """A sized iterable of batches that draws its order and its noise from the global random states as it goes."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Any:
+        dataset = Scans(24)
+        for indices in torch.randperm(24).reshape(6, 4).tolist():
+            yield torch.utils.data.default_collate([dataset[index] for index in indices])
+
+
+@pytest.mark.parametrize("step", [4, 9])
+def test_an_iterable_of_batches_that_draws_from_the_global_states_resumes_exactly(step: int, tmp_path: Path) -> None:
+    def make(**options: Any) -> Run:
+        return fit(EchoDataModule.from_dataloaders(Drawing(), Data().val_dataloader(), factor=2, seed=7), **options)
+
+    resumed, whole = resumed_and_whole(make, tmp_path, step)
+    assert_goes_on(resumed, whole, step)
+    assert len({noise for _, noises in whole.model.batches for noise in noises}) == sum(map(len, first_uses(whole.model.batches)))
 
 
 def test_a_users_sampler_that_cannot_be_set_back_resumes_with_one_warning(tmp_path: Path) -> None:

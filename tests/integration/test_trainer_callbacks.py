@@ -27,7 +27,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 from trainer_runs import POINTS, Data, Killed, Recorder, echoed, fit
 
-from lightning_echo import EchoLoader
+from lightning_echo import EchoDataModule, EchoLoader
 
 
 def bare(workers: int = 2, **options: Any) -> EchoLoader:
@@ -73,12 +73,8 @@ def test_model_checkpoint_saves_within_epochs_at_their_ends_and_for_the_best(tmp
     run = fit(echoed(workers=2), callbacks=save, enable_checkpointing=True)
     assert run.model.batches == undisturbed.batches
     assert {path.name for path in (tmp_path / "steps").iterdir()} == {f"step={step}.ckpt" for step in (4, 8, 12, 16)}
-    assert {path.name for path in (tmp_path / "epochs").iterdir()} == {
-        "epoch=0.ckpt",
-        "epoch=1.ckpt",
-        "epoch=2.ckpt",
-        "last.ckpt",
-    }
+    epochs = {path.name for path in (tmp_path / "epochs").iterdir()}
+    assert epochs == {"epoch=0.ckpt", "epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"}
 
 
 def test_the_learning_rate_monitor_logs_what_it_logs_without_echoing(tmp_path: Path) -> None:
@@ -283,6 +279,21 @@ def test_a_bare_loader_leaves_nothing_once_it_is_dropped(action: Any, nothing_le
     del loader, end  # Lightning gives callbacks a method of the model, and that leads to the Trainer
     gc.collect()
     assert not running()
+
+
+@pytest.mark.parametrize("hook", ["teardown", "on_exception"])
+def test_a_hook_of_the_users_that_fails_leaves_no_process_and_no_thread(hook: str, nothing_left: None) -> None:
+    user = Data(2)
+
+    def fails(*args: Any) -> None:
+        raise RuntimeError(f"in {hook}")
+
+    setattr(user, hook, fails)
+    data = EchoDataModule(user, 2)
+    with pytest.raises(RuntimeError, match=f"in {hook}"):
+        fit(data, callbacks=[EndsBy(fail)] if hook == "on_exception" else [])
+    assert not running()
+    assert data.loader.counts.delivered > 0
 
 
 def test_a_run_that_failed_can_be_fitted_again() -> None:

@@ -340,21 +340,23 @@ def resumed_stream(make_order, position, state, count):
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("distance", [0, 3, 8])
 class TestGoingOn:
-    """Anew at every position, by an order that knows the state alone, while the first one is some positions ahead."""
+    """Anew at every position, by an order that knows the state alone, while the first one is ahead or is not."""
 
     def check(self, make_order, kept, distance, passes=4):
-        order, total = make_order(0), passes * kept
-        if distance:
-            order.set_spreading(True)
-        states, stream = [], []
-        for position in range(total):
-            ahead = min(position + 5, total + 5)
-            stream += order.take(ahead - len(stream))
-            order.prune(position)
-            states.append(copy.deepcopy(order.state(position)))
-        for position, state in enumerate(states):
-            rest = resumed_stream(lambda: make_order(1), position, state, total - position)
-            assert rest == stream[position:total], f"from position {position}"
+        total = passes * kept
+        for lead in (0, 5):
+            order, states, stream = make_order(0), [], []
+            if distance:
+                order.set_spreading(True)
+            for position in range(total):
+                stream += order.take(position + lead - len(stream))
+                order.prune(position)
+                states.append(copy.deepcopy(order.state(position)))
+            stream += order.take(1)
+            for position, state in enumerate(states):
+                begun = position or lead  # before the first item no pass was asked for: it is the sampler as it was made
+                rest = resumed_stream(lambda begun=begun: make_order(1 if begun else 0), position, state, total - position)
+                assert rest[: len(stream) - position] == stream[position:total], f"from position {position}"
 
     @pytest.mark.parametrize("length", [20, 21])
     def test_a_shuffled_order(self, length, replicas, distance):

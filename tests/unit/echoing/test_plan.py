@@ -407,3 +407,9 @@ def test_mixing_tells_numbers_and_their_places_apart():
     pairs = list(product(range(-20, 200), range(200)))
     assert len({mix(*pair) for pair in pairs}) == len(pairs)
     assert all(0 <= mix(*pair) < 2**64 for pair in pairs)
+
+
+def test_a_short_pass_leaves_the_next_one_freedom_to_be_shuffled():
+    """400 examples, four workers with two batches of 32 each: keeping indices a whole pass apart would freeze the order."""
+    shape = PlanShape(batch_size=32, last_batch_size=16, batches_per_pass=13, workers=4, buffer_size=256, seed=0)
+    assert shape.buffer_size + shape.batch_size <= shape.max_age <= shape.pass_length - 50

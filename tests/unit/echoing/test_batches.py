@@ -1,0 +1,241 @@
+"""Whole batches are kept while uses are left, handed out so that edits do no harm, and read again where they are lost."""
+
+import random
+import weakref
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_echo.echoing.batches import BatchEcho, PassReader, RequestedReader, count_examples
+from lightning_echo.echoing.order import SequentialOrder
+from lightning_echo.echoing.plan import EchoPlan, PlanShape
+from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, OpaqueOrder, Step
+
+
+class Steps:
+    """Stands in for `BatchRequests`: says what it was told to."""
+
+    def __init__(self, *steps):
+        self._steps = iter(steps)
+
+    def step(self):
+        return next(self._steps)
+
+
+def step(position, *, read=False, fresh=False, kept=False, size=4, forget=()):
+    return Step(position, read or fresh, fresh, kept, size, forget)
+
+
+def echo(*steps, read=lambda position: torch.full((4,), float(position))):
+    return BatchEcho(Steps(*steps), read)
+
+
+def requests(factor, batches_per_pass=9, buffer_size=4):
+    shape = PlanShape(
+        batch_size=1,
+        last_batch_size=1,
+        batches_per_pass=batches_per_pass,
+        workers=1,
+        buffer_size=buffer_size,
+        seed=0,
+        distinct=False,
+    )
+    order = BatchedOrder(SequentialOrder(35, 35), 4, 3, 9)
+    return BatchRequests(EchoPlan(shape, factor), order)
+
+
+class TestEchoingBatches:
+    @pytest.mark.parametrize("factor", [1, 1.5, 2, 4])
+    def test_each_batch_is_read_once_and_counted_by_its_examples(self, factor):
+        asked, read = requests(factor), []
+        batches = BatchEcho(asked, lambda position: read.append(position) or next(asked).indices)
+        delivered = [next(batches) for _ in range(90)]
+        plain = [list(range(start, min(start + 4, 35))) for start in range(0, 35, 4)]
+        assert read == list(range(len(read)))
+        assert len(read) == pytest.approx(90 / factor, abs=4)
+        seen = set()
+        for batch, counts in delivered:
+            number = next(i for i in range(len(read)) if plain[i % 9] == batch and (i in seen or i == len(seen)))
+            assert counts == ((0, len(batch), 0) if number in seen else (len(batch), 0, 0))
+            seen.add(number)
+
+    def test_uses_of_a_batch_are_equal(self):
+        batches = echo(step(0, fresh=True, kept=True), step(1, fresh=True), step(0, kept=True), step(0))
+        assert [batch.tolist() for batch, _ in (next(batches) for _ in range(4))] == [[0.0] * 4, [1.0] * 4, [0.0] * 4, [0.0] * 4]
+
+    def test_edits_by_the_training_step_do_not_reach_the_next_use(self):
+        batches = echo(step(0, fresh=True, kept=True), step(0, kept=True), step(0), read=lambda position: {"x": [torch.zeros(2)]})
+        for _ in range(3):
+            batch, _ = next(batches)
+            assert batch["x"][0].tolist() == [0, 0]
+            batch["x"][0].fill_(7)
+            batch.clear()
+
+    def test_the_last_use_is_no_copy(self):
+        original = torch.zeros(2)
+        batches = echo(step(0, fresh=True, kept=True), step(0), step(1, fresh=True), read=lambda position: original)
+        uses = [next(batches)[0] for _ in range(3)]
+        assert uses[0] is not original
+        assert uses[1] is original
+        assert uses[2] is original
+
+    def test_only_live_batches_are_held(self):
+        held = weakref.WeakSet()
+
+        def read(position):
+            batch = torch.zeros(4)
+            held.add(batch)
+            return batch
+
+        asked, live = requests(3), set()
+        steps = requests(3)
+        batches = BatchEcho(asked, read)
+        for _ in range(80):
+            next(batches)
+            now = steps.step()
+            (live.add if now.kept else live.discard)(now.position)
+            assert len(held) == len(live) <= 4
+
+    def test_what_is_to_be_forgotten_is_let_go(self):
+        held = weakref.WeakSet()
+
+        def read(position):
+            batch = torch.zeros(4)
+            held.add(batch)
+            return batch
+
+        batches = echo(step(0, fresh=True, kept=True), step(1, fresh=True, forget=(0,)), read=read)
+        next(batches)
+        assert len(held) == 1
+        next(batches)
+        assert len(held) == 0
+
+    def test_a_live_batch_that_is_held_nowhere_is_read_again_and_counted(self):
+        batches = echo(step(5, read=True, kept=True), step(5))
+        assert [next(batches)[1] for _ in range(2)] == [(0, 4, 4), (0, 4, 0)]
+
+    def test_examples_are_counted_in_the_batch_where_nobody_knows_them_beforehand(self):
+        batches = echo(step(0, fresh=True, kept=True, size=-1), step(0, size=-1), read=lambda position: torch.zeros(5, 2))
+        assert [next(batches)[1] for _ in range(2)] == [(5, 0, 0), (0, 5, 0)]
+
+    def test_of_a_rebuilt_loader_the_batches_come_in_the_order_in_which_they_were_asked_for(self):
+        reader = RequestedReader(iter([("a", (4, 0, 0)), ("b", (4, 0, 0))]))
+        assert [reader.read(0), reader.read(1)] == ["a", "b"]
+
+
+class Passes:
+    """A plain iterable of batches: 5 in each pass, told the number of the pass."""
+
+    def __init__(self, length=5):
+        self.length, self.log, self.epochs = length, [], []
+
+    def __iter__(self):
+        self.log.append("iter")
+        for i in range(self.length):
+            self.log.append(i)
+            yield i, float(torch.rand(())), float(np.random.rand()), random.random()
+
+
+class TestReadingPasses:
+    def test_ascending_positions_iterate_each_pass_once(self):
+        source = Passes()
+        reader = PassReader(source, 5)
+        assert [reader.read(position)[0] for position in range(12)] == [*range(5), *range(5), 0, 1]
+        assert source.log == ["iter", *range(5), "iter", *range(5), "iter", 0, 1]
+
+    def test_positions_in_between_are_passed_over(self):
+        source = Passes()
+        reader = PassReader(source, 5)
+        assert [reader.read(position)[0] for position in (1, 4, 7, 23)] == [1, 4, 2, 3]
+        assert source.log.count("iter") == 3
+
+    @pytest.mark.parametrize("first", range(10))
+    @pytest.mark.parametrize("second", range(10))
+    def test_any_two_positions_can_be_read_one_after_the_other(self, first, second):
+        reader = PassReader(Passes(), 5)
+        expected = [PassReader(Passes(), 5).read(position) for position in (first, second)]
+        assert [reader.read(first), reader.read(second)] == expected
+
+    def test_a_pass_that_is_read_again_draws_the_same_random_numbers(self):
+        reader = PassReader(Passes(), 5, seed=3)
+        batches = [reader.read(position) for position in range(15)]
+        assert len(set(batches)) == 15
+        assert [reader.read(position) for position in range(7, 15)] == batches[7:]
+        assert [PassReader(Passes(), 5, seed=4).read(0)] != batches[:1]
+
+    def test_the_random_states_of_the_training_are_left_alone(self):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+        PassReader(Passes(), 5).read(3)
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert np.random.get_state()[1].tolist() == states[1]
+        assert random.getstate() == states[2]
+
+    def test_the_number_of_the_pass_is_told_where_it_is_wanted(self):
+        class Told(Passes):
+            def set_epoch(self, epoch):
+                self.epochs.append(epoch)
+
+        source = Told()
+        reader = PassReader(source, 5)
+        for position in (0, 1, 7, 2):
+            reader.read(position)
+        assert source.epochs == [0, 1, 0]
+
+    def test_an_iterable_that_yields_more_than_its_length_is_cut(self):
+        source = Passes(length=8)
+        reader = PassReader(source, 5)
+        assert [reader.read(position)[0] for position in range(10)] == [*range(5), *range(5)]
+
+    def test_an_iterable_that_ends_before_its_length_is_reported(self):
+        reader = PassReader(Passes(length=3), 5)
+        reader.read(2)
+        with pytest.raises(RuntimeError, match=r"the loader ended after 3 batches, but its length is 5. Correct its __len__"):
+            reader.read(3)
+
+    def test_a_resumed_run_reads_live_batches_again_and_goes_on(self):
+        """Steps of a plan over an opaque loader, with the state taken at batch 13."""
+        shape = PlanShape(batch_size=1, last_batch_size=1, batches_per_pass=5, workers=1, buffer_size=4, seed=0, distinct=False)
+
+        def run(plan):
+            return BatchEcho(BatchRequests(plan, OpaqueOrder(5, 5)), PassReader(Passes(), 5, seed=1).read)
+
+        batches, plan = run(EchoPlan(shape, 3)), EchoPlan(shape, 3)
+        delivered = [next(batches)[0] for _ in range(40)]
+        for _ in range(13):
+            plan.next_batch()
+        resumed = run(EchoPlan.from_state(shape, plan.state()))
+        assert [next(resumed)[0] for _ in range(27)] == delivered[13:]
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (torch.zeros(7, 3), 7),
+        (torch.zeros(()), 1),
+        ([torch.zeros(3, 2), torch.zeros(5)], 3),
+        ((torch.zeros(3), "words"), 3),
+        ({"x": torch.zeros(4), "y": torch.zeros(2)}, 4),
+        ({"name": ["a", "b"], "x": torch.zeros(4)}, 1),
+        (["a", "b"], 1),
+        ("text", 1),
+        (None, 1),
+        ([], 1),
+        ([[torch.zeros(6)]], 6),
+    ],
+)
+def test_examples_of_an_unknown_batch_are_the_leading_dimension_of_the_first_tensor(batch, expected):
+    assert count_examples(batch) == expected
+
+
+def test_uses_are_spread_over_the_run():
+    """With four live batches and factor 3, the uses of a batch are seldom adjacent."""
+    asked = requests(3, batches_per_pass=1000)
+    positions = [asked.step().position for _ in range(300)]
+    adjacent = sum(a == b for a, b in zip(positions, positions[1:], strict=False))
+    assert adjacent < 100
+    assert set(Counter(positions[10:290]).values()) <= {1, 2, 3}
