@@ -25,6 +25,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -273,7 +274,7 @@ class EchoPlan:
         """Uses after the first one of the next ``count`` fresh items."""
         uses, per, first = self._uses, self._per, buffer.fresh
         totals = [i * uses // per for i in range(first, first + count + 1)]
-        return [b - a - 1 for a, b in zip(totals, totals[1:], strict=False)]
+        return [after - before - 1 for before, after in pairwise(totals)]
 
     def _births(self, buffer: Buffer, size: int, fresh: int) -> list[Live]:
         """The fresh items that will be used again."""

@@ -237,17 +237,16 @@ class BatchRequests(_Planner):
             return self._steps.popleft()
 
     def _plan_step(self) -> None:
-        batch, fresh = self._next_batch()
-        position, kept = batch.positions[0], bool(batch.kept[0])
-        is_read = bool(fresh) or self._calls.pop(position, None) is not None
-        if fresh:
-            indices = fresh[0]
-        else:
-            indices = self._items[position] if kept else self._items.pop(position)
+        batch, items = self._next_batch()
+        position, is_fresh, kept = batch.positions[0], bool(batch.fresh), bool(batch.kept[0])
+        is_read = is_fresh or self._calls.pop(position, None) is not None
+        if not is_fresh:
+            items = [self._items[position] if kept else self._items.pop(position)]
+        indices = items[0]
         size = len(indices) if indices is not None else -1
         if is_read and size >= 0:
             self._reads.append(Request(position, [position], size, indices, bytes(size)))
-        self._steps.append(Step(position, is_read, bool(fresh), kept, size, batch.forget))
+        self._steps.append(Step(position, is_read, is_fresh, kept, size, batch.forget))
 
 
 def _oldest_call(plan: EchoPlan) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import psutil
@@ -128,6 +129,21 @@ def test_after_an_exception_the_loader_goes_on_at_the_batch_that_failed(num_work
     delivered += take(loader, 30 - len(delivered))
     assert same(delivered, expected)
     del raised
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_that_is_over_keeps_no_loader_alive(num_workers):
+    gc.collect()
+    gc.disable()  # references alone must do
+    try:
+        loader = EchoLoader(broken(Broken(load=17), num_workers), 2, insertion_point="after_augmentation", seed=0)
+        with contextlib.suppress(BrokenFile):
+            take(loader, 40)
+        reference = weakref.ref(loader)
+        del loader
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.timeout(60)

@@ -1,6 +1,7 @@
 """Factor 1 is the plain loader: the expectation is always a bare ``DataLoader`` of the same making."""
 
 import itertools
+import threading
 
 import pytest
 import torch
@@ -137,6 +138,38 @@ def test_a_sampler_that_draws_from_the_global_random_state_draws_anew_in_every_b
     assert len(set(first)) == 12
     torch.rand(3)  # what the training draws is no matter
     assert orders() == first
+
+
+class Witness:
+    """Says in which threads it was iterated."""
+
+    def __init__(self, items):
+        self.items, self.threads = items, set()
+
+    def __len__(self):
+        return len(self.items)
+
+    def __iter__(self):
+        for item in self.items:
+            self.threads.add(threading.current_thread())
+            yield item
+
+
+class Witnessed(DataLoader):
+    def __iter__(self):
+        self.witness = getattr(self, "witness", None) or Witness([0])
+        list(self.witness)
+        return super().__iter__()
+
+
+def test_what_may_draw_from_the_global_random_states_runs_in_the_training_thread():
+    """Beside it, in the prefetching thread, both would get each other's numbers, as timing has it."""
+    sampler = Witness(range(LENGTH))
+    epochs(EchoLoader(DataLoader(Values(LENGTH), batch_size=7, sampler=sampler, num_workers=1), 1), 2)
+    assert sampler.threads == {threading.main_thread()}
+    plain = Witnessed(Values(LENGTH), batch_size=7, num_workers=1)
+    epochs(EchoLoader(plain, 1), 2)
+    assert plain.witness.threads == {threading.main_thread()}
 
 
 def order_of(length, *, passes, seed=0, workers=0, batch_size=4, **options):

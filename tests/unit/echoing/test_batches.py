@@ -3,6 +3,7 @@
 import random
 import weakref
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -49,17 +50,17 @@ def requests(factor, batches_per_pass=9, buffer_size=4):
 class TestEchoingBatches:
     @pytest.mark.parametrize("factor", [1, 1.5, 2, 4])
     def test_each_batch_is_read_once_and_counted_by_its_examples(self, factor):
-        asked, read = requests(factor), []
-        batches = BatchEcho(asked, lambda position: read.append(position) or next(asked).indices)
-        delivered = [next(batches) for _ in range(90)]
-        plain = [list(range(start, min(start + 4, 35))) for start in range(0, 35, 4)]
-        assert read == list(range(len(read)))
-        assert len(read) == pytest.approx(90 / factor, abs=4)
-        seen = set()
-        for batch, counts in delivered:
-            number = next(i for i in range(len(read)) if plain[i % 9] == batch and (i in seen or i == len(seen)))
-            assert counts == ((0, len(batch), 0) if number in seen else (len(batch), 0, 0))
-            seen.add(number)
+        asked, plain = requests(factor), [list(range(start, min(start + 4, 35))) for start in range(0, 35, 4)]
+        batches = BatchEcho(asked, lambda position: [(position, index) for index in next(asked).indices])
+        seen = []
+        for _ in range(90):
+            batch, counts = next(batches)
+            ((position,), indices) = {position for position, _ in batch}, [index for _, index in batch]
+            assert indices == plain[position % 9]
+            assert counts == ((0, len(batch), 0) if position in seen else (len(batch), 0, 0))
+            seen += [] if position in seen else [position]
+        assert seen == list(range(len(seen)))
+        assert len(seen) == pytest.approx(90 / factor, abs=4)
 
     def test_uses_of_a_batch_are_equal(self):
         batches = echo(step(0, fresh=True, kept=True), step(1, fresh=True), step(0, kept=True), step(0))
@@ -236,6 +237,6 @@ def test_uses_are_spread_over_the_run():
     """With four live batches and factor 3, the uses of a batch are seldom adjacent."""
     asked = requests(3, batches_per_pass=1000)
     positions = [asked.step().position for _ in range(300)]
-    adjacent = sum(a == b for a, b in zip(positions, positions[1:], strict=False))
+    adjacent = sum(a == b for a, b in pairwise(positions))
     assert adjacent < 100
     assert set(Counter(positions[10:290]).values()) <= {1, 2, 3}

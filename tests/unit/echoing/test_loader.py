@@ -1,0 +1,901 @@
+"""`EchoLoader` in one process: what it says, how long its epochs are, what it counts, and that its state is exact.
+
+Without workers, so that hundreds of small runs take seconds; tests/integration runs the same with real workers.
+"""
+
+import copy
+import io
+import json
+import logging
+import math
+import pickle
+import random
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from lightning_echo.echoing import options, sizing
+from lightning_echo.echoing.counts import EchoCounts
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.echoing.prefetch import DEPTH
+from lightning_echo.echoing.run import Layout, layout_of, lookahead
+from lightning_echo.echoing.source import Source
+from lightning_echo.echoing.stages import StagedDataset
+from lightning_echo.echoing.state import EchoStateError, where_to_go_on
+
+LENGTH, BATCH_SIZE = 43, 6
+STEPS = 8  # batches of a pass, the last of one example
+POINTS = ("before_augmentation", "after_augmentation", "after_batching")
+
+
+class Noisy(StagedDataset):
+    """Examples are (index, noise of load, noise of augment)."""
+
+    def __init__(self, length=LENGTH):
+        self.length, self.read = length, Counter()
+
+    def load(self, index):
+        self.read[index] += 1
+        return torch.tensor([float(index), 0.0])
+
+    def augment(self, example):
+        example[1] = torch.rand(()) + float(np.random.rand()) + random.random()
+        return example
+
+    def __len__(self):
+        return self.length
+
+
+def plain_loader(dataset=None, **options):
+    return DataLoader(Noisy() if dataset is None else dataset, **{"batch_size": BATCH_SIZE, "shuffle": True, **options})
+
+
+def echo(factor=3, point="after_augmentation", loader=None, **options):
+    return EchoLoader(plain_loader() if loader is None else loader, factor, insertion_point=point, **{"seed": 5, **options})
+
+
+def values(batches):
+    return [batch.tolist() for batch in batches]
+
+
+def indices(batches):
+    return [[int(index) for index, _ in batch.tolist()] for batch in batches]
+
+
+def delivered_indices(loader):
+    """The indices of one epoch, in one list."""
+    return [index for batch in indices(loader) for index in batch]
+
+
+def played(loader, epochs):
+    return [batch.tolist() for _ in range(epochs) for batch in loader]
+
+
+class TestFactor1IsThePlainLoader:
+    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("drop_last", [False, True])
+    @pytest.mark.parametrize(
+        "make_sampler",
+        [
+            lambda: SequentialSampler(range(LENGTH)),
+            lambda: RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(3)),
+            lambda: SubsetRandomSampler(range(0, LENGTH, 2), generator=torch.Generator().manual_seed(3)),
+            lambda: WeightedRandomSampler(list(range(1, LENGTH)), 31, generator=torch.Generator().manual_seed(3)),
+        ],
+        ids=["sequential", "random", "subset", "weighted"],
+    )
+    def test_the_same_values_in_the_same_batches(self, point, drop_last, make_sampler):
+        def make():
+            dataset = StagedDataset.of(torch.arange(LENGTH), augment=lambda example: example * 10)
+            return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=make_sampler(), drop_last=drop_last)
+
+        plain, echoed = make(), echo(1, point, make())
+        for _ in range(3):
+            assert values(echoed) == values(plain)
+        assert echoed.counts.echoed == 0
+
+    @pytest.mark.parametrize("point", POINTS)
+    def test_shuffled_every_example_comes_once_per_pass_in_an_order_of_seed_and_pass_alone(self, point):
+        loader = echo(1, point)
+        passes = [delivered_indices(loader) for _ in range(3)]
+        assert all(sorted(order) == list(range(LENGTH)) for order in passes)
+        assert len(set(map(tuple, passes))) == 3
+        torch.manual_seed(99)
+        again, other = echo(1, point), echo(1, point, seed=6)
+        assert [delivered_indices(again) for _ in range(3)] == passes
+        assert delivered_indices(other) != passes[0]
+
+    def test_a_batch_sampler_of_the_user_decides_the_batches(self):
+        def make():
+            sampler = RandomSampler(range(20), generator=torch.Generator().manual_seed(1))
+            return DataLoader(range(20), batch_sampler=BatchSampler(sampler, 3, drop_last=False))
+
+        plain, echoed = make(), EchoLoader(make(), 1, seed=0)
+        assert echoed.insertion_point is InsertionPoint.after_batching
+        for _ in range(3):
+            assert values(echoed) == values(plain)
+
+    def test_any_iterable_of_batches_is_passed_on(self):
+        batches = [torch.tensor([i, i]) for i in range(4)]
+        echoed = EchoLoader(batches, 1, seed=0)
+        assert [values(echoed) for _ in range(2)] == [values(batches)] * 2
+
+
+class TestEpochs:
+    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("drop_last", [False, True])
+    @pytest.mark.parametrize("factor", [1, 2.37, 4])
+    def test_fixed_keeps_the_plain_loaders_length_and_batch_sizes(self, point, drop_last, factor):
+        plain = plain_loader(drop_last=drop_last)
+        loader = echo(factor, point, plain)
+        sizes = Counter(map(len, plain))
+        for _ in range(4):
+            batches = list(loader)
+            assert len(batches) == len(loader) == len(plain)
+            if point != "after_batching":
+                assert [len(batch) for batch in batches] == [len(batch) for batch in plain]
+            else:  # echoes of the short batch come when they come
+                assert set(map(len, batches)) <= set(sizes)
+
+    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize(("factor", "steps"), [(1, 8), (1.5, 12), (2, 16), (2.37, 19), (4, 32), (8, 64)])
+    def test_a_full_pass_has_factor_times_as_many_steps(self, point, factor, steps):
+        loader = echo(factor, point, epoch_length="full_pass")
+        assert len(loader) == steps
+        assert [len(list(loader)) for _ in range(2)] == [steps] * 2
+
+    @pytest.mark.parametrize("epoch_length", ["fixed", "full_pass"])
+    def test_epochs_are_stretches_of_one_stream_that_does_not_depend_on_their_length(self, epoch_length):
+        stream = played(echo(4, epoch_length="full_pass"), 2)
+        loader = echo(4, epoch_length=epoch_length)
+        batches = played(loader, 2)
+        assert batches == stream[: len(batches)]
+
+    def test_a_full_pass_follows_the_factor_from_epoch_to_epoch(self):
+        loader = echo(2, epoch_length="full_pass", buffer_size=30)
+        lengths = []
+        for factor in (4, 1, 2.5):
+            lengths.append(len(list(loader)))
+            loader.factor = factor
+        assert [*lengths, len(list(loader))] == [16, 32, 8, 20]
+
+    @pytest.mark.parametrize("cut", [1, 3, 7])
+    def test_an_epoch_cut_short_goes_on_where_it_stopped(self, cut):
+        stream, loader = played(echo(), 6), echo()
+        batches = []
+        for _ in range(4):
+            batches += values(islice(loader, cut))
+        assert batches == stream[: 4 * cut]
+        assert len(played(loader, 1)) == STEPS
+
+    def test_iter_alone_does_nothing(self):
+        """Lightning calls it as a check and again for real."""
+        dataset = Noisy()
+        loader = echo(3, loader=plain_loader(dataset))
+        dataset.read.clear()
+        before = loader.state_dict()
+        for _ in range(3):
+            iter(loader)
+        assert loader.state_dict() == before
+        assert not dataset.read
+        assert len(list(loader)) == STEPS
+
+    def test_an_epoch_that_is_over_stays_over(self):
+        loader = echo()
+        epoch = iter(loader)
+        assert len(list(epoch)) == STEPS
+        assert [next(epoch, None) for _ in range(3)] == [None] * 3
+        assert loader.counts.delivered == LENGTH
+
+    def test_a_whole_pass_is_gone_through_before_any_example_is_fresh_a_second_time(self):
+        dataset = Noisy()
+        loader = echo(4, "before_augmentation", plain_loader(dataset))
+        dataset.read.clear()
+        for _ in range(12):
+            for _ in loader:
+                reads = [dataset.read[index] for index in range(LENGTH)]
+                assert max(reads) - min(reads) <= 1
+        assert min(reads) >= 3
+
+
+class TestASecondIteration:
+    def test_while_the_first_is_under_way_is_refused_with_the_way_out_and_does_no_harm(self):
+        stream, loader = played(echo(), 2), echo()
+        first = iter(loader)
+        batches = values(islice(first, 3))
+        counts, state = loader.counts, loader.state_dict()
+        with pytest.raises(RuntimeError, match=r"is being iterated already.*iterate the loader inside, EchoLoader\.loader"):
+            next(iter(loader))
+        assert (loader.counts, loader.state_dict()) == (counts, state)
+        batches += values(first)
+        assert batches == stream[:STEPS]
+
+    def test_of_the_loader_inside_neither_moves_the_position_nor_the_counts(self):
+        stream, loader = played(echo(), 2), echo()
+        first = iter(loader)
+        batches = values(islice(first, 3))
+        counts = loader.counts
+        assert len(list(loader.loader)) == STEPS
+        assert loader.counts == counts
+        assert batches + values(first) == stream[:STEPS]
+
+    def test_after_the_first_was_dropped_is_the_next_epoch(self):
+        stream, loader = played(echo(), 2), echo()
+        first = iter(loader)
+        batches = values(islice(first, 3))
+        del first
+        assert batches + values(loader) == stream[: 3 + STEPS]
+
+    def test_that_was_refused_stays_over(self):
+        loader = echo()
+        first, second = iter(loader), iter(loader)
+        next(first)
+        with pytest.raises(RuntimeError, match="being iterated already"):
+            next(second)
+        assert list(second) == []
+
+
+class TestCounts:
+    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("factor", [1, 1.5, 4])
+    def test_add_up_batch_by_batch(self, point, factor):
+        dataset = Noisy()
+        loader = echo(factor, point, plain_loader(dataset))
+        dataset.read.clear()
+        total = EchoCounts()
+        for _ in range(5):
+            for batch in loader:
+                total += loader.last_batch_counts
+                assert loader.last_batch_counts.delivered == len(batch)
+                assert loader.counts == total
+        assert total.fresh == sum(dataset.read.values()), "without workers nothing is in flight"
+        assert total.refetched == 0
+        buffer = loader.buffer_size * (BATCH_SIZE if point == "after_batching" else 1)
+        assert abs(total.fresh - total.delivered / factor) <= buffer
+
+    def test_are_none_before_the_first_batch(self):
+        assert echo().counts == echo().last_batch_counts == EchoCounts(0, 0, 0)
+        assert EchoCounts().factor == 1
+        assert EchoCounts(fresh=10, echoed=30) + EchoCounts(5, 5, 2) == EchoCounts(15, 35, 2)
+        assert EchoCounts(fresh=10, echoed=30).factor == 4
+
+    @pytest.mark.parametrize("point", POINTS)
+    def test_uses_of_one_example_share_what_the_point_reuses(self, point):
+        loader = echo(4, point)
+        batches = [batch.tolist() for _ in range(10) for batch in loader]
+        seen = [tuple(example) for batch in batches for example in batch]
+        fresh = loader.counts.fresh
+        if point == "before_augmentation":
+            assert len(set(seen)) == len(seen), "each use is augmented anew"
+        else:
+            assert len(set(seen)) == fresh, "uses are equal"
+        if point == "after_batching":
+            assert len({str(batch) for batch in batches}) < len(batches) / 2, "batches repeat"
+        else:
+            assert all(len({index for index, _ in batch}) == len(batch) for batch in batches)
+
+
+class TestSettingTheFactor:
+    def test_before_the_first_batch_it_counts_from_there(self):
+        changed, plain = echo(2), echo(4, buffer_size=echo(2).buffer_size)
+        changed.factor = 4
+        assert played(changed, 3) == played(plain, 3)
+
+    @pytest.mark.parametrize("point", POINTS)
+    def test_without_workers_it_counts_from_the_next_batch(self, point):
+        loader = echo(4, point)
+        played(loader, 3)
+        loader.factor = 1
+        fresh = loader.counts.fresh
+        list(loader)
+        assert loader.last_batch_counts.echoed == 0
+        assert loader.counts.fresh - fresh == sum(map(len, plain_loader()))
+        loader.factor = 2
+        played(loader, 20)
+        share = (loader.counts.delivered - loader.counts.fresh) / loader.counts.delivered
+        assert 0.35 < share < 0.6
+
+    @pytest.mark.parametrize(("workers", "prefetch", "batches"), [(0, None, 0), (1, 2, 2 + DEPTH), (3, 4, 12 + DEPTH)])
+    def test_with_workers_it_counts_from_the_first_batch_that_cannot_be_in_flight(self, workers, prefetch, batches):
+        loader = plain_loader(num_workers=workers, **({"prefetch_factor": prefetch} if workers else {}))
+        assert lookahead(Source(loader), by_batches=False, largest_factor=8) == batches
+
+    @pytest.mark.parametrize("value", [0.5, 0, -1, math.nan, math.inf])
+    def test_to_an_impossible_value_is_refused_and_changes_nothing(self, value):
+        loader = echo(3)
+        with pytest.raises(ValueError, match=r"factor must be a finite number >= 1"):
+            loader.factor = value
+        assert loader.factor == 3
+
+    @pytest.mark.parametrize("begun", [False, True])
+    def test_to_one_that_the_buffer_cannot_hold_is_refused_with_the_least_that_can(self, begun):
+        loader = echo(1.5, buffer_size=3)
+        if begun:
+            played(loader, 1)
+        with pytest.raises(ValueError, match=r"buffer_size=3 is too small for factor=8: .* Use at least 6"):
+            loader.factor = 8
+        assert loader.factor == 1.5
+        assert len(played(loader, 1)) == STEPS
+
+    def test_to_the_same_value_changes_nothing(self):
+        loader, untouched = echo(3), echo(3)
+        batches, expected = [], played(untouched, 4)
+        for _ in range(4):
+            batches += played(loader, 1)
+            loader.factor = 3
+        assert batches == expected
+
+    def test_at_the_same_places_gives_the_same_batches(self):
+        def run():
+            loader, batches = echo(2, "before_augmentation", buffer_size=20), []
+            for factor in (4, 1, 1.5, 8):
+                batches += played(loader, 2)
+                loader.factor = factor
+            return batches + played(loader, 2)
+
+        assert run() == run()
+
+
+def through_a_checkpoint(state):
+    """As Lightning saves and loads it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+class TestGoingOn:
+    EPOCHS = 5
+
+    def make(self, kind, factor=2.37):
+        if kind in POINTS:
+            return echo(factor, kind)
+        if kind == "sampler":
+            sampler = RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(3))
+            return echo(factor, loader=plain_loader(shuffle=False, sampler=sampler))
+        if kind == "full_pass":
+            return echo(factor, epoch_length="full_pass")
+        if kind == "factor 1, sampler":
+            return self.make("sampler", 1)
+        return EchoLoader([torch.tensor([[i, 0.0]]) for i in range(7)], factor, seed=3)
+
+    @pytest.mark.parametrize("kind", [*POINTS, "sampler", "factor 1, sampler", "full_pass", "iterable"])
+    def test_from_any_batch_of_any_epoch_in_a_new_process(self, kind):
+        loader, epochs, states = self.make(kind), [], []
+        for _ in range(3):
+            epochs.append([])
+            for batch in loader:
+                epochs[-1].append((batch.tolist(), loader.counts.fresh, loader.counts.delivered))
+                states.append((len(epochs) - 1, len(epochs[-1]), through_a_checkpoint(loader.state_dict())))
+        after = [[batch.tolist() for batch in loader] for _ in range(2)]
+        for epoch, in_epoch, state in states:
+            resumed = self.make(kind)
+            resumed.load_state_dict(state)
+            rest = epochs[epoch][in_epoch:]  # an epoch that was at its end is not gone on with
+            for expected in [rest, *epochs[epoch + 1 :]] if rest else epochs[epoch + 1 :]:
+                assert [(batch.tolist(), resumed.counts.fresh, resumed.counts.delivered) for batch in resumed] == expected
+            assert [[batch.tolist() for batch in resumed] for _ in range(2)] == after
+
+    @pytest.mark.parametrize("point", POINTS)
+    def test_on_a_loader_that_is_running(self, point):
+        loader = echo(3, point)
+        played(loader, 1)
+        state = through_a_checkpoint(loader.state_dict())
+        expected = played(loader, 3)
+        loader.load_state_dict(state)
+        assert played(loader, 3) == expected
+
+    def test_the_state_is_the_same_when_asked_twice_and_asking_changes_nothing(self):
+        quiet, asked = echo(3), echo(3)
+        for expected, batch in zip(quiet, asked, strict=True):
+            assert asked.state_dict() == asked.state_dict()
+            assert torch.equal(batch, expected)
+
+    def test_a_state_before_the_first_batch_is_one_too(self):
+        state = through_a_checkpoint(echo().state_dict())
+        assert state
+        loader, fresh = echo(), echo()
+        loader.load_state_dict(state)
+        assert played(loader, 2) == played(fresh, 2)
+
+    def test_a_state_has_the_same_keys_at_any_time(self):
+        loader = echo()
+        keys = set(loader.state_dict())
+        for _ in range(2):
+            for _ in loader:
+                assert set(loader.state_dict()) == keys
+
+    def test_a_state_is_made_of_plain_types_and_does_not_grow(self):
+        loader = echo(4)
+        played(loader, 3)
+        short = len(json.dumps(loader.state_dict()))
+        played(loader, 60)
+        assert len(json.dumps(loader.state_dict())) < 1.5 * short
+
+    def test_between_a_new_factor_and_its_first_batch(self):
+        def make():
+            loader = echo(2, buffer_size=20)
+            played(loader, 2)
+            loader.factor = 4
+            return loader
+
+        loader = make()
+        state = through_a_checkpoint(loader.state_dict())
+        resumed = echo(2, buffer_size=20)
+        resumed.load_state_dict(state)
+        assert resumed.factor == 4
+        assert played(resumed, 3) == played(loader, 3)
+
+    def test_a_new_factor_may_be_set_between_loading_and_the_first_batch(self):
+        loader = echo(2, buffer_size=20)
+        played(loader, 2)
+        state = through_a_checkpoint(loader.state_dict())
+        loader.factor = 4
+        resumed = echo(2, buffer_size=20)
+        resumed.load_state_dict(state)
+        resumed.factor = 4
+        assert played(resumed, 3) == played(loader, 3)
+
+    @pytest.mark.parametrize("limit", [3, 0.5])
+    def test_the_end_of_a_limited_epoch_is_an_end(self, limit):
+        batches = 3 if limit == 3 else 4
+        loader = echo()
+        loader.limit_train_batches = limit
+        epochs = [values(islice(loader, batches)) for _ in range(2)]
+        state = through_a_checkpoint(loader.state_dict())
+        expected = [values(islice(loader, batches)) for _ in range(2)]
+        resumed = echo()
+        resumed.limit_train_batches = limit
+        resumed.load_state_dict(state)
+        assert len(resumed) == STEPS
+        assert [values(islice(resumed, batches)) for _ in range(2)] == expected
+        assert epochs[0] != expected[0]
+
+    def test_closing_in_between_changes_nothing(self):
+        loader, expected = echo(3), played(echo(3), 3)
+        batches = []
+        for _ in range(3):
+            batches += played(loader, 1)
+            loader.close()
+        assert batches == expected
+        assert loader.counts.refetched > 0, "live examples were read again"
+
+    def test_a_pickled_loader_goes_on_too(self):
+        loader = echo(3)
+        played(loader, 2)
+        copied = pickle.loads(pickle.dumps(loader))
+        assert copied.counts == loader.counts
+        assert played(copied, 2) == played(loader, 2)
+
+    def test_after_an_exception_in_the_data_set_the_batch_is_asked_for_again(self):
+        class Failing(Noisy):
+            broken = False
+
+            def load(self, index):
+                if self.broken:
+                    raise OSError("disk is gone")
+                return super().load(index)
+
+        dataset, expected = Failing(), played(echo(3), 3)
+        loader = echo(3, loader=plain_loader(dataset))
+        epoch = iter(loader)
+        batches = values(islice(epoch, 3))
+        dataset.broken = True
+        with pytest.raises(OSError, match="disk is gone"):
+            next(epoch)
+        assert list(epoch) == [], "an iteration is over after an exception"
+        dataset.broken = False
+        assert batches + played(loader, 2) == expected[: 3 + 2 * STEPS]
+
+
+class TestAChangedRun:
+    """A state of other workers, buffers or batches: a warning, and nothing of the pass is left out."""
+
+    @staticmethod
+    def fresh_of(loader, batches):
+        fresh, left = [], batches
+        while left:
+            for batch in islice(loader, left):
+                left -= 1
+                fresh += [int(index) for index, _ in batch.tolist()][: loader.last_batch_counts.fresh]
+        return fresh
+
+    def check(self, first, second, match):
+        """Loads the state of a run that was ended inside a pass; the fresh examples of both make up that pass."""
+        fresh = self.fresh_of(first, 11)
+        second.load_state_dict(through_a_checkpoint(first.state_dict()))
+        with pytest.warns(UserWarning, match=match):
+            again = self.fresh_of(second, 60)
+        assert LENGTH > len(fresh) > 0
+        batch_size = second.loader.batch_size
+        taken = len(fresh) // batch_size * batch_size  # in whole batches
+        passes = [*fresh[:taken], *again][: 2 * LENGTH]
+        assert len(passes) == 2 * LENGTH
+        assert set(fresh) | set(again[: LENGTH - taken]) == set(range(LENGTH))
+        assert sorted(passes[LENGTH:]) == list(range(LENGTH)), "the next pass is whole"
+
+    def test_with_another_buffer(self):
+        self.check(echo(), echo(buffer_size=25), r"saved with buffer_size=12 \(now 25\)")
+
+    def test_with_another_batch_size(self):
+        self.check(echo(), echo(loader=plain_loader(batch_size=4)), r"batch_size=6 \(now 4\)")
+
+    def test_with_another_point(self):
+        self.check(echo(), echo(point="before_augmentation"), "insertion_point='after_augmentation'")
+
+    def test_with_another_factor_the_states_counts(self):
+        loader = echo(3)
+        played(loader, 1)
+        state, other = loader.state_dict(), echo(2)
+        with pytest.warns(UserWarning, match=r"factor=2 is not used: .* factor 3\. Set \.factor after resuming"):
+            other.load_state_dict(state)
+        assert other.factor == 3
+        assert played(other, 2) == played(loader, 2)
+
+    @pytest.mark.parametrize("by_batches", [False, True])
+    @pytest.mark.parametrize("saved_by_batches", [False, True])
+    def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(self, by_batches, saved_by_batches):
+        before, now = Layout(103, 2, 4, 4, 13), Layout(103, 3, 5, 5, 7)
+        for number in range(3):
+            for taken in range(0, 13):  # batches of the pass, on each of the two ranks
+                position = number * 13 + taken if saved_by_batches else (number * 13 + taken) * 4
+                plan = {"position": position}
+                saved_for = {
+                    "layout": before.state(),
+                    "insertion_point": "after_batching" if saved_by_batches else "after_augmentation",
+                }
+                stream, batch = where_to_go_on(plan, saved_for, now, by_batches)
+                skipped = (batch - number * 7) * 5 * 3
+                assert skipped <= taken * 4 * 2, "nothing is left out"
+                assert skipped > taken * 4 * 2 - 5 * 3 or batch == number * 7 + 6, "and no more than a batch comes again"
+                assert stream == (batch if by_batches else batch * 5)
+
+
+class TestStatesThatCannotBeGoneOnWith:
+    @pytest.mark.parametrize("state", [None, {}, [], {"epoch": 3}, "state"])
+    def test_something_else_is_refused(self, state):
+        with pytest.raises(EchoStateError, match=r"state must be what EchoLoader\.state_dict\(\) returned, got"):
+            echo().load_state_dict(state)
+
+    def test_a_later_version_is_refused(self):
+        state = {**echo().state_dict(), "version": 1000}
+        with pytest.raises(EchoStateError, match=r"the state has version 1000.*upgrade lightning_echo"):
+            echo().load_state_dict(state)
+
+    @pytest.mark.parametrize("key", ["plan", "order", "seed", "layout", "counts", "delivered"])
+    def test_a_damaged_one_is_refused_by_what_it_lacks(self, key):
+        state = echo().state_dict()
+        del state[key]
+        with pytest.raises(EchoStateError, match=f"the state is damaged: it lacks {key}"):
+            echo().load_state_dict(state)
+
+    def test_that_of_another_data_set_is_refused_and_nothing_changes(self):
+        other = echo(loader=plain_loader(Noisy(50)))
+        played(other, 1)
+        loader, expected = echo(), played(echo(), 2)
+        batches = played(loader, 1)
+        with pytest.raises(EchoStateError, match=r"of a pass of 50 items, this loader's has 43.* start anew"):
+            loader.load_state_dict(other.state_dict())
+        assert batches + played(loader, 1) == expected
+
+    def test_the_error_is_a_value_error(self):
+        assert issubclass(EchoStateError, ValueError)
+
+
+class TestSeedAndRandomness:
+    def test_the_training_process_draws_as_if_no_data_were_read(self):
+        """Without workers, loading and augmenting run in it."""
+
+        def drawn(loader):
+            torch.manual_seed(1)
+            np.random.seed(1)
+            random.seed(1)
+            numbers = []
+            for _ in loader:
+                numbers.append((torch.rand(()).item(), np.random.rand(), random.random()))
+            return numbers
+
+        for point in POINTS:
+            assert drawn(echo(3, point)) == drawn(range(STEPS))
+
+    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("factor", [1, 3])
+    def test_two_runs_of_a_seed_are_equal_and_two_seeds_are_not(self, point, factor):
+        torch.manual_seed(1)
+        first = played(echo(factor, point), 3)
+        torch.manual_seed(2)
+        assert played(echo(factor, point), 3) == first
+        assert played(echo(factor, point, seed=6), 3) != first
+
+    def test_it_is_that_of_seed_everything_if_there_was_one(self, monkeypatch):
+        monkeypatch.setenv("PL_GLOBAL_SEED", "5")
+        assert played(echo(seed=None), 2) == played(echo(seed=5), 2)
+        assert played(echo(seed=6), 2) != played(echo(seed=None), 2)
+
+    def test_else_it_is_that_of_the_loaders_generator(self, monkeypatch):
+        monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+        loader = echo(seed=None, loader=plain_loader(generator=torch.Generator().manual_seed(5)))
+        assert played(loader, 2) == played(echo(seed=5), 2)
+
+    def test_else_it_is_drawn_once_and_kept_in_the_state(self, monkeypatch):
+        monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+        loader, other = echo(seed=None), echo(seed=None)
+        assert loader.seed is None
+        first = played(loader, 1)
+        assert isinstance(loader.seed, int)
+        assert played(other, 1) != first
+        resumed = echo(seed=None)
+        resumed.load_state_dict(loader.state_dict())
+        assert resumed.seed == loader.seed
+        assert played(resumed, 2) == played(loader, 2)
+
+    def test_ranks_share_neither_examples_nor_noise(self):
+        ranks = [echo(3, "before_augmentation", num_replicas=2, rank=rank) for rank in range(2)]
+        batches = [played(loader, 1) for loader in ranks]
+        assert len(batches[0]) == len(batches[1]) == len(ranks[0]) == math.ceil(22 / BATCH_SIZE)
+        noises = [{noise for batch in each for _, noise in batch} for each in batches]
+        assert not noises[0] & noises[1]
+        seen = [{index for batch in played(loader, 12) for index, _ in batch} for loader in ranks]
+        assert seen[0] | seen[1] == set(range(LENGTH))
+
+    def test_fresh_examples_of_a_pass_are_dealt_out_to_the_ranks(self):
+        passes = []
+        for rank in range(3):
+            loader = echo(1, num_replicas=3, rank=rank)
+            passes.append(delivered_indices(loader))
+        counts = Counter(index for each in passes for index in each)
+        assert set(counts) == set(range(LENGTH))
+        assert sorted(counts.values(), reverse=True)[:3] == [2, 2, 1], "45 places, two of them filled up"
+
+    def test_a_sampler_that_shards_itself_is_not_sharded_again(self):
+        sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=1, seed=1)
+        loader = echo(1, loader=plain_loader(shuffle=False, sampler=sampler), num_replicas=2, rank=1)
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            expected = list(sampler)
+            assert delivered_indices(loader) == expected
+
+
+class TestWhatItSays:
+    def test_the_split_the_live_examples_and_their_memory(self):
+        dataset = StagedDataset.of(torch.zeros(8, 2**18), augment=lambda example: example)  # 1 MiB each
+        loader = EchoLoader(DataLoader(dataset, batch_size=4), 2.5, insertion_point="before_augmentation")
+        assert repr(loader) == (
+            "before_augmentation, factor 2.5: reuse [load], redo [augment]; 8 live examples, 8 MiB; 0 workers"
+        )
+
+    def test_live_batches_at_the_point_after_batching(self):
+        loader = EchoLoader(DataLoader(torch.zeros(8, 2**18), batch_size=4, num_workers=2), 4, insertion_point="after_batching")
+        assert repr(loader) == (
+            "after_batching, factor 4: reuse [load, augment, collate], redo [transfer]; 4 live batches, 16 MiB; 2 workers"
+        )
+
+    def test_no_memory_where_it_is_not_known(self):
+        assert repr(EchoLoader([1, 2, 3], 2)) == (
+            "after_batching, factor 2: reuse [load, augment, collate], redo [transfer]; 4 live batches; 0 workers"
+        )
+
+    def test_the_present_factor(self):
+        loader = echo(2)
+        loader.factor = 1.5
+        assert "factor 1.5:" in repr(loader)
+
+    def test_what_was_chosen_is_logged_once_with_the_reason(self, caplog):
+        loader = EchoLoader(DataLoader(TensorDataset(torch.arange(20)), batch_size=4), 2, seed=0)
+        with caplog.at_level(logging.INFO, logger="lightning_echo"):
+            for _ in range(3):
+                list(loader)
+            loader.close()
+            list(loader)
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"{loader!r} (auto: ")
+        assert "TensorDataset" in record.getMessage()
+
+    def test_only_the_first_rank_says_it(self, caplog):
+        with caplog.at_level(logging.INFO, logger="lightning_echo"):
+            list(echo(num_replicas=2, rank=1))
+            assert not caplog.records
+            list(echo(num_replicas=2, rank=0))
+            assert len(caplog.records) == 1
+
+    def test_the_resolved_point(self):
+        assert echo(point="auto").insertion_point is InsertionPoint.before_augmentation
+        assert echo(point=InsertionPoint.after_batching).insertion_point is InsertionPoint.after_batching
+        assert EchoLoader(DataLoader(torch.arange(8)), 2).insertion_point is InsertionPoint.after_augmentation
+        assert [member.name for member in InsertionPoint] == [member.value for member in InsertionPoint]
+
+
+MIB = 2**20
+
+
+class TestMemory:
+    """Examples of 1 MiB, batches of 8, two workers that are never started: 32 live examples are usual."""
+
+    @pytest.fixture
+    def free(self, monkeypatch):
+        def set_free(mebibytes):
+            number = None if mebibytes is None else mebibytes * MIB
+            monkeypatch.setattr(sizing, "free_memory_bytes", lambda: number)
+
+        return set_free
+
+    def make(self, factor=2, **options):
+        loader = DataLoader(torch.zeros(16, 2**18), batch_size=8, num_workers=2)
+        return EchoLoader(loader, factor, insertion_point="after_augmentation", **options)
+
+    @pytest.mark.parametrize("mebibytes", [None, 321, 10**6])
+    def test_enough_or_unknown_memory_leaves_the_default_as_it_is(self, free, mebibytes):
+        free(mebibytes)
+        assert self.make().buffer_size == 32
+
+    def test_a_default_takes_at_most_a_tenth_of_the_free_memory_and_says_so(self, free):
+        free(200)
+        with pytest.warns(UserWarning, match=r"buffer_size is 20 instead of 32: 32 live examples of 1 MiB .* Set buffer_size"):
+            assert self.make().buffer_size == 20
+
+    @pytest.mark.parametrize(("factor", "least"), [(1, 8), (1.5, 8), (2, 8), (4, 12), (8, 14)])
+    def test_a_default_never_shrinks_below_what_a_batch_needs(self, free, factor, least):
+        free(1)
+        with pytest.warns(UserWarning, match=f"buffer_size is {least} instead of 32"):
+            assert self.make(factor).buffer_size == least
+
+    def test_an_explicit_size_that_cannot_fit_is_refused_with_the_way_out(self, free):
+        free(200)
+        with pytest.raises(ValueError, match=r"buffer_size=201 cannot fit: .* Use a smaller one, or a later insertion point"):
+            self.make(buffer_size=201)
+
+    def test_an_explicit_size_that_fits_is_taken_as_it_is(self, free):
+        free(200)
+        assert self.make(buffer_size=199).buffer_size == 199
+
+    def test_whole_batches_are_counted_by_their_examples(self, free):
+        free(200)
+        loader = DataLoader(torch.zeros(16, 2**18), batch_size=8)
+        with pytest.warns(UserWarning, match=r"buffer_size is 2 instead of 4: 4 live batches of 8 MiB"):
+            assert EchoLoader(loader, 2, insertion_point="after_batching").buffer_size == 2
+
+    @pytest.mark.parametrize(("workers", "size"), [(0, 16), (1, 16), (2, 32), (3, 48)])
+    def test_the_default_is_two_batches_per_worker(self, workers, size):
+        loader = DataLoader(torch.zeros(16, 2), batch_size=8, num_workers=workers)
+        assert EchoLoader(loader, 2, insertion_point="after_augmentation").buffer_size == size
+        assert EchoLoader(loader, 2, insertion_point="after_batching").buffer_size == 4
+
+    def test_free_memory_is_a_number_of_bytes_or_unknown(self):
+        free = sizing.free_memory_bytes()
+        assert free is None or free > MIB
+
+
+class TestOptions:
+    """Each message names the argument, the value and the way out; tests/integration has them through `EchoLoader`."""
+
+    @pytest.mark.parametrize("factor", [0.5, 0, -1, math.nan, math.inf, -math.inf, 0.999])
+    def test_a_factor_below_1_or_not_finite(self, factor):
+        with pytest.raises(
+            ValueError, match=rf"factor must be a finite number >= 1, got {factor!r}; use 1 to switch echoing off"
+        ):
+            options.check_factor(factor)
+
+    @pytest.mark.parametrize("factor", ["2x", "2", None, True, [2], 2j])
+    def test_a_factor_that_is_no_number(self, factor):
+        with pytest.raises(TypeError, match=r"factor must be a real number >= 1 \(1: no echoing\), got"):
+            options.check_factor(factor)
+
+    @pytest.mark.parametrize("factor", [1, 2.5, np.float32(2.5), np.int64(3)])
+    def test_numbers_of_any_library(self, factor):
+        assert options.check_factor(factor) == float(factor)
+        assert type(options.check_factor(factor)) is float
+
+    @pytest.mark.parametrize("point", ["before", "AUTO", 3, None])
+    def test_an_unknown_point(self, point):
+        with pytest.raises(ValueError, match="insertion_point must be one of") as caught:
+            options.check_point(point)
+        assert all(repr(member.value) in str(caught.value) for member in InsertionPoint)
+        assert repr(point) in str(caught.value)
+
+    def test_known_points_by_name_or_member(self):
+        for member in InsertionPoint:
+            assert options.check_point(member.value) is options.check_point(member) is member
+
+    @pytest.mark.parametrize(
+        ("size", "error"), [(0, ValueError), (-3, ValueError), (2.0, TypeError), ("8", TypeError), (True, TypeError)]
+    )
+    def test_an_impossible_buffer_size(self, size, error):
+        with pytest.raises(error, match=rf"buffer_size must be .* got {size!r}"):
+            options.check_buffer_size(size)
+
+    @pytest.mark.parametrize("epoch_length", ["full", "FIXED", None, 100])
+    def test_an_unknown_epoch_length(self, epoch_length):
+        with pytest.raises(ValueError, match=rf"epoch_length must be 'fixed' or 'full_pass', got {epoch_length!r}"):
+            options.check_epoch_length(epoch_length)
+
+    @pytest.mark.parametrize("seed", ["1", 1.0, True, [1]])
+    def test_an_impossible_seed(self, seed):
+        with pytest.raises(TypeError, match="seed must be an integer or None"):
+            options.check_seed(seed)
+
+    @pytest.mark.parametrize(("replicas", "rank"), [(2, None), (None, 0)])
+    def test_one_of_replicas_and_rank_alone(self, replicas, rank):
+        with pytest.raises(ValueError, match=r"num_replicas and rank go together, got .* leave both out"):
+            options.check_ranks(replicas, rank)
+
+    @pytest.mark.parametrize(("replicas", "rank"), [(2, 2), (0, 0), (2, -1)])
+    def test_a_rank_that_does_not_exist(self, replicas, rank):
+        with pytest.raises(
+            ValueError, match=rf"rank must be in 0 \.\. num_replicas - 1, got rank={rank} and num_replicas={replicas}"
+        ):
+            options.check_ranks(replicas, rank)
+
+    def test_a_loader_that_is_echoed_already(self):
+        with pytest.raises(ValueError, match=r"loader is echoed already: pass the loader inside"):
+            EchoLoader(echo(), 2)
+
+    @pytest.mark.parametrize("factor", [1.5, 2, 4, 8])
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_buffer_one_too_small_for_a_batch_is_refused_and_the_least_one_runs(self, factor, workers):
+        least = (BATCH_SIZE - math.floor(BATCH_SIZE / factor)) * max(workers, 1)
+        with pytest.raises(ValueError, match=rf"buffer_size={least - 1} is too small .* Use at least {least}, or leave it out"):
+            echo(factor, loader=plain_loader(num_workers=workers), buffer_size=least - 1)
+        loader = echo(factor, loader=plain_loader(num_workers=workers), buffer_size=least)
+        assert loader.buffer_size == least
+        if not workers:
+            assert len(played(loader, 3)) == 3 * STEPS
+
+
+class Sized(Dataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __getitem__(self, index):
+        return index
+
+    def __len__(self):
+        return self.length
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("length", [1, 5, 6, 7, 12, 13, 43])
+def test_the_layout_of_a_pass_is_what_a_loader_with_a_distributed_sampler_delivers(length, drop_last, replicas):
+    sampler = DistributedSampler(range(length), num_replicas=replicas, rank=0, shuffle=False)
+    sizes = [len(batch) for batch in DataLoader(Sized(length), batch_size=6, sampler=sampler, drop_last=drop_last)]
+    if not DataLoader(Sized(length), batch_size=6, drop_last=drop_last) or not sizes:
+        return  # refused, or a rank without a batch
+    layout = layout_of(Source(DataLoader(Sized(length), batch_size=6, drop_last=drop_last)), replicas)
+    assert layout.batches_per_pass == len(sizes)
+    assert (layout.batch_size, layout.last_batch_size) == (6, sizes[-1])
+    assert (layout.kept, layout.length, layout.replicas) == (sum(sizes), length, replicas)
+
+
+def test_starting_over_is_the_run_from_its_start():
+    loader = echo(2, buffer_size=20)
+    first = played(loader, 2)
+    loader.factor = 4
+    played(loader, 1)
+    loader.restart()
+    assert loader.factor == 2
+    assert loader.counts == EchoCounts()
+    assert played(loader, 2) == first
+
+
+def test_a_deep_copy_of_a_loader_is_independent():
+    loader = echo()
+    played(loader, 1)
+    other, counts = copy.deepcopy(loader), loader.counts
+    expected = played(other, 2)
+    assert loader.counts == counts
+    assert played(loader, 2) == expected
