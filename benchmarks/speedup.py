@@ -32,7 +32,7 @@ def speedup(quick: bool) -> Table:
             progress(f"speed-up, {point.value}, R about {ratio}")
             dataset = Sleeping(sleep_for(ratio * step_seconds * WORKERS / BATCH_SIZE))
             base = partial(seconds_per_batch, loader(dataset), plain_batches // 2)
-            measured = base() / step_seconds
+            measured = statistics.median(base() for _ in range(3)) / step_seconds
             runs: dict[str, Callable[[], float]] = {"base": base, "plain": partial(_plain, dataset, plain_batches)}
             for share in _REQUIRED:
                 runs[str(share)] = partial(_echoed, dataset, point, share * measured, echoed_batches)

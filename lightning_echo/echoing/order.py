@@ -128,10 +128,10 @@ class Order:
         self._pass: Iterator[Any] = iter(())
 
     def set_spreading(self, on: bool) -> None:
-        """Whether the passes that begin from here on are spread."""
+        """Whether the passes after the present one are spread. One that begins just here follows nothing that is live."""
         slots = self._slots if on else 0
         if slots != self._distances[-1][1]:
-            first = -(-self.position // self.kept)
+            first = self.position // self.kept + 1
             self._distances = [entry for entry in self._distances if entry[0] < first] + [(first, slots)]
 
     def take(self, count: int) -> list[Any]:

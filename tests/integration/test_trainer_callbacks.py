@@ -188,6 +188,8 @@ def nothing_left() -> Iterator[None]:
     while time.monotonic() < deadline and set(psutil.Process().children(recursive=True)) - processes:
         psutil.wait_procs(set(psutil.Process().children(recursive=True)) - processes, timeout=0.1)
     assert not set(psutil.Process().children(recursive=True)) - processes
+    for thread in set(threading.enumerate()) - threads:  # so does the thread that torch's queue wrote with
+        thread.join(max(deadline - time.monotonic(), 0))
     assert not set(threading.enumerate()) - threads
 
 

@@ -90,7 +90,13 @@ sys.modules["lightning_echo"] = package
 
 
 def test_the_check_above_can_fail():
-    assert {"lightning", "torchvision"} <= set(loaded_by("import lightning_echo, torchvision"))
+    assert {"lightning", "torchvision"} <= set(loaded_by("import lightning_echo.datamodule, torchvision"))
+
+
+def test_the_package_imports_lightning_only_for_the_data_module():
+    """A spawned worker imports the package for the loader's sake and must not pay for Lightning."""
+    assert loaded_by("from lightning_echo import EchoLoader, StagedDataset") == []
+    assert "lightning" in loaded_by("from lightning_echo import EchoDataModule")
 
 
 def test_no_file_of_the_method_imports_them_later_either():
