@@ -16,7 +16,7 @@ from lightning_echo import EchoLoader, InsertionPoint
 
 def factor_one(quick: bool) -> Table:
     cases = (("sleep", 0.001, Sleeping(0.001), 0.98, 60), ("busy", 0.00005, Busy(0.00005), 0.93, 1000))
-    rounds = 3 if quick else 9
+    rounds = 3 if quick else 15
     rows = []
     for kind, seconds, dataset, required, batches in cases:
         progress(f"factor 1, {seconds * 1e3:g} ms per example, {kind}")

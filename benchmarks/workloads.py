@@ -34,11 +34,11 @@ class Sleeping(StagedDataset):
 
 
 class Busy(Sleeping):
-    """Reading is work for the processor: as many turns of a loop as took the seconds on an idle core."""
+    """Reading is work for the processor: as many turns of a loop as take the seconds of processor time."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
-        self.turns = round(1000 * seconds / median_seconds(lambda: _spin(1000), 200))
+        self.turns = round(1000 * seconds / median_seconds(lambda: _spin(1000), 1000, clock=time.thread_time))
 
     def load(self, index: Any) -> Any:
         _spin(self.turns)

@@ -283,6 +283,7 @@ class EchoLoader:
             "epoch_batches": self._epoch_batches,
             "in_epoch": self._in_epoch,
             "delivered": self._delivered,
+            "begin_at": list(self._begin_at),
             "counts": [self._counts.fresh, self._counts.echoed, self._counts.refetched],
             **plan_state,
         }
@@ -311,6 +312,7 @@ class EchoLoader:
         self._epoch, self._in_epoch, self._delivered = state["epoch"], state["in_epoch"], state["delivered"]
         self._epoch_batches = state["epoch_batches"]
         self._counts, self._last_counts = EchoCounts(*state["counts"]), EchoCounts()
+        self._begin_at = (state["begin_at"][0], state["begin_at"][1])
         self._plan_state = {"plan": state["plan"], "order": state["order"]}
         self._saved_for = {name: state[name] for name in ("insertion_point", "layout", "workers", "buffer_size")}
         self._resuming = self._in_epoch < self._epoch_end()

@@ -17,6 +17,7 @@ _KEYS = (
     "seed",
     "factor",
     "delivered",
+    "begin_at",
     "counts",
     "plan",
     "order",

@@ -441,15 +441,27 @@ class TestGoingOn:
         assert resumed.factor == 4
         assert played(resumed, 3) == played(loader, 3)
 
-    def test_a_new_factor_may_be_set_between_loading_and_the_first_batch(self):
-        loader = echo(2, buffer_size=20)
+    @pytest.mark.parametrize("sampler", ["shuffled", "with a generator", "without one"])
+    @pytest.mark.parametrize("before", [1, 2])
+    def test_a_new_factor_may_be_set_between_loading_and_the_first_batch(self, before, sampler):
+        """Also where echoing begins just with a pass."""
+
+        def make():
+            options = {}
+            if sampler != "shuffled":
+                generator = torch.Generator().manual_seed(3) if sampler == "with a generator" else None
+                draws = RandomSampler(range(LENGTH), replacement=True, generator=generator)
+                options = {"shuffle": False, "sampler": draws}
+            return echo(before, loader=plain_loader(drop_last=True, **options), buffer_size=20)
+
+        loader = make()
         played(loader, 2)
         state = through_a_checkpoint(loader.state_dict())
         loader.factor = 4
-        resumed = echo(2, buffer_size=20)
+        resumed = make()
         resumed.load_state_dict(state)
         resumed.factor = 4
-        assert played(resumed, 3) == played(loader, 3)
+        assert played(resumed, 12) == played(loader, 12)
 
     @pytest.mark.parametrize("limit", [3, 0.5])
     def test_the_end_of_a_limited_epoch_is_an_end(self, limit):
@@ -465,6 +477,18 @@ class TestGoingOn:
         assert len(resumed) == STEPS
         assert [values(islice(resumed, batches)) for _ in range(2)] == expected
         assert epochs[0] != expected[0]
+        resumed.load_state_dict(state)
+        assert len(list(resumed)) == STEPS, "a whole epoch, and not the rest of the limited one"
+
+    @pytest.mark.parametrize("limit", [None, 5, 1.0])
+    def test_before_its_end_an_epoch_has_the_batches_that_are_left(self, limit):
+        loader = echo()
+        loader.limit_train_batches = limit
+        list(islice(loader, 3))
+        resumed = echo()
+        resumed.limit_train_batches = limit
+        resumed.load_state_dict(loader.state_dict())
+        assert [len(list(resumed)) for _ in range(2)] == [STEPS - 3, STEPS]
 
     def test_closing_in_between_changes_nothing(self):
         loader, expected = echo(3), played(echo(3), 3)

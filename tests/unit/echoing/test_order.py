@@ -500,7 +500,7 @@ class TestSpreading:
         for stream in streams:
             last = {}
             for position, index in enumerate(stream):
-                if position >= math.ceil(begin / kept) * kept:  # in the passes that begin from then on
+                if position >= (begin // kept + 1) * kept:  # in the passes after the one in which it began
                     assert position - last.get(index, -99) >= distance
                 last[index] = position
         for number in range(8):

@@ -228,6 +228,19 @@ class TestWhenTheFactorChanges:
             assert not run.ledger.held, run.case
 
 
+@pytest.mark.parametrize(("before", "after"), [(8, 4), (8, 2.37), (4, 8), (2, 4), (1.5, 4)])
+@pytest.mark.parametrize("batch_size", [4, 32])
+def test_the_share_is_level_again_whatever_was_drawn_before_the_change(before, after, batch_size):
+    """Many draws with usual buffers: what is live when the factor changes differs from one to the other."""
+    for seed in range(60):
+        plan = EchoPlan(shape_of([batch_size] * 1000, batch_size, 0, 2 * batch_size, seed), before)
+        for _ in range(20 + seed % 13):
+            plan.next_batch()
+        plan.change_factor(plan.number, after)
+        fresh = [plan.next_batch().fresh for _ in range(25)]
+        assert set(fresh[2:]) <= level(batch_size, exactly(after)), f"{seed=}: {fresh}"
+
+
 def test_a_later_decision_replaces_the_changes_that_were_to_come_after_it():
     plan = EchoPlan(shape_of([8] * 100, 8, 0, 16), factor=1)
     plan.change_factor(10, 2)
