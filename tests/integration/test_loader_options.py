@@ -128,6 +128,7 @@ class Pinnable:
         return self
 
 
+@pytest.mark.skipif(not hasattr(torch, "accelerator"), reason="an older torch cannot be told that there is a device")
 @pytest.mark.parametrize("point", POINTS)
 def test_pin_memory_reaches_the_users_batch(point, monkeypatch):
     """Without a GPU: torch is told that there is one, and asks the batch to pin itself."""
