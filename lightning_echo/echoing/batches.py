@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lightning_echo.echoing.plan import mix
+from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.randomness import OwnRandomStates, seed_all
 from lightning_echo.echoing.requests import BatchRequests

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 __all__ = ["Buffer", "Live"]
@@ -16,7 +18,7 @@ class Live:
         left: Uses left; 0 once it is dead.
         used: Uses so far.
         call: Stream position of the first fresh item of its batch, and their number: what was read in one call.
-        slot: Where it stands in its list.
+        slot: Where it stands among those with as many uses left.
     """
 
     __slots__ = ("call", "left", "position", "slot", "used")
@@ -29,24 +31,36 @@ class Buffer:
     """The live items of one worker, and how far its level share of fresh items has come."""
 
     def __init__(self) -> None:
-        self.ones: list[Live] = []  # one use left: drawing it frees its place
-        self.more: list[Live] = []  # two or more uses left
+        self.by_left: dict[int, list[Live]] = {}  # uses left -> the items that have so many
         self.births: deque[Live] = deque()  # by age; the dead are passed over
         self.forget: list[int] = []
         self.warming = True
         self.owed = 0  # uses that found no place, due to later examples
         self.staggered = 0  # items that this warm-up has given uses to
         self.delivered = self.fresh = 0  # since the share of fresh items was last set level
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self.ones) + len(self.more)
+        return self._count
+
+    def __iter__(self) -> Iterator[Live]:
+        return chain.from_iterable(self.by_left.values())
+
+    @property
+    def last_uses(self) -> int:
+        """Items with one use left: drawing one frees its place."""
+        return len(self.by_left.get(1, ()))
+
+    def nearly_used_up(self) -> list[Live]:
+        """The items with the fewest uses left."""
+        return self.by_left[min(self.by_left)] if self.by_left else []
 
     def state(self) -> dict[str, Any]:
         """Plain types. The order of the live items matters: they are drawn by their place.
 
         What is to be forgotten is left out: the worker of a resumed run holds nothing.
         """
-        live = [[item.position, item.left, item.used, *item.call] for item in (*self.ones, *self.more)]
+        live = [[item.position, item.left, item.used, *item.call] for item in self]
         names = ("warming", "owed", "staggered", "delivered", "fresh")
         return {"live": live, **{name: getattr(self, name) for name in names}}
 
@@ -66,20 +80,63 @@ class Buffer:
     def start_warming(self) -> None:
         self.warming, self.staggered, self.delivered, self.fresh = True, 0, 0, 0
 
-    def put(self, item: Live) -> None:
-        target = self.ones if item.left == 1 else self.more
-        item.slot = len(target)
-        target.append(item)
+    def clear(self) -> None:
+        """Takes out all items, to be put back with other uses."""
+        self.by_left, self._count, self.staggered = {}, 0, 0
 
-    def take(self, source: list[Live], slot: int) -> Live:
-        item, last = source[slot], source.pop()
+    def put(self, item: Live) -> None:
+        others = self.by_left.setdefault(item.left, [])
+        item.slot = len(others)
+        others.append(item)
+        self._count += 1
+
+    def take(self, left: int, slot: int) -> Live:
+        """Takes out one of the items that have ``left`` uses left."""
+        others = self.by_left[left]
+        item, last = others[slot], others.pop()
         if last is not item:
-            source[slot] = last
+            others[slot] = last
             last.slot = slot
+        if not others:
+            del self.by_left[left]
+        self._count -= 1
         return item
 
     def remove(self, item: Live) -> None:
-        self.take(self.ones if item.left == 1 else self.more, item.slot)
+        self.take(item.left, item.slot)
+
+    def draw(self, count: int, least: int, most: int, rand: Callable[[], float]) -> list[Live]:
+        """Takes out ``count`` items at random, each with the same probability, and of all uses left their share.
+
+        Were items drawn one by one, the number that dies in a batch would swing; taken by strata (systematic sampling over
+        the items, ordered by uses left) it stays level, and a buffer hardly larger than a batch lasts.
+
+        Args:
+            count: How many.
+            least: At least so many of them have one use left, if there are so many: their places are needed.
+            most: At most so many, if the others suffice: else the next batch would find too few.
+            rand: Uniform numbers from [0, 1).
+        """
+        ones, live = self.last_uses, self._count
+        share = int(ones * count / live + rand()) if live else 0
+        share = min(max(min(share, most), least, count - (live - ones), 0), ones, count)
+        drawn = self._draw_from(1, share, rand)
+        count, live, offset = count - share, live - ones, rand()
+        before = passed = 0
+        for left in sorted(self.by_left):
+            if left > 1 and count:
+                passed += len(self.by_left[left])
+                upto = int(passed * count / live + offset) if passed < live else count
+                drawn += self._draw_from(left, upto - before, rand)
+                before = upto
+        return drawn
+
+    def _draw_from(self, left: int, count: int, rand: Callable[[], float]) -> list[Live]:
+        others = self.by_left.get(left, [])
+        if count < len(others):
+            return [self.take(left, int(rand() * len(others))) for _ in range(count)]
+        self._count -= len(self.by_left.pop(left, []))
+        return others
 
     def drop_until(self, position: int) -> bool:
         """Drops the items up to a stream position; whether there were any."""
@@ -96,7 +153,8 @@ class Buffer:
     def restrict(self, most_uses: int) -> None:
         """Drops all uses beyond ``most_uses`` per example."""
         items = [item for item in self.births if item.left]
-        self.ones, self.more, self.births = [], [], deque()
+        self.clear()
+        self.births = deque()
         for item in items:
             item.left = min(item.left, most_uses - item.used)
             if item.left > 0:

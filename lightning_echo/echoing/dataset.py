@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import ConcatDataset, Subset, default_collate
 
-from lightning_echo.echoing.plan import mix
+from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.randomness import seed_all
 from lightning_echo.echoing.stages import Stages, unchanged

@@ -38,8 +38,8 @@ class EchoLoader:
         factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader.
         insertion_point: Where the echo stage stands, see `InsertionPoint`; ``"auto"`` takes the earliest possible one.
         buffer_size: Most live examples per rank that echoes are drawn from (batches for ``after_batching``). Default: two
-            batches per worker (four batches for ``after_batching``), less if memory is short. Below two batches per worker
-            batches may take more fresh examples than their share, near the least accepted size for good.
+            batches per worker (four batches for ``after_batching``), less if memory is short. Where it hardly holds a
+            batch, single examples get a use more or less than the factor.
         epoch_length: ``"fixed"``: an epoch has as many steps as without echoing. ``"full_pass"``: ``round(factor * steps)``,
             so that it delivers as many fresh examples as one pass over the data holds.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lightning_echo.echoing.plan import mix
+from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.randomness import OwnRandomStates, seed_all
 
 __all__ = ["Order", "SamplerOrder", "SequentialOrder", "ShuffledOrder", "permute", "spread"]

@@ -7,9 +7,13 @@ never sees an index, so that it is the same on all ranks, and ``order.py`` turns
 * ``DataLoader`` hands batch ``k`` to worker ``k % workers``. So every worker has a `Buffer` of its own, and every echo is
   asked of the worker that holds the example.
 * Uses per example by error diffusion: the ``i``-th gets ``floor(i * e) - floor((i - 1) * e)`` uses.
-* Fresh examples per batch by error diffusion too: ``floor(B / e)`` or ``ceil(B / e)``. The rest is drawn uniformly without
-  replacement from the live examples, so none is twice in a batch.
-* The start fills half the buffer, with uses as they would be left in the middle of a run; from then on it is level.
+* Fresh examples per batch by error diffusion too: ``floor(B / e)`` or ``ceil(B / e)``. The rest is drawn without
+  replacement from the live examples, each with the same probability, so none is twice in a batch. Drawn one by one, the
+  number of those that die would swing; strata by uses left keep it level, and a buffer hardly larger than a batch lasts.
+* Where more would be live than may, or fewer than the next batch needs, single examples get a use less or more; later ones
+  make up for it. So the share of fresh examples, and with it the factor, holds whatever the buffer.
+* The start fills the buffer to the middle between what a batch needs and what may be live, with uses left as in the middle
+  of a run; from then on it is level. Below factor 2 only ``e - 1`` of the fresh examples are used again, and as many may live.
 * A new factor drops the uses beyond it, or adds to those that are left; then the buffer is filled up as at the start.
 * An example is live for at most ``max_age`` positions of the stream: near that age its uses are drawn first. ``order.py``
   keeps the same index at least that far apart from one pass to the next, so that none is live twice.
@@ -23,91 +27,16 @@ Source: Choi et al. 2019, arXiv 1907.05550, section 2 (echo factor, shuffle buff
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
-from math import gcd
+from itertools import chain
+from math import ceil
 from typing import Any, NamedTuple
 
 from lightning_echo.echoing.buffer import Buffer, Live
+from lightning_echo.echoing.hashing import mix
+from lightning_echo.echoing.ratio import EchoRatio
+from lightning_echo.echoing.shape import PlanShape
 
-__all__ = ["EchoPlan", "PlanShape", "PlannedBatch", "as_ratio", "smallest_buffer"]
-
-_DENOMINATOR_LIMIT = 1_000_000
-_ODD = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
-
-
-def mix(*numbers: int) -> int:
-    """A 64-bit hash of integers (splitmix64 finaliser), the same on every machine."""
-    value = 0
-    for number in numbers:
-        value = (value + number + _ODD) & _MASK
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-        value ^= value >> 31
-    return value
-
-
-def as_ratio(factor: float) -> tuple[int, int]:
-    """The echo factor as a fraction of integers, so that 1.1 x 10 is 11 and no rounding error adds up."""
-    ratio = Fraction(factor).limit_denominator(_DENOMINATOR_LIMIT)
-    return ratio.numerator, ratio.denominator
-
-
-def smallest_buffer(batch_size: int, factor: float, workers: int) -> int:
-    """Live examples a rank needs so that a batch can be filled: ``B - floor(B / e)`` for each worker."""
-    uses, per = as_ratio(factor)
-    return max(workers, 1) * (batch_size - batch_size * per // uses)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanShape:
-    """What stays the same while a plan runs. Sizes count items: examples, or batches for ``after_batching``.
-
-    Attributes:
-        batch_size: Items in a full batch.
-        last_batch_size: Items in the last batch of a pass (equal to ``batch_size`` where they divide it).
-        batches_per_pass: Batches of the plain loader in one epoch on this rank.
-        workers: Worker processes, each with a buffer of its own; 0 counts as one.
-        buffer_size: Most live items per rank.
-        seed: Seed of the draws.
-        distinct: Whether an index must not be twice in a batch; no matter for whole batches.
-    """
-
-    batch_size: int
-    last_batch_size: int
-    batches_per_pass: int
-    workers: int
-    buffer_size: int
-    seed: int
-    distinct: bool = True
-
-    @property
-    def pass_length(self) -> int:
-        """Items that one pass holds on this rank."""
-        return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
-
-    @property
-    def buffer_in_pass(self) -> int:
-        """The part of the buffer that a small pass can fill without holding an example twice."""
-        if not self.distinct or self.pass_length >= self.buffer_size + self.batch_size:
-            return self.buffer_size
-        return max((self.pass_length - self.batch_size) // 2, 0)
-
-    @property
-    def max_age(self) -> int:
-        """Positions of the fresh stream for which an example may be live (see the module's text)."""
-        if not self.distinct:
-            return 1 << 62
-        least = self.buffer_in_pass + self.batch_size
-        slack = max(self.workers, 1) * max(self.batch_size, 16)
-        # In a short pass half of what there is to spare goes to the slack, half to shuffling the next pass.
-        return min(self.pass_length, least + min(slack, max(self.pass_length - least, 0) // 2))
-
-    def size_of(self, number: int) -> int:
-        """Items in batch ``number``: those of the plain loader, pass after pass."""
-        return self.last_batch_size if (number + 1) % self.batches_per_pass == 0 else self.batch_size
+__all__ = ["EchoPlan", "PlannedBatch"]
 
 
 class PlannedBatch(NamedTuple):
@@ -162,8 +91,7 @@ class EchoPlan:
 
     def live(self) -> list[Live]:
         """The live items of all workers, oldest first."""
-        items = [item for buffer in self._buffers for item in (*buffer.ones, *buffer.more)]
-        return sorted(items, key=lambda item: item.position)
+        return sorted(chain.from_iterable(self._buffers), key=lambda item: item.position)
 
     def state(self) -> dict[str, Any]:
         """Plain types: everything that decides the batches from `number` on. Positions, never indices."""
@@ -200,140 +128,136 @@ class EchoPlan:
         while buffer.drop_until(self.position + fresh - 1 - self.shape.max_age):
             fresh = self._fresh_count(buffer, size)
         births = self._births(buffer, size, fresh)
-        echoes = self._draw(buffer, size, fresh, len(births))
-        room = self._most_live - len(buffer)
-        buffer.owed += sum(item.left for item in births[room:])
-        births = births[:room]
-        kept = bytearray(fresh)
-        for item in births:
-            kept[item.position - self.position] = 1
-            buffer.put(item)
+        echoes = self._draw(buffer, size - fresh, len(births))
+        self._settle(buffer, births, echoes)
+        for item in chain(births, echoes):
+            if item.left:
+                buffer.put(item)
         buffer.births.extend(births)
         positions = [*range(self.position, self.position + fresh), *[item.position for item in echoes]]
-        kept += bytes([item.left > 0 for item in echoes])
+        kept = bytes([item.left > 0 for item in chain(births, echoes)])
         forget, buffer.forget = tuple(buffer.forget), []
         first, self.position, self.number = self.position, self.position + fresh, number + 1
-        return PlannedBatch(number, first, fresh, positions, bytes(kept), forget)
+        return PlannedBatch(number, first, fresh, positions, kept, forget)
 
     def _set_factor(self, factor: float) -> None:
-        rises, self.factor = factor > self.factor, factor
-        self._uses, self._per = as_ratio(factor)
-        workers = len(self._buffers)
-        batch_size = self.shape.batch_size
-        self._needed = batch_size - batch_size * self._per // self._uses
-        self._most_live = max(self.shape.buffer_in_pass // workers, self._needed)
-        spare = (self._most_live - self._needed) // 2  # below factor 2 only e - 1 of the examples are used again
-        self._target = self._needed + int(spare * min(factor - 1, 1.0)) if factor > 1 else 0
-        self._step = workers * -(-batch_size * self._per // self._uses)
-        most_uses = -(-self._uses // self._per)
+        rises, self.factor, self._ratio = factor > self.factor, factor, EchoRatio.of(factor)
+        workers, batch_size = len(self._buffers), self.shape.batch_size
+        needed = batch_size - self._ratio.fewest_fresh(batch_size)
+        spare = max(self.shape.buffer_in_pass // workers - needed, 0)
+        if factor < 2:  # only e - 1 of the examples are used again: as many live ones would be older
+            spare = ceil(spare * (factor - 1))
+        self._most_live, self._target = needed + spare, needed + spare // 2
+        batches = max(ceil(factor / (batch_size * (factor - 1))), 1) if factor > 1 else 1  # until one must have an echo
+        self._step = workers * self._ratio.most_fresh(batches * batch_size)
         for buffer in self._buffers:
-            buffer.restrict(most_uses)
+            buffer.restrict(self._ratio.most_uses)
             buffer.delivered = buffer.fresh = buffer.owed = 0
             if rises:
-                self._extend(buffer, most_uses)
+                self._extend(buffer)
             if len(buffer) < self._target:
                 buffer.start_warming()
 
-    def _extend(self, buffer: Buffer, most_uses: int) -> None:
+    def _extend(self, buffer: Buffer) -> None:
         """Gives live items the uses that they would have left in the middle of a run at the new, higher factor."""
-        items = sorted((*buffer.ones, *buffer.more), key=lambda item: (-item.used, item.position))
-        buffer.ones, buffer.more, buffer.staggered = [], [], 0
-        for item, left in zip(items, sorted(self._staggered_uses(buffer, len(items), len(items))), strict=True):
-            item.left = max(item.left, min(left, most_uses - item.used))
+        items = sorted(buffer, key=lambda item: (-item.used, item.position))
+        buffer.clear()
+        for item, left in zip(items, sorted(self._ratio.staggered(0, len(items), len(items))), strict=True):
+            item.left = max(item.left, min(left, self._ratio.most_uses - item.used))
             buffer.put(item)
 
-    def _level(self, delivered: int) -> int:
-        """Fresh items among the first ``delivered`` ones of a worker."""
-        return -(-delivered * self._per // self._uses)
-
     def _fresh_count(self, buffer: Buffer, size: int) -> int:
-        """``floor(B / e)`` or ``ceil(B / e)``: what the error diffusion asks for, as far as the buffer can do it."""
-        live, least, most = len(buffer), size * self._per // self._uses, self._level(size)
-        if buffer.warming:
-            return max(size - live, min(size, most + self._target - live), most)
-        level = min(max(self._level(buffer.delivered + size) - buffer.fresh, least), most)
-        if live < size - level:
-            level = most
-        elif live >= size - least and 0 < self._births_due(buffer, level) > self._room(buffer, size - level):
-            level = least
-        if live < size - level:
+        """``floor(B / e)`` or ``ceil(B / e)`` as the error diffusion has it, more while the buffer is being filled."""
+        live, level = len(buffer), self._level_share(buffer, size)
+        if not buffer.warming and live < size - level:
             buffer.start_warming()
-            return self._fresh_count(buffer, size)
+        if buffer.warming:
+            most = self._ratio.most_fresh(size)
+            return max(size - live, min(size, most + self._target - live), most)
+        least, due = self._ratio.fewest_fresh(size), self._due(buffer, size)
+        if due == least + 1 and live >= size - least and self._lacks_room(buffer, size, due):
+            return least  # one later: then there is room
         return level
 
-    def _room(self, buffer: Buffer, echoes: int) -> int:
-        """Places for new live items in a batch with ``echoes`` echoes."""
-        return self._most_live - len(buffer) + min(echoes, len(buffer.ones))
+    def _due(self, buffer: Buffer, size: int) -> int:
+        """Fresh items that the error diffusion asks for in the next ``size`` items of a worker."""
+        return self._ratio.fresh(buffer.delivered + size) - buffer.fresh
 
-    def _births_due(self, buffer: Buffer, count: int) -> int:
-        """How many of the next ``count`` fresh items have uses left after the first one: below factor 2 some have none."""
-        uses, per, first = self._uses, self._per, buffer.fresh
-        return min(count, (first + count) * uses // per - first * uses // per - count)
+    def _level_share(self, buffer: Buffer, size: int) -> int:
+        """As many of them as a batch may have: what a batch held back comes later."""
+        return min(max(self._due(buffer, size), self._ratio.fewest_fresh(size)), self._ratio.most_fresh(size))
 
-    def _uses_left(self, buffer: Buffer, count: int) -> list[int]:
-        """Uses after the first one of the next ``count`` fresh items."""
-        uses, per, first = self._uses, self._per, buffer.fresh
-        totals = [i * uses // per for i in range(first, first + count + 1)]
-        return [after - before - 1 for before, after in pairwise(totals)]
+    def _lacks_room(self, buffer: Buffer, size: int, fresh: int) -> bool:
+        births = sum(left > 0 for left in self._ratio.uses_left(buffer.fresh, fresh))
+        return births > self._most_live - len(buffer) + min(size - fresh, buffer.last_uses)
 
     def _births(self, buffer: Buffer, size: int, fresh: int) -> list[Live]:
-        """The fresh items that will be used again."""
-        echoes = size - fresh
+        """The fresh items, with the uses that they have left."""
         if buffer.warming:
             missing = max(self._target - len(buffer), 0)
-            regular = min(echoes * self._per // max(self._uses - self._per, 1), fresh)  # as many as the echoes use up
-            left = self._uses_left(buffer, regular)
-            left += self._staggered_uses(buffer, min(fresh - regular, missing), missing)
+            regular = min(self._ratio.used_up(size - fresh), fresh)
+            filling = min(fresh - regular, missing)
+            left = self._ratio.uses_left(buffer.fresh, regular)
+            left += self._ratio.staggered(buffer.staggered, filling, buffer.staggered + missing)
+            buffer.staggered += filling
             buffer.warming = fresh - regular < missing
         else:
-            left = self._uses_left(buffer, fresh)
-            for i in range(min(buffer.owed, fresh)):
-                left[i] += 1
-                buffer.owed -= 1
+            left = self._ratio.uses_left(buffer.fresh, fresh)
+            self._make_up(buffer, left)
             buffer.delivered += size
             buffer.fresh += fresh
-        first, call = self.position + fresh - len(left), (self.position, fresh)
-        return [Live(first + i, uses_left, 1, call) for i, uses_left in enumerate(left) if uses_left]
+        left = [0] * (fresh - len(left)) + left
+        call = (self.position, fresh)
+        return [Live(self.position + i, uses_left, 1, call) for i, uses_left in enumerate(left)]
 
-    def _staggered_uses(self, buffer: Buffer, count: int, missing: int) -> list[int]:
-        """Uses left as in the middle of a run: evenly spread over what one example has after its first use."""
-        total = buffer.staggered + missing
-        stride = next((s for s in range(max(total * 5 // 8, 1), total) if gcd(s, total) == 1), 1)
-        spread = [(i * stride % total) for i in range(buffer.staggered, buffer.staggered + count)]
-        buffer.staggered += count
-        above, below = self._uses - self._per, self._per * total * 2
-        return [-(-(2 * i + 1) * above // below) for i in spread]
+    def _make_up(self, buffer: Buffer, left: list[int]) -> None:
+        """Gives uses that are owed, or takes back what others got too much: one per item, within floor and ceiling of e."""
+        least, most = self._ratio.fewest_uses - 1, self._ratio.most_uses - 1
+        for i, uses in enumerate(left):
+            change = (buffer.owed > 0) - (buffer.owed < 0)
+            if least <= uses + change <= most or least == most:
+                left[i] += change
+                buffer.owed -= change
 
-    def _draw(self, buffer: Buffer, size: int, fresh: int, births: int) -> list[Live]:
+    def _draw(self, buffer: Buffer, count: int, births: int) -> list[Live]:
         """Draws the echoes of a batch and takes one use from each."""
-        count, ones, more = size - fresh, buffer.ones, buffer.more
         if not count:
             return []
         self._random.seed(mix(self.shape.seed, self.number))
-        following = self.shape.size_of(self.number + len(self._buffers))
-        level = self._level(buffer.delivered + following) - buffer.fresh
-        room = len(buffer) + births
+        room, (following, level) = len(buffer) + births, self._next_share(buffer)
         crowd = max(2 * level - following, 0)  # fresh items of the next batch beyond the places its echoes can free
-        least, most = room - self._most_live + crowd, room - (following - level)  # of those with one use left
-        newest = self.position + fresh - 1
-        drawn = buffer.urgent(newest, self.shape.max_age, self._step, self._uses // self._per + 1)[:count]
+        least, most = room - self._most_live + crowd, room - (following - level)
+        newest = self.position + births - 1
+        drawn = buffer.urgent(newest, self.shape.max_age, self._step, self._ratio.fewest_uses + 1)[:count]
         for item in drawn:
             buffer.remove(item)
         last_uses = sum(item.left == 1 for item in drawn)
-        rand = self._random.random
-        for missing in range(count - len(drawn), 0, -1):
-            if not more or (ones and least - last_uses >= missing):
-                from_ones = True
-            elif not ones or last_uses >= most:
-                from_ones = False
-            else:
-                from_ones = rand() * (len(ones) + len(more)) < len(ones)
-            source = ones if from_ones else more
-            last_uses += from_ones
-            drawn.append(buffer.take(source, int(rand() * len(source))))
+        drawn += buffer.draw(count - len(drawn), least - last_uses, most - last_uses, self._random.random)
         for item in drawn:
             item.left -= 1
             item.used += 1
-            if item.left:
-                buffer.put(item)
         return drawn
+
+    def _next_share(self, buffer: Buffer) -> tuple[int, int]:
+        """Items of this worker's next full batch, and how many of them are to be fresh. A short one between needs less."""
+        size = self.shape.batch_size
+        return size, size if buffer.warming else self._level_share(buffer, size)
+
+    def _settle(self, buffer: Buffer, births: list[Live], echoes: list[Live]) -> None:
+        """Lets no more items live than may, and no fewer than the next batch needs; later examples make up for it."""
+        staying = [item for item in chain(echoes, births) if item.left]
+        count, (following, level) = len(buffer) + len(staying), self._next_share(buffer)
+        for _ in range(count - self._most_live):
+            item = min(chain(staying, buffer.nearly_used_up()), key=lambda item: (item.left, -item.used))
+            if item in staying:
+                staying.remove(item)
+            else:
+                buffer.remove(item)
+                buffer.forget.append(item.position)
+            buffer.owed += item.left
+            item.left = 0
+        if (missing := following - level - count) > 0:
+            ended = sorted((item for item in chain(births, echoes) if not item.left), key=lambda item: item.used)
+            for item in ended[:missing]:
+                buffer.owed -= 1
+                item.left = 1

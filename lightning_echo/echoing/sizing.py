@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lightning_echo.echoing.plan import smallest_buffer
+from lightning_echo.echoing.shape import smallest_buffer
 
 __all__ = ["BufferSizing", "free_memory_bytes"]
 

@@ -11,8 +11,9 @@ import torch
 
 from lightning_echo.echoing.batches import BatchEcho, PassReader, RequestedReader, count_examples
 from lightning_echo.echoing.order import SequentialOrder
-from lightning_echo.echoing.plan import EchoPlan, PlanShape
+from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, OpaqueOrder, Step
+from lightning_echo.echoing.shape import PlanShape
 
 
 class Steps:

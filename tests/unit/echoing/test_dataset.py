@@ -20,8 +20,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default
 from lightning_echo.echoing import dataset as dataset_module
 from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCache, Request
 from lightning_echo.echoing.order import ShuffledOrder
-from lightning_echo.echoing.plan import EchoPlan, PlanShape
+from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.requests import ExampleRequests
+from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.splits import make_stages
 from lightning_echo.echoing.stages import StagedDataset, WholeDataset
 

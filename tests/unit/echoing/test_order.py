@@ -28,8 +28,9 @@ from torch.utils.data import (
 
 from lightning_echo.echoing import order as order_module
 from lightning_echo.echoing.order import SamplerOrder, SequentialOrder, ShuffledOrder, permute, spread
-from lightning_echo.echoing.plan import EchoPlan, PlanShape
+from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.requests import ExampleRequests
+from lightning_echo.echoing.shape import PlanShape
 
 
 def generator(seed):

@@ -20,8 +20,9 @@ from ledger import plain_batch_sizes
 from torch.utils.data import RandomSampler, Sampler
 
 from lightning_echo.echoing.order import SamplerOrder, SequentialOrder, ShuffledOrder
-from lightning_echo.echoing.plan import EchoPlan, PlanShape, smallest_buffer
+from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, ExampleRequests, OpaqueOrder
+from lightning_echo.echoing.shape import PlanShape, smallest_buffer
 
 LENGTH, BATCH_SIZE = 61, 5
 SIZES = plain_batch_sizes(LENGTH, BATCH_SIZE, drop_last=False)
