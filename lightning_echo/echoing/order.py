@@ -6,106 +6,25 @@ are filled from the start.
 
 * `ShuffledOrder` is a permutation that can be entered anywhere: no list of the data set's length is ever made.
 * `SequentialOrder` is the data set's own order.
-* `SamplerOrder` asks the user's sampler (or batch sampler) pass by pass, and never reads ahead of what is needed.
 
-**Spreading.** With echoing an index of one pass may still be live when the next pass begins. So each pass is rearranged a
-little: among the indices that have not been seen for ``distance`` slots, the one that comes first in its own order is taken
-next. Only the first slots of a pass move, and unless it is short its end stays the same, so that a pass can be found without
-those before it: what fills it up is then the start of its own order. Until echoing begins nothing moves.
+`SamplerOrder`, in ``sampler_order.py``, is that of a user's sampler; ``spreading.py`` keeps the uses of an index apart.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
-from heapq import heappop, heappush
-from itertools import chain, cycle, islice
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from lightning_echo.echoing.hashing import mix
-from lightning_echo.echoing.randomness import OwnRandomStates, seed_all
+from lightning_echo.echoing.permutation import Slots, permute
+from lightning_echo.echoing.spreading import spread
 
-__all__ = ["Order", "SamplerOrder", "SequentialOrder", "ShuffledOrder", "permute", "spread"]
+__all__ = ["Order", "SequentialOrder", "ShuffledOrder"]
 
-Slots = npt.NDArray[np.uint64]
 _CHUNK = 1024
-_ROUNDS = 4
-
-
-def permute(slots: Slots, length: int, key: int) -> Slots:
-    """A random permutation of ``range(length)``, evaluated at ``slots`` only.
-
-    A Feistel network on the digits of a number in base ``ceil(sqrt(length))``, walked on until it falls inside the range.
-    """
-    columns = math.isqrt(length - 1) + 1
-    rows = -(-length // columns)
-    values: Slots = slots.copy()
-    outside: npt.NDArray[np.bool_] = np.ones(len(values), dtype=bool)
-    while outside.any():
-        values[outside] = _feistel(values[outside], np.uint64(columns), np.uint64(rows), key)
-        outside = values >= length
-    return values
-
-
-def _feistel(values: Slots, columns: np.uint64, rows: np.uint64, key: int) -> Slots:
-    row: Slots
-    column: Slots
-    row, column = np.divmod(values, columns)
-    for i in range(_ROUNDS):
-        column = (column + _hash(row, mix(key, 2 * i))) % columns
-        row = (row + _hash(column, mix(key, 2 * i + 1))) % rows
-    mixed: Slots = column + columns * row
-    return mixed
-
-
-def _hash(values: Slots, key: int) -> Slots:
-    mixed: Slots = (values ^ np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
-    mixed = (mixed ^ (mixed >> np.uint64(32))) >> np.uint64(1)
-    return mixed
-
-
-def spread(entries: Iterable[Any], seen: dict[Any, int], distance: int) -> tuple[list[int], list[Any]]:
-    """Rearranges the start of a pass so that no index returns within ``distance`` slots.
-
-    Args:
-        entries: The pass in its own order.
-        seen: For the last ``distance`` slots of the pass before: index -> slots from there to the end of that pass (>= 1).
-        distance: Least number of slots between two uses of an index.
-
-    Returns:
-        For each rearranged slot the rank of its entry in the pass's own order, and the entries that were looked at (as
-        many). From there on the pass goes on in its own order.
-    """
-    source, looked_at, ranks = iter(entries), list[Any](), list[int]()
-    waiting: list[tuple[int, int]] = []  # (slot from which it may stand, rank)
-    ready: list[int] = []
-    while len(ranks) < distance or ready or waiting:
-        while waiting and waiting[0][0] <= len(ranks):
-            heappush(ready, heappop(waiting)[1])
-        if ready:
-            ranks.append(heappop(ready))
-            continue
-        for entry in source:
-            rank = len(looked_at)
-            looked_at.append(entry)
-            free_from = distance - seen[entry] if entry in seen else 0
-            if free_from <= len(ranks):
-                ranks.append(rank)
-                break
-            heappush(waiting, (free_from, rank))
-        else:
-            if not waiting:
-                break
-            ranks.append(heappop(waiting)[1])  # the sampler itself asked for it again so soon
-    return ranks, looked_at
 
 
 class Order:
@@ -258,140 +177,3 @@ class ShuffledOrder(SequentialOrder):
         upcoming = np.arange(min(2 * distance, self.length), dtype=np.uint64)
         ranks, _ = spread(permute(upcoming, self.length, mix(self._seed, number)).tolist(), seen, distance)
         return np.array(ranks, dtype=np.uint64)
-
-
-class SamplerOrder(Order):
-    """The order of a user's sampler or batch sampler.
-
-    A pass is asked for by ``iter(sampler)`` when its first item is needed. Before that the sampler is told the number of the
-    pass (``set_epoch``), and its state is kept (``state_dict``, or that of its torch ``generator``), from which a resumed run
-    asks for the same pass again. A sampler with an optional ``generator`` (torch's convention) that has none gets one that
-    is seeded from seed and pass. One that has nothing of all this may draw from the global random states: it runs under
-    states of its own, seeded likewise, and must not run beside the training in another thread.
-
-    Args:
-        sampler: Yields indices, or lists of them.
-        seed: Seeds the generators of samplers that have none.
-    """
-
-    def __init__(self, sampler: Any, *args: int, seed: int, **kwargs: int) -> None:
-        super().__init__(*args, **kwargs)
-        self._sampler = sampler
-        self._source = sampler  # what decides the order: a batch sampler leaves that to the sampler inside
-        if hasattr(sampler, "batch_size") and hasattr(sampler, "sampler"):
-            self._source = sampler.sampler
-        self._stateful = all(callable(getattr(self._source, name, None)) for name in ("state_dict", "load_state_dict"))
-        self._generator: Any = getattr(self._source, "generator", None)
-        self._seed = seed
-        self._lends = hasattr(self._source, "generator") and self._generator is None and not self._stateful
-        if self._lends:
-            self._lend_generator()
-        self.exact = self._stateful or self._generator is not None or hasattr(self._source, "set_epoch")
-        self._random_states = nullcontext() if self.exact else OwnRandomStates()
-        self._states: dict[int, Any] = {}  # per pass: the sampler's state before it
-        self._entries: Iterator[Any] = iter(())
-        self._dealt: Iterator[Any] = iter(())
-        self._tail: deque[Any] = deque(maxlen=0)
-
-    def take(self, count: int) -> list[Any]:
-        with self._random_states:
-            return super().take(count)
-
-    def seek(self, position: int) -> None:
-        with self._random_states:
-            self._seek(position)
-
-    def _seek(self, position: int) -> None:
-        number, offset = divmod(position, self.kept)
-        first = min(self._first_needed(number), min(self._states, default=number))
-        self._entries = self._dealt = iter(())
-        self._tail = deque(maxlen=0)
-        for current in range(first, number + 1):
-            self._drain()
-            self._restore(current)
-            self.position = current * self.kept
-            self._pass = self._begin(current)
-            super().take(self.kept if current < number else offset)
-
-    def state(self, position: int) -> dict[str, Any]:
-        self.prune(position)
-        return {
-            **super().state(position),
-            "sampler": [[number, state] for number, state in self._states.items()],
-        }
-
-    def prune(self, position: int) -> None:
-        # At a pass's end the next one may not have begun: its state is found by going through this one again.
-        needed = min(self._first_needed(position // self.kept), max(self._states, default=0))
-        self._states = {number: state for number, state in self._states.items() if number >= needed}
-
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
-        self._states = {int(number): value for number, value in state.get("sampler", [])}
-
-    def _first_needed(self, number: int) -> int:
-        """The pass from which on all must be gone through to find pass ``number`` as it was rearranged."""
-        while self._distance(number):
-            number -= 1
-            if not self._reaches_tail(number):
-                break
-        return number
-
-    def _lend_generator(self) -> None:
-        source = copy.copy(self._source)
-        source.generator = self._generator = torch.Generator()
-        if self._source is self._sampler:
-            self._sampler = source
-        else:
-            self._sampler = copy.copy(self._sampler)
-            self._sampler.sampler = source
-        self._source = source
-
-    def _restore(self, number: int) -> None:
-        state = self._states.get(number)
-        if state is not None and self._stateful:
-            self._source.load_state_dict(state)
-        elif state is not None:
-            self._generator.set_state(state)
-
-    def _drain(self) -> None:
-        deque(self._dealt, maxlen=0)  # what other ranks get: all must see the same end of the pass
-        deque(islice(self._entries, self.length), maxlen=0)  # the dropped tail, which the plain loader draws too
-
-    def _begin(self, number: int) -> Iterator[Any]:
-        self._drain()
-        for target in dict.fromkeys((self._sampler, self._source)):
-            if callable(set_epoch := getattr(target, "set_epoch", None)):
-                set_epoch(number)
-        if self._stateful:
-            self._states[number] = self._source.state_dict()
-        elif self._lends:
-            self._generator.manual_seed(mix(self._seed, number))
-        elif self._generator is not None:
-            self._states[number] = self._generator.get_state()
-        elif not self.exact:
-            seed_all(mix(self._seed, number))
-        entries: Iterator[Any] = iter(self._sampler)
-        own_start: list[Any] | None = None
-        if (distance := self._distance(number)) and self._tail:
-            seen = {index: len(self._tail) - i for i, index in enumerate(self._tail)}
-            ranks, looked_at = spread(islice(entries, self.length), seen, distance)
-            entries = chain([looked_at[rank] for rank in ranks], entries)
-            own_start = None if self._reaches_tail(number) else looked_at
-        self._entries, self._dealt = entries, self._deal(entries, own_start)
-        return islice(self._dealt, self.rank, None, self.replicas)
-
-    def _deal(self, entries: Iterator[Any], own_start: list[Any] | None) -> Iterator[Any]:
-        """The slots of a pass: cut, or filled up from its start."""
-        end, tail = self.kept * self.replicas, deque[Any](maxlen=self._slots)
-        missing = max(end - self.length, 0)
-        start = [] if own_start is None else own_start[:missing]
-        self._tail = tail
-        for entry in islice(entries, min(end, self.length)):
-            if own_start is None and len(start) < missing:
-                start.append(entry)
-            tail.append(entry)
-            yield entry
-        for entry in islice(cycle(start), missing):
-            tail.append(entry)
-            yield entry

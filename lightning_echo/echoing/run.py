@@ -14,11 +14,12 @@ from typing import Any
 from lightning_echo.echoing.batches import BatchEcho, PassReader, RequestedReader
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.insertion import InsertionPoint
-from lightning_echo.echoing.order import SamplerOrder, SequentialOrder, ShuffledOrder
+from lightning_echo.echoing.order import SequentialOrder, ShuffledOrder
 from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.prefetch import DEPTH, Prefetcher
 from lightning_echo.echoing.randomness import preserved_random_states
 from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, ExampleRequests, OpaqueOrder
+from lightning_echo.echoing.sampler_order import SamplerOrder
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.source import Choice, Source, reads_whole_batches
 

@@ -27,10 +27,13 @@ from torch.utils.data import (
 )
 
 from lightning_echo.echoing import order as order_module
-from lightning_echo.echoing.order import SamplerOrder, SequentialOrder, ShuffledOrder, permute, spread
+from lightning_echo.echoing.order import SequentialOrder, ShuffledOrder
+from lightning_echo.echoing.permutation import permute
 from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.requests import ExampleRequests
+from lightning_echo.echoing.sampler_order import SamplerOrder
 from lightning_echo.echoing.shape import PlanShape
+from lightning_echo.echoing.spreading import spread
 
 
 def generator(seed):

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from ledger import plain_batch_sizes
 from torch.utils.data import RandomSampler, Sampler
 
-from lightning_echo.echoing.order import SamplerOrder, SequentialOrder, ShuffledOrder
+from lightning_echo.echoing.order import SequentialOrder, ShuffledOrder
 from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, ExampleRequests, OpaqueOrder
+from lightning_echo.echoing.sampler_order import SamplerOrder
 from lightning_echo.echoing.shape import PlanShape, smallest_buffer
 
 LENGTH, BATCH_SIZE = 61, 5
