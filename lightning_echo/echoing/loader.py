@@ -15,6 +15,7 @@ from typing import Any
 
 from lightning_echo.echoing import options
 from lightning_echo.echoing.counts import EchoCounts
+from lightning_echo.echoing.epochs import Epoch, Iterations, Progress
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.ranks import default_seed, world
 from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead
@@ -65,13 +66,8 @@ class EchoLoader:
         (8, 128, True)
     """
 
-    _epochs: list[weakref.ref[_Epoch]]  # iterations that are still referenced, in the order in which they were made
-    _epoch: int
-    _epoch_batches: int  # batches of the epoch under way
-    _in_epoch: int  # of which were delivered
-    _delivered: int  # batches of the whole run
-    _resuming: bool  # whether the next iteration goes on with the epoch under way
-    _kept_length: int | None  # length of the next epoch where the factor does not decide it
+    _progress: Progress
+    _iterations: Iterations
     _counts: EchoCounts
     _last_counts: EchoCounts
     _plan_state: dict[str, Any]  # of plan and order, while there is no run to ask
@@ -142,7 +138,7 @@ class EchoLoader:
         if value == self._factor:
             return
         self._largest_factor = max(self._largest_factor, value)
-        number = self._delivered + lookahead(self._source, self._by_batches, self._largest_factor)
+        number = self._progress.delivered + lookahead(self._source, self._by_batches, self._largest_factor)
         if self._holder:
             self._holder[0].requests.change_factor(number, value)
         elif self._plan_state["plan"] is not None:
@@ -162,7 +158,8 @@ class EchoLoader:
 
     def __len__(self) -> int:
         """Batches in the next epoch on this rank."""
-        return self._own_length() if self._kept_length is None else self._kept_length
+        kept = self._progress.kept_length
+        return self._own_length() if kept is None else kept
 
     def _own_length(self) -> int:
         batches = self._layout().batches_per_pass
@@ -184,27 +181,13 @@ class EchoLoader:
     # ------------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = _Epoch(self)
-        self._epochs = [ref for ref in self._epochs if ref() is not None] + [weakref.ref(epoch)]
+        epoch = Epoch(lambda: self._progress, self._begin_epoch, self._next_batch)
+        self._iterations.add(epoch)
         return epoch
 
-    def _begin_epoch(self, epoch: _Epoch) -> None:
-        for ref in self._epochs:
-            other = ref()
-            if other is epoch:
-                break
-            if other is not None and not other.finished:
-                epoch.finished = True
-                raise RuntimeError(
-                    "this EchoLoader is being iterated already, and a second iteration would take batches away from the first. "
-                    "To look at data during training iterate the loader inside, EchoLoader.loader; if the first iteration was "
-                    "abandoned or is over, drop its iterator"
-                )
-        if not self._resuming and self._epoch_batches:
-            self._epoch += 1
-        if not self._resuming:
-            self._in_epoch, self._epoch_batches = 0, len(self)
-        self._resuming, self._kept_length = False, None
+    def _begin_epoch(self, epoch: Epoch) -> None:
+        self._iterations.check_alone(epoch)
+        self._progress.begin(len(self))
 
     def _next_batch(self) -> Any:
         run = self._holder[0] if self._holder else self._start()
@@ -215,8 +198,7 @@ class EchoLoader:
             raise
         self._last_counts = EchoCounts(*counts)
         self._counts += self._last_counts
-        self._delivered += 1
-        self._in_epoch += 1
+        self._progress.count()
         return batch
 
     def close(self) -> None:
@@ -234,29 +216,29 @@ class EchoLoader:
         if state["layout"] == self._layout().state() and state["insertion_point"] == self.insertion_point.value:
             self._constructed_factor = before._constructed_factor
             self.load_state_dict(state)
-            self._resuming, self._kept_length = before._resuming, before._kept_length
+            self._progress.resuming, self._progress.kept_length = before._progress.resuming, before._progress.kept_length
             return
         self._seed, self._factor, self._counts = before.seed, before.factor, before.counts
         self._largest_factor = self._factor
         if state["plan"] is not None:
             taken = state["plan"]["position"]
             number = 1 + taken // (before.pass_batches if before._by_batches else before._layout().kept)
-            self._delivered = number * self.pass_batches
-            self._begin_at = (self._delivered if self._by_batches else number * self._layout().kept, self._delivered)
+            batches = self._progress.delivered = number * self.pass_batches
+            self._begin_at = (batches if self._by_batches else number * self._layout().kept, batches)
 
     @property
     def keeps_length(self) -> bool:
         """Whether the length of the next epoch is another one than the factor would make it."""
-        return self._kept_length is not None and self._kept_length != self._own_length()
+        return self._progress.kept_length not in (None, self._own_length())
 
     def keep_length(self) -> None:
         """Leaves the length of the next epoch as it is, whatever the factor does: who trains believes in it already."""
-        self._kept_length = len(self)
+        self._progress.kept_length = len(self)
 
     def release_length(self) -> None:
         """Who trains asks anew: ends `keep_length`, unless a resumed epoch is still to be ended."""
-        if not self._resuming:
-            self._kept_length = None
+        if not self._progress.resuming:
+            self._progress.kept_length = None
 
     def restart(self) -> None:
         """Goes back to the very start of the run."""
@@ -279,10 +261,7 @@ class EchoLoader:
             "factor": self._factor,
             "constructed_factor": self._constructed_factor,
             "largest_factor": self._largest_factor,
-            "epoch": self._epoch,
-            "epoch_batches": self._epoch_batches,
-            "in_epoch": self._in_epoch,
-            "delivered": self._delivered,
+            **self._progress.state(),
             "begin_at": list(self._begin_at),
             "counts": [self._counts.fresh, self._counts.echoed, self._counts.refetched],
             **plan_state,
@@ -309,19 +288,17 @@ class EchoLoader:
             )
         self._factor, self._largest_factor = state["factor"], state["largest_factor"]
         self._seed = state["seed"] if state["seed"] is not None else self._seed
-        self._epoch, self._in_epoch, self._delivered = state["epoch"], state["in_epoch"], state["delivered"]
-        self._epoch_batches = state["epoch_batches"]
+        self._progress = Progress.from_state(state, self.limit_train_batches)
         self._counts, self._last_counts = EchoCounts(*state["counts"]), EchoCounts()
         self._begin_at = (state["begin_at"][0], state["begin_at"][1])
         self._plan_state = {"plan": state["plan"], "order": state["order"]}
         self._saved_for = {name: state[name] for name in ("insertion_point", "layout", "workers", "buffer_size")}
-        self._resuming = self._in_epoch < self._epoch_end()
-        # the epoch under way keeps its length, unless it is dealt out anew: see _start
-        self._kept_length = self._epoch_batches if self._resuming and state["layout"] == self._layout().state() else None
+        if self._progress.resuming and state["layout"] == self._layout().state():
+            self._progress.kept_length = self._progress.epoch_batches  # the one under way; dealt out anew: see _start
 
     def __getstate__(self) -> dict[str, Any]:
         """For processes that are spawned with a loader: the state goes along, workers do not."""
-        state = {**self.__dict__, "_plan_state": self._plan_state, "_epochs": []}
+        state = {**self.__dict__, "_plan_state": self._plan_state, "_iterations": Iterations()}
         if self._holder:
             state["_plan_state"] = self._holder[0].requests.state()
         del state["_holder"], state["_finalizer"]
@@ -340,20 +317,10 @@ class EchoLoader:
 
     def _reset(self) -> None:
         self._begin_at = (0, 0)  # stream position and batch number
-        self._epochs = []
-        self._epoch = self._epoch_batches = self._in_epoch = self._delivered = 0
-        self._resuming = False
-        self._kept_length = None
+        self._iterations, self._progress = Iterations(), Progress()
         self._counts = self._last_counts = EchoCounts()
         self._plan_state = {"plan": None, "order": None}
         self._saved_for = {}
-
-    def _epoch_end(self) -> int:
-        """Batches after which the epoch under way is over, as far as is known."""
-        limit = self.limit_train_batches
-        if limit is None:
-            return self._epoch_batches
-        return int(self._epoch_batches * limit) if isinstance(limit, float) else min(limit, self._epoch_batches)
 
     def _start(self) -> Run:
         if self._seed is None:
@@ -368,7 +335,8 @@ class EchoLoader:
                 "but its batches are not those of the run that was saved"
             )
             state = {"plan": None, "order": state["order"]}
-            self._in_epoch, self._epoch_batches, self._delivered = 0, len(self), position[1]
+            progress = self._progress
+            progress.in_epoch, progress.epoch_batches, progress.delivered = 0, len(self), position[1]
         run = Run(
             self._source,
             self._choice,
@@ -434,30 +402,6 @@ class EchoLoader:
     def _rank_of_process(self) -> int:
         """Tells processes apart also where they all have the same shard."""
         return world()[1] if world()[0] > 1 or self._ranks is None else self._ranks[1]
-
-
-class _Epoch(Iterator[Any]):
-    """One epoch. Nothing happens before its first ``next``."""
-
-    def __init__(self, loader: EchoLoader) -> None:
-        self._loader = loader
-        self._begun = False
-        self.finished = False  # whether who iterates has been told the end: Lightning, which counts, never asks for it
-
-    def __next__(self) -> Any:
-        if self.finished:
-            raise StopIteration
-        loader = self._loader
-        if not self._begun:
-            loader._begin_epoch(self)
-            self._begun = True
-        if loader._in_epoch >= loader._epoch_batches:
-            self.finished = True
-            raise StopIteration
-        self.finished = True  # as a generator is after an exception
-        batch = loader._next_batch()
-        self.finished = False
-        return batch
 
 
 def _close_all(holder: list[Run]) -> None:
