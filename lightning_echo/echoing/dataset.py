@@ -15,6 +15,7 @@ resumed run can rebuild any live example, and one per batch for what is redone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torch.utils.data import ConcatDataset, Subset, default_collate
@@ -102,7 +103,8 @@ class ExampleCache:
         return examples
 
     def _reuse(self, stages: Stages, request: Request) -> tuple[list[Any], int]:
-        held, fresh, handed_out, refetched = self._held, request.fresh, [], 0
+        held, fresh, refetched = self._held, request.fresh, 0
+        handed_out: list[Any] = [None] * len(request.indices)
         for first, indices, live in request.rebuild:
             self._seed(_EXAMPLE, first)
             examples = self._load_many(stages.load_many, indices)
@@ -112,13 +114,14 @@ class ExampleCache:
         if stages.load_many is not None and fresh:
             self._seed(_EXAMPLE, request.positions[0])
             read = self._load_many(stages.load_many, request.indices[:fresh])
-        for i, (position, index) in enumerate(zip(request.positions, request.indices, strict=True)):
+        for i in chain(range(fresh, len(handed_out)), range(fresh)):  # what is used up makes room for what is fresh
+            position = request.positions[i]
             if i < len(read):
                 example = read[i]
             else:
                 example = _MISSING if i < fresh else held.get(position, _MISSING)
                 if example is _MISSING:
-                    example = self._load(stages, position, index)
+                    example = self._load(stages, position, request.indices[i])
                     refetched += i >= fresh
             if request.kept[i]:
                 held[position] = example
@@ -126,7 +129,7 @@ class ExampleCache:
                     example = copy_example(example)
             else:
                 held.pop(position, None)
-            handed_out.append(example)
+            handed_out[i] = example
         self._seed(_BATCH, request.number)
         if stages.augment is unchanged:
             return handed_out, refetched

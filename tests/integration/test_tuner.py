@@ -106,11 +106,21 @@ def test_the_learning_rate_finder_goes_back_to_the_middle_of_a_run(tmp_path: Pat
 
 
 def test_a_learning_rate_finder_at_the_start_of_fit_disturbs_nothing(tmp_path: Path) -> None:
-    finder = LearningRateFinder(num_training_steps=5, early_stop_threshold=None, update_attr=False)
-    run = fit(echoed(2, length=LENGTH), model=Rated(), callbacks=[finder], max_epochs=1, default_root_dir=tmp_path)
+    plain, run = (
+        fit(
+            data,
+            model=Rated(),
+            callbacks=[LearningRateFinder(num_training_steps=5, early_stop_threshold=None, update_attr=False)],
+            max_epochs=1,
+            default_root_dir=tmp_path,
+        )
+        for data in (Data(length=LENGTH), echoed(2, length=LENGTH))
+    )
+    steps = len(plain.model.batches) - 5  # all of the epoch, but in Lightning 2.5.0 the trial's steps are taken off it
+    assert steps >= 70
     expected = fit(echoed(2, length=LENGTH), max_epochs=1)
-    assert run.model.batches[5:] == expected.model.batches
-    assert run.loader.counts == expected.loader.counts
+    assert run.model.batches[5:] == expected.model.batches[:steps]
+    assert run.loader.counts.delivered == sum(sizes(expected.model)[:steps])
 
 
 def test_a_batch_size_finder_at_the_start_of_fit_trains_with_what_it_found(tmp_path: Path) -> None:

@@ -147,6 +147,21 @@ class TestReading:
                 (live.add if kept else live.discard)(position)
             assert len(held) == len(live) <= 2 * BATCH_SIZE
 
+    @pytest.mark.parametrize("dataset", [Plain, Whole])
+    def test_what_is_used_up_makes_room_before_what_is_fresh_is_held(self, dataset):
+        most = []
+
+        class Held(dict):
+            def __setitem__(self, position, example):
+                super().__setitem__(position, example)
+                most.append(len(self))
+
+        cache = make_cache(dataset())
+        cache._held = Held()
+        cache.fetch(request([0, 1, 2], fresh=3, kept="111"))
+        cache.fetch(request([3, 4, 0, 1, 2], fresh=2, kept="11001"))
+        assert max(most) == 3
+
     def test_what_is_to_be_forgotten_is_let_go(self):
         cache = make_cache(Plain())
         cache.fetch(request([0, 1, 2], fresh=3, kept="111"))
