@@ -124,6 +124,8 @@ class EchoPlan:
             self._set_factor(self.pending.pop(0)[1])
         number, size = self.number, self.shape.size_of(self.number)
         buffer = self._buffers[number % len(self._buffers)]
+        if self._ratio.most_uses == 1:  # no echoing: nothing lives on, and nothing has to be worked out
+            return self._emit(buffer, size, list(range(self.position, self.position + size)), bytes(size))
         fresh = self._fresh_count(buffer, size)
         while buffer.drop_until(self.position + fresh - 1 - self.shape.max_age):
             fresh = self._fresh_count(buffer, size)
@@ -136,9 +138,13 @@ class EchoPlan:
         buffer.births.extend(births)
         positions = [*range(self.position, self.position + fresh), *[item.position for item in echoes]]
         kept = bytes([item.left > 0 for item in chain(births, echoes)])
+        return self._emit(buffer, fresh, positions, kept)
+
+    def _emit(self, buffer: Buffer, fresh: int, positions: list[int], kept: bytes) -> PlannedBatch:
         forget, buffer.forget = tuple(buffer.forget), []
-        first, self.position, self.number = self.position, self.position + fresh, number + 1
-        return PlannedBatch(number, first, fresh, positions, kept, forget)
+        batch = PlannedBatch(self.number, self.position, fresh, positions, kept, forget)
+        self.position, self.number = self.position + fresh, self.number + 1
+        return batch
 
     def _set_factor(self, factor: float) -> None:
         rises, self.factor, self._ratio = factor > self.factor, factor, EchoRatio.of(factor)
