@@ -14,7 +14,7 @@ resumed run can rebuild any live example, and one per batch for what is redone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ class Request(NamedTuple):
     """
 
     number: int
-    positions: list[int]
+    positions: Sequence[int]
     fresh: int
     indices: list[Any]
     kept: bytes
@@ -92,11 +92,12 @@ class ExampleCache:
             if stages.augment is unchanged:
                 return examples
             return self._augment(stages, request.indices, examples)
-        load, augment = stages.load, stages.augment
+        load, augment = stages.load, None if stages.augment is unchanged else stages.augment
         examples = []
         try:
             for index in request.indices:
-                examples.append(augment(index, load(index)))
+                example = load(index)
+                examples.append(augment(index, example) if augment else example)
         except Exception as error:
             _note(error, f"(reading example {request.indices[len(examples)]!r} of the data set)")
             raise

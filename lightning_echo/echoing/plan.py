@@ -27,6 +27,7 @@ Source: Choi et al. 2019, arXiv 1907.05550, section 2 (echo factor, shuffle buff
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import chain
 from math import ceil
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ class PlannedBatch(NamedTuple):
     number: int
     first_fresh: int
     fresh: int
-    positions: list[int]
+    positions: Sequence[int]
     kept: bytes
     forget: tuple[int, ...]
 
@@ -125,7 +126,7 @@ class EchoPlan:
         number, size = self.number, self.shape.size_of(self.number)
         buffer = self._buffers[number % len(self._buffers)]
         if self._ratio.most_uses == 1:  # no echoing: nothing lives on, and nothing has to be worked out
-            return self._emit(buffer, size, list(range(self.position, self.position + size)), bytes(size))
+            return self._emit(buffer, size, range(self.position, self.position + size), bytes(size))
         fresh = self._fresh_count(buffer, size)
         while buffer.drop_until(self.position + fresh - 1 - self.shape.max_age):
             fresh = self._fresh_count(buffer, size)
@@ -140,7 +141,7 @@ class EchoPlan:
         kept = bytes([item.left > 0 for item in chain(births, echoes)])
         return self._emit(buffer, fresh, positions, kept)
 
-    def _emit(self, buffer: Buffer, fresh: int, positions: list[int], kept: bytes) -> PlannedBatch:
+    def _emit(self, buffer: Buffer, fresh: int, positions: Sequence[int], kept: bytes) -> PlannedBatch:
         forget, buffer.forget = tuple(buffer.forget), []
         batch = PlannedBatch(self.number, self.position, fresh, positions, kept, forget)
         self.position, self.number = self.position + fresh, self.number + 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -122,7 +123,8 @@ class _Planner:
             self._spreads = True  # for good: from here on batches do not begin where passes do
             self.order.set_spreading(True)
         fresh = self.order.take(batch.fresh)
-        self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.kept))
+        if 1 in batch.kept:
+            self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.kept))
         for position in batch.forget:
             self._forget(position)
         return batch, fresh
@@ -173,7 +175,7 @@ class ExampleRequests(_Planner):
             rebuild = self._rebuild(echoed) if self._calls else ()
             return Request(batch.number, positions, fresh, indices, kept, batch.forget, rebuild)
 
-    def _rebuild(self, echoed: list[int]) -> tuple[tuple[int, list[Any], list[int]], ...]:
+    def _rebuild(self, echoed: Sequence[int]) -> tuple[tuple[int, list[Any], list[int]], ...]:
         """The calls that must be repeated because an echo of this batch is held nowhere."""
         calls = []
         for position in echoed:

@@ -119,15 +119,14 @@ class Stages:
     """What a worker runs for one data set. A value: the functions are looked up once, not for every example.
 
     Attributes:
-        load: index -> example. Its result is reused. augment: index, example -> what the collate function
-        gets. Redone for each use; the index only tells which data
-            set inside a ``ConcatDataset`` the example came from.
-        load_many: indices -> examples in one call, where the innermost data set has a ``__getitems__`` of
-        its own, else
+        load: index -> example. Its result is reused.
+        augment: index, example -> what the collate function gets. Redone for each use; the index only tells which data set
+            inside a ``ConcatDataset`` the example came from.
+        load_many: indices -> examples in one call, where the innermost data set has a ``__getitems__`` of its own, else
             None. Where it is set, fresh examples go through it and not through ``load``.
-        reused: what is in ``load``, for people, e.g. ``("load", "Resize")``. redone: what is in ``augment``,
-        e.g. ``("RandomResizedCrop", "RandomHorizontalFlip")``; empty when nothing is. augment_routes:
-        whether ``augment`` looks at the index.
+        reused: What is in ``load``, for people, e.g. ``("load", "Resize")``.
+        redone: What is in ``augment``, e.g. ``("RandomResizedCrop", "RandomHorizontalFlip")``; empty when nothing is.
+        augment_routes: Whether ``augment`` looks at the index.
     """
 
     __slots__ = ("augment", "augment_routes", "load", "load_many", "redone", "reused")

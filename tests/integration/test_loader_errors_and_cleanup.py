@@ -297,7 +297,7 @@ def test_an_abandoned_iteration_ends_when_its_iterator_is_dropped():
 # --- whole programs ---
 
 PROGRAM = """
-import sys, os, signal, threading
+import sys, os, signal, threading, time
 import psutil
 from torch.utils.data import DataLoader
 from loader_cases import Values
@@ -308,11 +308,12 @@ if __name__ == "__main__":
     iterator = iter(loader)
     next(iterator)
     print(*[child.pid for child in psutil.Process().children()], flush=True)
-    if sys.argv[2] == "interrupted":
+    if sys.argv[2] in ("interrupted", "interrupted while it fetches"):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         while True:
             for batch in iterator:
-                pass
+                if sys.argv[2] == "interrupted":
+                    time.sleep(0.001)  # the training step
             iterator = iter(loader)
     if sys.argv[2] == "raising":
         raise ValueError("in the training step")
@@ -325,6 +326,7 @@ if __name__ == "__main__":
     [
         ("at its end", 0, ""),
         ("interrupted", -signal.SIGINT, "KeyboardInterrupt"),
+        ("interrupted while it fetches", -signal.SIGINT, "KeyboardInterrupt"),
         ("raising", 1, "ValueError: in the training step"),
     ],
 )
@@ -341,7 +343,10 @@ def test_a_program_that_ends_with_a_running_loader_takes_its_workers_along(tmp_p
     assert until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     said = [line for line in ended.stderr.splitlines() if "live examples" not in line]
     assert (said[-1].strip() if said else "") == last_words
-    assert ended.stderr.count("Traceback") == (1 if last_words else 0)
+    tracebacks = ended.stderr.count("Traceback")
+    if ending == "interrupted while it fetches":  # then torch's worker may complain that the hand-over broke off
+        tracebacks -= ended.stderr.count("ConnectionResetError: ")
+    assert tracebacks == (1 if last_words else 0)
 
 
 def test_a_stage_that_is_not_implemented_says_which():

@@ -41,7 +41,8 @@ class Ledger:
         """Answers a batch as its worker would, and checks it."""
         cache = self.caches[self.number % self.workers]
         size = self.sizes[self.number % len(self.sizes)]
-        fresh, echoed = batch.positions[: batch.fresh], batch.positions[batch.fresh :]
+        positions = list(batch.positions)
+        fresh, echoed = positions[: batch.fresh], positions[batch.fresh :]
         assert batch.number == self.number
         assert len(batch.positions) == len(batch.kept) == size, "batches have the plain loader's sizes"
         assert batch.first_fresh == self.fresh

@@ -1,26 +1,30 @@
-"""The thread hands on what its source yields, in order, a known depth ahead, and leaves nothing behind.
+"""What the source yields is handed on in order, a known depth ahead of a slow step, and nothing is left behind.
 
-Nothing waits for a time: events say when the thread has got somewhere.
+Nothing waits for a time: events say when the thread has got somewhere, and the clock that measures the steps is the test's.
 """
 
 import gc
 import threading
 import weakref
+from itertools import chain, cycle, repeat
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_echo.echoing import prefetch
 from lightning_echo.echoing.prefetch import DEPTH, Prefetcher
 
 PATIENCE = 30  # seconds after which a test that hangs fails; no test waits for it to pass
+STEPS = {"short": [0.0], "long": [1.0], "mixed": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]}  # seconds from one item to asking for the next
 
 
 class Watched:
-    """Counts what is read of it, and says when a number was reached."""
+    """Counts what is read of it and by which threads, and says when a number was reached."""
 
     def __init__(self, length, error=StopIteration):
         self.length, self.error = length, error
-        self.read = 0
+        self.read, self.readers = 0, []
         self.changed = threading.Condition()
 
     def __iter__(self):
@@ -28,6 +32,7 @@ class Watched:
 
     def __next__(self):
         with self.changed:
+            self.readers.append(threading.current_thread().name)
             if self.read == self.length:
                 raise self.error("that was all")
             self.read += 1
@@ -37,6 +42,28 @@ class Watched:
     def wait_for(self, number):
         with self.changed:
             assert self.changed.wait_for(lambda: self.read >= number, PATIENCE)
+
+
+class StepClock:
+    """Stands for the module ``time``: looked at twice per item, when it is asked for and when it is handed out."""
+
+    def __init__(self, steps):
+        self.ticks = chain.from_iterable((step, 0.0) for step in chain([0.0], steps))
+        self.now = 0.0
+
+    def perf_counter(self):
+        self.now += next(self.ticks)
+        return self.now
+
+
+@pytest.fixture(params=list(STEPS))
+def steps(request, monkeypatch):
+    monkeypatch.setattr(prefetch, "time", StepClock(cycle(STEPS[request.param])))
+
+
+@pytest.fixture
+def long_steps(monkeypatch):
+    monkeypatch.setattr(prefetch, "time", StepClock(repeat(1.0)))
 
 
 @pytest.fixture
@@ -52,29 +79,60 @@ def prefetcher():
         each.close()
 
 
-def test_items_come_in_the_order_of_the_source(prefetcher):
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "lightning_echo-prefetch"]
+
+
+def test_items_come_in_the_order_of_the_source(prefetcher, steps):
     assert list(prefetcher(iter(range(1000)))) == list(range(1000))
 
 
+@given(steps=st.lists(st.sampled_from([0.0, 1.0]), min_size=60, max_size=60), depth=st.integers(1, 4))
+def test_whatever_the_steps_items_come_in_order_and_never_too_far_ahead(steps, depth):
+    source = Watched(50)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefetch, "time", StepClock(steps))
+        items = Prefetcher(source, depth)
+        for asked in range(50):
+            assert next(items) == asked + 1
+            assert source.read <= asked + 1 + depth
+        with pytest.raises(StopIteration):
+            next(items)
+        items.close()
+
+
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_the_source_is_read_ahead_by_the_depth_and_no_further(prefetcher, depth):
+def test_during_long_steps_the_source_is_read_ahead_by_the_depth_and_no_further(prefetcher, long_steps, depth):
     source = Watched(100)
     items = prefetcher(source, depth=depth)
-    for asked in range(95):
+    assert next(items) == 1
+    for asked in range(1, 95):
         source.wait_for(asked + depth)  # without being asked
         assert source.read == asked + depth
         assert next(items) == asked + 1
 
 
-def test_the_usual_depth_is_the_one_that_a_change_of_factor_counts_with(prefetcher):
+def test_the_usual_depth_is_the_one_that_a_change_of_factor_counts_with(prefetcher, long_steps):
     source = Watched(100)
-    prefetcher(source)
-    source.wait_for(DEPTH)
-    assert source.read == DEPTH
+    items = prefetcher(source)
+    assert next(items) == 1
+    source.wait_for(1 + DEPTH)
+    assert source.read == 1 + DEPTH
+
+
+@pytest.mark.parametrize("long", [0, 1, 10])
+def test_from_the_first_short_step_on_nothing_is_handed_from_thread_to_thread(prefetcher, monkeypatch, long):
+    """What was fetched ahead by then comes first. How long the first step takes is not known, so it counts as long."""
+    monkeypatch.setattr(prefetch, "time", StepClock([1.0] * long + [0.0] * 50))
+    source = Watched(50)
+    assert list(prefetcher(source)) == list(range(1, 51))
+    by_thread = 1 + long + DEPTH
+    here = threading.current_thread().name
+    assert source.readers == ["lightning_echo-prefetch"] * by_thread + [here] * (51 - by_thread)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_exception_arrives_where_the_item_would_have(prefetcher, error):
+def test_an_exception_arrives_where_the_item_would_have(prefetcher, steps, error):
     items = prefetcher(Watched(3, error))
     assert [next(items) for _ in range(3)] == [1, 2, 3]
     with pytest.raises(error, match="that was all"):
@@ -82,7 +140,7 @@ def test_an_exception_arrives_where_the_item_would_have(prefetcher, error):
 
 
 @pytest.mark.parametrize("error", [StopIteration, ValueError])
-def test_after_the_end_it_stays_at_the_end(prefetcher, error):
+def test_after_the_end_it_stays_at_the_end(prefetcher, steps, error):
     items = prefetcher(Watched(1, error))
     next(items)
     with pytest.raises(error):
@@ -92,27 +150,30 @@ def test_after_the_end_it_stays_at_the_end(prefetcher, error):
             next(items)
 
 
-@pytest.mark.parametrize("taken", [0, 1, 50, 100])
-def test_closing_ends_the_thread_and_lets_the_source_go(taken):
+@pytest.mark.parametrize("taken", [0, 1, 2, 50, 100])
+def test_closing_ends_the_thread_and_lets_the_source_go(steps, taken):
     source = Watched(100)
     reference = weakref.ref(source)
     items = Prefetcher(source)
     for _ in range(taken):
         next(items)
     items.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "lightning_echo-prefetch"]
+    assert not threads()
     del source
     gc.collect()
     assert reference() is None
 
 
-def test_closing_twice_is_fine():
+def test_closing_twice_is_fine(long_steps):
     items = Prefetcher(iter(range(10)))
+    assert next(items) == 0
     items.close()
     items.close()
+    with pytest.raises(StopIteration):
+        next(items)
 
 
-def test_the_thread_holds_the_source_alone_so_that_the_owner_can_be_dropped():
+def test_the_thread_holds_the_source_alone_so_that_the_owner_can_be_dropped(long_steps):
     class Owner:
         def __init__(self):
             self.items = Prefetcher(Watched(100))
@@ -120,18 +181,25 @@ def test_the_thread_holds_the_source_alone_so_that_the_owner_can_be_dropped():
     owner = Owner()
     reference = weakref.ref(owner)
     weakref.finalize(owner, owner.items.close)
-    next(owner.items)
+    assert next(owner.items) == 1
+    assert threads()
     del owner
     gc.collect()
     assert reference() is None
-    assert not [thread for thread in threading.enumerate() if thread.name == "lightning_echo-prefetch"]
+    assert not threads()
 
 
-def test_after_an_error_nothing_of_the_source_is_kept():
+@pytest.mark.parametrize("taken", [0, 3])
+def test_after_an_error_nothing_of_the_source_is_kept(long_steps, taken):
     """The frames of the error hold neither the source nor what it was about to hand out."""
 
     class Failing:
+        left = taken
+
         def __next__(self):
+            if self.left:
+                self.left -= 1
+                return self.left
             example = Watched(1)
             held.append(weakref.ref(example))
             raise ValueError(f"no {type(example).__name__}")
@@ -143,29 +211,33 @@ def test_after_an_error_nothing_of_the_source_is_kept():
     source = Failing()
     reference, items = weakref.ref(source), Prefetcher(source)
     del source
+    for _ in range(taken):
+        next(items)
     with pytest.raises(ValueError, match="no Watched") as caught:
         next(items)
     assert caught.value.args == ("no Watched",)
     items.close()
-    del caught
-    gc.collect()
-    assert reference() is None
+    assert not threads()
+    assert reference() is None, "also while somebody still looks at the error"
     assert held[0]() is None
 
 
-def test_a_source_that_is_stuck_does_not_hold_up_closing(monkeypatch):
+def test_a_source_that_is_stuck_does_not_hold_up_closing(monkeypatch, long_steps):
     monkeypatch.setattr(prefetch, "_JOIN_SECONDS", 0.01)
     stuck, release = threading.Event(), threading.Event()
 
     def source():
+        yield 1
         stuck.set()
         release.wait(PATIENCE)
-        yield 1
+        yield 2
 
     items = Prefetcher(source())
+    assert next(items) == 1
     assert stuck.wait(PATIENCE)
     items.close()
-    assert items._thread.daemon, "it ends with the process at the latest"
+    (thread,) = threads()
+    assert thread.daemon, "it ends with the process at the latest"
     release.set()
-    items._thread.join(PATIENCE)
-    assert not items._thread.is_alive(), "and before, once the source goes on"
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), "and before, once the source goes on"
