@@ -1,13 +1,10 @@
 """`EchoDataModule`: the user's data module, with its training loader echoed.
 
-It stands where the user's data module would stand and must not be told apart from it. Hooks that the user's module overrides are
-bound on this instance, those that it does not override are left alone (Lightning compares code to find out), and every other
-attribute is read from and set on the user's module. Only `train_dataloader` and what belongs to it (state, closing) is ours.
+Only `train_dataloader` and what belongs to it (factor, state, closing) is defined here. All else is the user's: see `StandIn`.
 """
 
 from __future__ import annotations
 
-from inspect import getattr_static
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,13 +16,12 @@ from torch.optim.lr_scheduler import OneCycleLR
 from lightning_echo.echoing import options
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.stand_in import StandIn
 
 __all__ = ["EchoDataModule"]
 
-_OURS = ("_inner", "_options", "_factor", "_shard", "_loader", "_state", "_users_reload", "_said")
 
-
-class EchoDataModule(pl.LightningDataModule):
+class EchoDataModule(StandIn):
     """Echoes the training loader of a data module; everything else of it is as if it were attached itself.
 
     Args:
@@ -49,6 +45,8 @@ class EchoDataModule(pl.LightningDataModule):
         (2.0, 8)
     """
 
+    _own = ("_options", "_factor", "_shard", "_loader", "_state", "_users_reload", "_said")
+
     def __init__(
         self,
         datamodule: pl.LightningDataModule,
@@ -60,9 +58,8 @@ class EchoDataModule(pl.LightningDataModule):
         seed: int | None = None,
         shard: bool = True,
     ) -> None:
-        _check_datamodule(datamodule)
-        # The base class is not initialised: it would set its attributes anew, and they are the user's (see __setattr__).
-        self.__dict__["_inner"] = datamodule
+        super().__init__(datamodule)
+        _check_trains(datamodule)
         self._factor = options.check_factor(factor)
         self._options: dict[str, Any] = {
             "insertion_point": options.check_point(insertion_point),
@@ -75,7 +72,6 @@ class EchoDataModule(pl.LightningDataModule):
         self._state: dict[str, Any] | None = None  # of a loader that does not exist yet
         self._users_reload: int | None = None  # the Trainer's setting while ours stands in its place
         self._said = False
-        self._bind_overridden()
 
     @classmethod
     def from_dataloaders(
@@ -111,12 +107,6 @@ class EchoDataModule(pl.LightningDataModule):
         return cls(inner, factor, **echo_options)
 
     # ------------------------------------------------------------------ echoing
-
-    @property
-    def datamodule(self) -> pl.LightningDataModule:
-        """The user's data module."""
-        inner: pl.LightningDataModule = self._inner
-        return inner
 
     @property
     def loader(self) -> EchoLoader:
@@ -281,40 +271,6 @@ class EchoDataModule(pl.LightningDataModule):
         else:  # saved before there was a loader: the start of the run
             self._loader.restart()
 
-    # ------------------------------------------------------------------ everything else is the user's
-
-    @property
-    def trainer(self) -> Any:  # the Trainer, None while detached; untyped like the attributes that Trainer sets outside __init__
-        return self._inner.trainer
-
-    @trainer.setter
-    def trainer(self, trainer: pl.Trainer | None) -> None:
-        if trainer is not None and _is_of_other_package(trainer):
-            raise TypeError(_of_other_package("trainer", trainer))
-        self._inner.trainer = trainer
-
-    def _bind_overridden(self) -> None:
-        """Puts what the user's module overrides of the base class onto this instance."""
-        for name in dir(pl.LightningDataModule):
-            if name.startswith("__") or name in vars(EchoDataModule):
-                continue
-            inner = self._inner
-            if name in vars(inner) or getattr_static(type(inner), name) is not getattr_static(pl.LightningDataModule, name):
-                value = getattr(inner, name, None)
-                if callable(value) or not isinstance(getattr(pl.LightningDataModule, name), property):
-                    self.__dict__[name] = value
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _OURS or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(name)  # not there yet while it is built or unpickled
-        return getattr(self._inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OURS or (isinstance(getattr(type(self), name, None), property) and name in vars(EchoDataModule)):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._inner, name, value)
-
     def __str__(self) -> str:
         what = repr(self._loader) if self._loader is not None else f"factor {self._factor:g}"
         return f"EchoDataModule({type(self._inner).__name__}, {what})"
@@ -330,32 +286,14 @@ class _Returns:
         return self._value
 
 
-def _check_datamodule(datamodule: Any) -> None:
+def _check_trains(datamodule: pl.LightningDataModule) -> None:
     if isinstance(datamodule, EchoDataModule):
         raise ValueError("datamodule is an EchoDataModule already: set .factor on it instead of wrapping it again")
-    if not isinstance(datamodule, pl.LightningDataModule):
-        if _is_of_other_package(datamodule):
-            raise TypeError(_of_other_package("datamodule", datamodule))
-        raise TypeError(
-            f"datamodule must be a LightningDataModule, got {type(datamodule).__name__}; for loaders use "
-            "EchoDataModule.from_dataloaders(train_dataloaders, ..., factor=...) or EchoLoader(loader, factor)"
-        )
     if not is_overridden("train_dataloader", datamodule):
         raise MisconfigurationException(
             f"datamodule {type(datamodule).__name__} has no train_dataloader, so there is nothing to echo. Give it one, or pass "
             "EchoLoader(loader, factor) to fit"
         )
-
-
-def _is_of_other_package(value: Any) -> bool:
-    return any(base.__module__.split(".")[0] == "pytorch_lightning" for base in type(value).__mro__)
-
-
-def _of_other_package(name: str, value: Any) -> str:
-    return (
-        f"{name} {type(value).__name__} is of the separate package pytorch_lightning, this is an extension of lightning: "
-        "change 'import pytorch_lightning as pl' to 'import lightning.pytorch as pl'"
-    )
 
 
 def _refuse_fixed_schedules(trainer: pl.Trainer) -> None:
