@@ -90,6 +90,10 @@ class Iterations:
     def __init__(self) -> None:
         self._refs: list[weakref.ref[Epoch]] = []
 
+    def __reduce__(self) -> tuple[type[Iterations], tuple[()]]:
+        """In another process there are none."""
+        return Iterations, ()
+
     def add(self, epoch: Epoch) -> None:
         """Keeps a new one, without keeping it alive."""
         self._refs = [ref for ref in self._refs if ref() is not None] + [weakref.ref(epoch)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,11 +16,12 @@ from lightning_echo.echoing import options
 from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.epochs import Epoch, Iterations, Progress
 from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.pipeline import Pipeline
 from lightning_echo.echoing.ranks import default_seed, world
 from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead
 from lightning_echo.echoing.sizing import BufferSizing
 from lightning_echo.echoing.source import Source, choose
-from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, where_to_go_on
+from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
 
 __all__ = ["EchoLoader"]
 
@@ -66,12 +66,11 @@ class EchoLoader:
         (8, 128, True)
     """
 
+    _pipeline: Pipeline
     _progress: Progress
     _iterations: Iterations
     _counts: EchoCounts
     _last_counts: EchoCounts
-    _plan_state: dict[str, Any]  # of plan and order, while there is no run to ask
-    _saved_for: dict[str, Any]  # what a loaded state depends on
 
     def __init__(
         self,
@@ -99,10 +98,8 @@ class EchoLoader:
         self._buffer_size = self._choose_buffer_size(buffer_size)
         self.worker_init_fn = getattr(loader, "worker_init_fn", None)  # Lightning sets its own here where there is none
         self.limit_train_batches: int | float | None = None
-        self._reset()
-        self._holder: list[Run] = []  # the running pipeline, if any; apart, so that it can outlive self to be closed
-        self._finalizer = weakref.finalize(self, _close_all, self._holder)
         self._said = False
+        self._reset()
 
     # ------------------------------------------------------------------ what it is
 
@@ -139,11 +136,7 @@ class EchoLoader:
             return
         self._largest_factor = max(self._largest_factor, value)
         number = self._progress.delivered + lookahead(self._source, self._by_batches, self._largest_factor)
-        if self._holder:
-            self._holder[0].requests.change_factor(number, value)
-        elif self._plan_state["plan"] is not None:
-            pending = self._plan_state["plan"]["pending"]
-            pending[:] = [change for change in pending if change[0] < number] + [[number, value]]
+        self._pipeline.change_factor(number, value)
         self._factor = value
 
     @property
@@ -190,7 +183,7 @@ class EchoLoader:
         self._progress.begin(len(self))
 
     def _next_batch(self) -> Any:
-        run = self._holder[0] if self._holder else self._start()
+        run = self._pipeline.run or self._start()
         try:
             batch, counts = run.next_batch()
         except BaseException:
@@ -203,9 +196,7 @@ class EchoLoader:
 
     def close(self) -> None:
         """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""
-        if self._holder:
-            self._plan_state = self._holder[0].requests.state()
-            _close_all(self._holder)
+        self._pipeline.stop()
 
     def follow(self, before: EchoLoader) -> None:
         """Takes the place of another loader in a run: goes on with its seed, factor and counts.
@@ -224,7 +215,7 @@ class EchoLoader:
             taken = state["plan"]["position"]
             number = 1 + taken // (before.pass_batches if before._by_batches else before._layout().kept)
             batches = self._progress.delivered = number * self.pass_batches
-            self._begin_at = (batches if self._by_batches else number * self._layout().kept, batches)
+            self._pipeline.begin_at = (batches if self._by_batches else number * self._layout().kept, batches)
 
     @property
     def keeps_length(self) -> bool:
@@ -242,7 +233,7 @@ class EchoLoader:
 
     def restart(self) -> None:
         """Goes back to the very start of the run."""
-        _close_all(self._holder)
+        self._pipeline.stop()
         self._factor = self._largest_factor = self._constructed_factor
         self._reset()
 
@@ -250,7 +241,6 @@ class EchoLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state at the batch delivered last: plain types, the same on all ranks, positions but never examples."""
-        plan_state = self._holder[0].requests.state() if self._holder else self._plan_state
         return {
             "version": STATE_VERSION,
             "insertion_point": self.insertion_point.value,
@@ -262,9 +252,9 @@ class EchoLoader:
             "constructed_factor": self._constructed_factor,
             "largest_factor": self._largest_factor,
             **self._progress.state(),
-            "begin_at": list(self._begin_at),
+            "begin_at": list(self._pipeline.begin_at),
             "counts": [self._counts.fresh, self._counts.echoed, self._counts.refetched],
-            **plan_state,
+            **self._pipeline.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -280,7 +270,7 @@ class EchoLoader:
                 "sampler or kind of insertion point is another one. Resume with the same one, or start anew without the "
                 "loader's state"
             )
-        _close_all(self._holder)
+        self._pipeline.load(state)
         if state["constructed_factor"] != self._constructed_factor:
             self._warn(
                 f"factor={self._constructed_factor:g} is not used: the state goes on with factor {state['factor']:g}. "
@@ -290,24 +280,8 @@ class EchoLoader:
         self._seed = state["seed"] if state["seed"] is not None else self._seed
         self._progress = Progress.from_state(state, self.limit_train_batches)
         self._counts, self._last_counts = EchoCounts(*state["counts"]), EchoCounts()
-        self._begin_at = (state["begin_at"][0], state["begin_at"][1])
-        self._plan_state = {"plan": state["plan"], "order": state["order"]}
-        self._saved_for = {name: state[name] for name in ("insertion_point", "layout", "workers", "buffer_size")}
         if self._progress.resuming and state["layout"] == self._layout().state():
             self._progress.kept_length = self._progress.epoch_batches  # the one under way; dealt out anew: see _start
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For processes that are spawned with a loader: the state goes along, workers do not."""
-        state = {**self.__dict__, "_plan_state": self._plan_state, "_iterations": Iterations()}
-        if self._holder:
-            state["_plan_state"] = self._holder[0].requests.state()
-        del state["_holder"], state["_finalizer"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._holder = []
-        self._finalizer = weakref.finalize(self, _close_all, self._holder)
 
     # ------------------------------------------------------------------ inside
 
@@ -316,22 +290,20 @@ class EchoLoader:
         return self.insertion_point is InsertionPoint.after_batching
 
     def _reset(self) -> None:
-        self._begin_at = (0, 0)  # stream position and batch number
+        self._pipeline = Pipeline()
         self._iterations, self._progress = Iterations(), Progress()
         self._counts = self._last_counts = EchoCounts()
-        self._plan_state = {"plan": None, "order": None}
-        self._saved_for = {}
 
     def _start(self) -> Run:
         if self._seed is None:
             self._seed = default_seed(self.loader)
-        rank = self._shards()[1]
-        state, position = self._plan_state, self._begin_at
+        pipeline = self._pipeline
+        state, position = pipeline.state(), pipeline.begin_at
         resumed = state["plan"] is not None
-        if resumed and (differences := self._differences()):
-            position = where_to_go_on(state["plan"], self._saved_for, self._layout(), self._by_batches)
+        if resumed and (changed := differences(pipeline.saved_for, self.state_dict())):
+            position = where_to_go_on(state["plan"], pipeline.saved_for, self._layout(), self._by_batches)
             self._warn(
-                f"the state was saved with {differences}: the run goes on at the same place of the pass and leaves nothing out, "
+                f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
                 "but its batches are not those of the run that was saved"
             )
             state = {"plan": None, "order": state["order"]}
@@ -341,7 +313,7 @@ class EchoLoader:
             self._source,
             self._choice,
             self._layout(),
-            rank=rank,
+            rank=self._shards()[1],
             noise_rank=self._rank_of_process(),
             buffer_size=self._buffer_size,
             factor=self._factor,
@@ -355,20 +327,10 @@ class EchoLoader:
                 f"{type(self._source.sampler).__name__} has neither state_dict and load_state_dict, nor a torch generator, nor "
                 "set_epoch: the order of the resumed pass may be another one"
             )
-        self._plan_state, self._saved_for = {"plan": None, "order": None}, {}
-        self._holder.append(run)
         if self._rank_of_process() == 0 and not self._said:
             self._said = True
             _log.info("%s%s", repr(self), f" (auto: {self._choice.reason})" if self._choice.reason else "")
-        return run
-
-    def _differences(self) -> str:
-        saved, now = self._saved_for, self.state_dict()
-        names = [name for name in saved if name != "layout" and saved[name] != now[name]]
-        layout = {name for name, value in now["layout"].items() if saved and saved["layout"][name] != value}
-        found = [f"{name}={saved[name]!r} (now {now[name]!r})" for name in names]
-        found += [f"{name}={saved['layout'][name]} (now {now['layout'][name]})" for name in sorted(layout)]
-        return ", ".join(found)
+        return pipeline.start(run)
 
     def _shards(self) -> tuple[int, int]:
         """Number of shards and the one of this rank."""
@@ -402,8 +364,3 @@ class EchoLoader:
     def _rank_of_process(self) -> int:
         """Tells processes apart also where they all have the same shard."""
         return world()[1] if world()[0] > 1 or self._ranks is None else self._ranks[1]
-
-
-def _close_all(holder: list[Run]) -> None:
-    while holder:
-        holder.pop().close()

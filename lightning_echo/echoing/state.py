@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_echo.echoing.run import Layout
 
-__all__ = ["STATE_VERSION", "EchoStateError", "check_state", "where_to_go_on"]
+__all__ = ["STATE_VERSION", "EchoStateError", "check_state", "differences", "where_to_go_on"]
 
 STATE_VERSION = 1
 _KEYS = (
@@ -42,6 +42,25 @@ def check_state(state: Any) -> None:
         )
     if missing := [key for key in _KEYS if key not in state]:
         raise EchoStateError(f"the state is damaged: it lacks {', '.join(missing)}")
+
+
+def differences(saved_for: dict[str, Any], now: dict[str, Any]) -> str:
+    """What a loaded state depends on and is another now, for people; empty if nothing is.
+
+    Args:
+        saved_for: Those entries of the state that was loaded; empty if none was.
+        now: The state as it would be saved now.
+    """
+    found = [
+        f"{name}={saved_for[name]!r} (now {now[name]!r})"
+        for name in saved_for
+        if name != "layout" and saved_for[name] != now[name]
+    ]
+    layout = saved_for.get("layout", {})
+    found += [
+        f"{name}={layout[name]} (now {now['layout'][name]})" for name in sorted(layout) if layout[name] != now["layout"][name]
+    ]
+    return ", ".join(found)
 
 
 def where_to_go_on(plan: dict[str, Any], saved_for: dict[str, Any], now: Layout, by_batches: bool) -> tuple[int, int]:

@@ -1,0 +1,78 @@
+"""The pipeline of a training, started or at rest: either way it has a state, and takes a new factor.
+
+At rest there are no workers and no thread, only what the next start goes on from.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from lightning_echo.echoing.run import Run
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """Holds the started `Run`, or the state between two of them.
+
+    Attributes:
+        begin_at: Stream position and batch number at which a run begins that goes on from no state.
+        saved_for: What a loaded state depends on, until it is started from: point, layout, workers, buffer size.
+    """
+
+    def __init__(self) -> None:
+        self.begin_at = (0, 0)
+        self.saved_for: dict[str, Any] = {}
+        self._at_rest: dict[str, Any] = {"plan": None, "order": None}
+        self._holder: list[Run] = []  # apart, so that it can outlive self to be closed
+        self._finalizer = weakref.finalize(self, _close_all, self._holder)
+
+    @property
+    def run(self) -> Run | None:
+        """The started run."""
+        return self._holder[0] if self._holder else None
+
+    def start(self, run: Run) -> Run:
+        """From now on the run is asked."""
+        self._holder.append(run)
+        self._at_rest, self.saved_for = {"plan": None, "order": None}, {}
+        return run
+
+    def stop(self) -> None:
+        """Ends workers and thread; the next start goes on where this one stopped."""
+        if self._holder:
+            self._at_rest = self.state()
+            _close_all(self._holder)
+
+    def state(self) -> dict[str, Any]:
+        """States of plan and order at the batch delivered last, None each before the first start."""
+        return self._holder[0].requests.state() if self._holder else self._at_rest
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a state of the loader, which holds that of `state`."""
+        _close_all(self._holder)
+        self._at_rest = {"plan": state["plan"], "order": state["order"]}
+        self.begin_at = (state["begin_at"][0], state["begin_at"][1])
+        self.saved_for = {name: state[name] for name in ("insertion_point", "layout", "workers", "buffer_size")}
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Lets a factor count from batch ``number`` on; nothing to do before the first start."""
+        if self._holder:
+            self._holder[0].requests.change_factor(number, factor)
+        elif self._at_rest["plan"] is not None:
+            pending = self._at_rest["plan"]["pending"]
+            pending[:] = [change for change in pending if change[0] < number] + [[number, factor]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For processes that are spawned with a loader: the state goes along, workers do not."""
+        return {"begin_at": self.begin_at, "saved_for": self.saved_for, "_at_rest": self.state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Pipeline.__init__(self)
+        self.__dict__.update(state)
+
+
+def _close_all(holder: list[Run]) -> None:
+    while holder:
+        holder.pop().close()
