@@ -17,6 +17,7 @@ from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.epochs import Epoch, Iterations, Progress
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.pipeline import Pipeline
+from lightning_echo.echoing.prefetch import clear_frames
 from lightning_echo.echoing.ranks import default_seed, world
 from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead
 from lightning_echo.echoing.sizing import BufferSizing
@@ -186,8 +187,11 @@ class EchoLoader:
         run = self._pipeline.run or self._start()
         try:
             batch, counts = run.next_batch()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            try:
+                clear_frames(error)
+            finally:
+                self.close()
             raise
         self._last_counts = EchoCounts(*counts)
         self._counts += self._last_counts

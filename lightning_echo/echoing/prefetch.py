@@ -2,8 +2,8 @@
 
 Receiving a batch from a worker takes the main process 0.5 to 0.9 ms (unpickling, opening shared memory). Done by the training
 thread, that time adds to every step; done here, it passes while the step runs. Where there is no step to speak of, nothing can
-be gained, and changing threads for every batch costs 0.1 ms on a busy machine: then who asks fetches for himself. What is
-fetched, and in which order, is the same either way. The thread holds the source alone, so that nothing of the loader's is kept
+be gained, and changing threads for every batch costs 0.1 ms on a busy machine: then who asks fetches itself. What is
+fetched, and in which order, is the same either way. The thread refers to the source alone, so that nothing of the loader is kept
 alive by it.
 """
 
@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["DEPTH", "Prefetcher"]
+__all__ = ["DEPTH", "Prefetcher", "clear_frames"]
 
 DEPTH = 2
 _SHORT_SECONDS = 0.0002  # a step that takes less than the thread costs
@@ -100,20 +100,30 @@ def _pump(
     while True:
         asked.get()
         if stop.is_set():
-            return
+            break
         result = _fetch(source)
-        if ended := result[1] is not None:
-            del source  # the frames of an error lead here
+        failed = result[1] is not None
         results.put(result)
-        del result
-        if ended:
-            return
+        del result  # its batch, or the frames of its error
+        if failed:
+            stop.wait()
+    del source  # here and last: torch ends the workers with it, and in the main thread its signal handler would interrupt that
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Lets go of what the frames of an error refer to: torch's hold the workers, and end them wherever it is dropped.
+
+    An error may interrupt the handling of another one (torch raises from a signal handler when a worker has died).
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _fetch(source: Iterator[Any]) -> _Result:
     try:
         return next(source), None
     except BaseException as error:  # handed on as it is: the one who asks must see it, StopIteration included
-        traceback.clear_frames(error.__traceback__)  # torch's frames refer to the error and to the workers
+        clear_frames(error)
         del source
         return None, error

@@ -139,6 +139,15 @@ def test_an_exception_arrives_where_the_item_would_have(prefetcher, steps, error
         next(items)
 
 
+def test_after_an_exception_the_source_is_not_asked_again(prefetcher, long_steps):
+    source = Watched(3, ValueError)
+    items = prefetcher(source)
+    with pytest.raises(ValueError, match="that was all"):
+        list(items)
+    items.close()
+    assert len(source.readers) == 4
+
+
 @pytest.mark.parametrize("error", [StopIteration, ValueError])
 def test_after_the_end_it_stays_at_the_end(prefetcher, steps, error):
     items = prefetcher(Watched(1, error))
@@ -189,8 +198,8 @@ def test_the_thread_holds_the_source_alone_so_that_the_owner_can_be_dropped(long
     assert not threads()
 
 
-@pytest.mark.parametrize("taken", [0, 3])
-def test_after_an_error_nothing_of_the_source_is_kept(long_steps, taken):
+@pytest.mark.parametrize("taken", [0, 3, 20])
+def test_after_an_error_nothing_of_the_source_is_kept(steps, taken):
     """The frames of the error hold neither the source nor what it was about to hand out."""
 
     class Failing:
@@ -213,12 +222,15 @@ def test_after_an_error_nothing_of_the_source_is_kept(long_steps, taken):
     del source
     for _ in range(taken):
         next(items)
+    ended_in = []
+    weakref.finalize(reference(), lambda: ended_in.append(threading.current_thread().name))
     with pytest.raises(ValueError, match="no Watched") as caught:
         next(items)
     assert caught.value.args == ("no Watched",)
     items.close()
     assert not threads()
     assert reference() is None, "also while somebody still looks at the error"
+    assert ended_in == ["lightning_echo-prefetch"], "torch's iterator can only end its workers undisturbed in another thread"
     assert held[0]() is None
 
 
