@@ -19,7 +19,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -28,15 +27,14 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lightning_echo.echoing import options, sizing
 from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.prefetch import DEPTH
-from lightning_echo.echoing.run import Layout, layout_of, lookahead
+from lightning_echo.echoing.run import lookahead
 from lightning_echo.echoing.source import Source
 from lightning_echo.echoing.stages import StagedDataset
-from lightning_echo.echoing.state import EchoStateError, where_to_go_on
+from lightning_echo.echoing.state import EchoStateError
 
 LENGTH, BATCH_SIZE = 43, 6
 STEPS = 8  # batches of a pass, the last of one example
@@ -571,24 +569,6 @@ class TestAChangedRun:
         assert other.factor == 3
         assert played(other, 2) == played(loader, 2)
 
-    @pytest.mark.parametrize("by_batches", [False, True])
-    @pytest.mark.parametrize("saved_by_batches", [False, True])
-    def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(self, by_batches, saved_by_batches):
-        before, now = Layout(103, 2, 4, 4, 13), Layout(103, 3, 5, 5, 7)
-        for number in range(3):
-            for taken in range(0, 13):  # batches of the pass, on each of the two ranks
-                position = number * 13 + taken if saved_by_batches else (number * 13 + taken) * 4
-                plan = {"position": position}
-                saved_for = {
-                    "layout": before.state(),
-                    "insertion_point": "after_batching" if saved_by_batches else "after_augmentation",
-                }
-                stream, batch = where_to_go_on(plan, saved_for, now, by_batches)
-                skipped = (batch - number * 7) * 5 * 3
-                assert skipped <= taken * 4 * 2, "nothing is left out"
-                assert skipped > taken * 4 * 2 - 5 * 3 or batch == number * 7 + 6, "and no more than a batch comes again"
-                assert stream == (batch if by_batches else batch * 5)
-
 
 class TestStatesThatCannotBeGoneOnWith:
     @pytest.mark.parametrize("state", [None, {}, [], {"epoch": 3}, "state"])
@@ -744,126 +724,7 @@ class TestWhatItSays:
         assert [member.name for member in InsertionPoint] == [member.value for member in InsertionPoint]
 
 
-MIB = 2**20
-
-
-class TestMemory:
-    """Examples of 1 MiB, batches of 8, two workers that are never started: 32 live examples are usual."""
-
-    @pytest.fixture
-    def free(self, monkeypatch):
-        def set_free(mebibytes):
-            number = None if mebibytes is None else mebibytes * MIB
-            monkeypatch.setattr(sizing, "free_memory_bytes", lambda: number)
-
-        return set_free
-
-    def make(self, factor=2, **options):
-        loader = DataLoader(torch.zeros(16, 2**18), batch_size=8, num_workers=2)
-        return EchoLoader(loader, factor, insertion_point="after_augmentation", **options)
-
-    @pytest.mark.parametrize("mebibytes", [None, 321, 10**6])
-    def test_enough_or_unknown_memory_leaves_the_default_as_it_is(self, free, mebibytes):
-        free(mebibytes)
-        assert self.make().buffer_size == 32
-
-    def test_a_default_takes_at_most_a_tenth_of_the_free_memory_and_says_so(self, free):
-        free(200)
-        with pytest.warns(UserWarning, match=r"buffer_size is 20 instead of 32: 32 live examples of 1 MiB .* Set buffer_size"):
-            assert self.make().buffer_size == 20
-
-    @pytest.mark.parametrize(("factor", "least"), [(1, 8), (1.5, 8), (2, 8), (4, 12), (8, 14)])
-    def test_a_default_never_shrinks_below_what_a_batch_needs(self, free, factor, least):
-        free(1)
-        with pytest.warns(UserWarning, match=f"buffer_size is {least} instead of 32"):
-            assert self.make(factor).buffer_size == least
-
-    def test_an_explicit_size_that_cannot_fit_is_refused_with_the_way_out(self, free):
-        free(200)
-        with pytest.raises(ValueError, match=r"buffer_size=201 cannot fit: .* Use a smaller one, or a later insertion point"):
-            self.make(buffer_size=201)
-
-    def test_an_explicit_size_that_fits_is_taken_as_it_is(self, free):
-        free(200)
-        assert self.make(buffer_size=199).buffer_size == 199
-
-    def test_whole_batches_are_counted_by_their_examples(self, free):
-        free(200)
-        loader = DataLoader(torch.zeros(16, 2**18), batch_size=8)
-        with pytest.warns(UserWarning, match=r"buffer_size is 2 instead of 4: 4 live batches of 8 MiB"):
-            assert EchoLoader(loader, 2, insertion_point="after_batching").buffer_size == 2
-
-    @pytest.mark.parametrize(("workers", "size"), [(0, 16), (1, 16), (2, 32), (3, 48)])
-    def test_the_default_is_two_batches_per_worker(self, workers, size):
-        loader = DataLoader(torch.zeros(16, 2), batch_size=8, num_workers=workers)
-        assert EchoLoader(loader, 2, insertion_point="after_augmentation").buffer_size == size
-        assert EchoLoader(loader, 2, insertion_point="after_batching").buffer_size == 4
-
-    def test_free_memory_is_a_number_of_bytes_or_unknown(self):
-        free = sizing.free_memory_bytes()
-        assert free is None or free > MIB
-
-
-class TestOptions:
-    """Each message names the argument, the value and the way out; tests/integration has them through `EchoLoader`."""
-
-    @pytest.mark.parametrize("factor", [0.5, 0, -1, math.nan, math.inf, -math.inf, 0.999])
-    def test_a_factor_below_1_or_not_finite(self, factor):
-        with pytest.raises(
-            ValueError, match=rf"factor must be a finite number >= 1, got {factor!r}; use 1 to switch echoing off"
-        ):
-            options.check_factor(factor)
-
-    @pytest.mark.parametrize("factor", ["2x", "2", None, True, [2], 2j])
-    def test_a_factor_that_is_no_number(self, factor):
-        with pytest.raises(TypeError, match=r"factor must be a real number >= 1 \(1: no echoing\), got"):
-            options.check_factor(factor)
-
-    @pytest.mark.parametrize("factor", [1, 2.5, np.float32(2.5), np.int64(3)])
-    def test_numbers_of_any_library(self, factor):
-        assert options.check_factor(factor) == float(factor)
-        assert type(options.check_factor(factor)) is float
-
-    @pytest.mark.parametrize("point", ["before", "AUTO", 3, None])
-    def test_an_unknown_point(self, point):
-        with pytest.raises(ValueError, match="insertion_point must be one of") as caught:
-            options.check_point(point)
-        assert all(repr(member.value) in str(caught.value) for member in InsertionPoint)
-        assert repr(point) in str(caught.value)
-
-    def test_known_points_by_name_or_member(self):
-        for member in InsertionPoint:
-            assert options.check_point(member.value) is options.check_point(member) is member
-
-    @pytest.mark.parametrize(
-        ("size", "error"), [(0, ValueError), (-3, ValueError), (2.0, TypeError), ("8", TypeError), (True, TypeError)]
-    )
-    def test_an_impossible_buffer_size(self, size, error):
-        with pytest.raises(error, match=rf"buffer_size must be .* got {size!r}"):
-            options.check_buffer_size(size)
-
-    @pytest.mark.parametrize("epoch_length", ["full", "FIXED", None, 100])
-    def test_an_unknown_epoch_length(self, epoch_length):
-        with pytest.raises(ValueError, match=rf"epoch_length must be 'fixed' or 'full_pass', got {epoch_length!r}"):
-            options.check_epoch_length(epoch_length)
-
-    @pytest.mark.parametrize("seed", ["1", 1.0, True, [1]])
-    def test_an_impossible_seed(self, seed):
-        with pytest.raises(TypeError, match="seed must be an integer or None"):
-            options.check_seed(seed)
-
-    @pytest.mark.parametrize(("replicas", "rank"), [(2, None), (None, 0)])
-    def test_one_of_replicas_and_rank_alone(self, replicas, rank):
-        with pytest.raises(ValueError, match=r"num_replicas and rank go together, got .* leave both out"):
-            options.check_ranks(replicas, rank)
-
-    @pytest.mark.parametrize(("replicas", "rank"), [(2, 2), (0, 0), (2, -1)])
-    def test_a_rank_that_does_not_exist(self, replicas, rank):
-        with pytest.raises(
-            ValueError, match=rf"rank must be in 0 \.\. num_replicas - 1, got rank={rank} and num_replicas={replicas}"
-        ):
-            options.check_ranks(replicas, rank)
-
+class TestOptionsThatDoNotFitTheLoader:
     def test_a_loader_that_is_echoed_already(self):
         with pytest.raises(ValueError, match=r"loader is echoed already: pass the loader inside"):
             EchoLoader(echo(), 2)
@@ -878,31 +739,6 @@ class TestOptions:
         assert loader.buffer_size == least
         if not workers:
             assert len(played(loader, 3)) == 3 * STEPS
-
-
-class Sized(Dataset):
-    def __init__(self, length):
-        self.length = length
-
-    def __getitem__(self, index):
-        return index
-
-    def __len__(self):
-        return self.length
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("length", [1, 5, 6, 7, 12, 13, 43])
-def test_the_layout_of_a_pass_is_what_a_loader_with_a_distributed_sampler_delivers(length, drop_last, replicas):
-    sampler = DistributedSampler(range(length), num_replicas=replicas, rank=0, shuffle=False)
-    sizes = [len(batch) for batch in DataLoader(Sized(length), batch_size=6, sampler=sampler, drop_last=drop_last)]
-    if not DataLoader(Sized(length), batch_size=6, drop_last=drop_last) or not sizes:
-        return  # refused, or a rank without a batch
-    layout = layout_of(Source(DataLoader(Sized(length), batch_size=6, drop_last=drop_last)), replicas)
-    assert layout.batches_per_pass == len(sizes)
-    assert (layout.batch_size, layout.last_batch_size) == (6, sizes[-1])
-    assert (layout.kept, layout.length, layout.replicas) == (sum(sizes), length, replicas)
 
 
 def test_starting_over_is_the_run_from_its_start():

@@ -8,158 +8,24 @@ import io
 import math
 import tracemalloc
 from collections import Counter
-from itertools import permutations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from samplers import BATCH_SAMPLERS, SAMPLERS, dealt, generator, kept_of, passes_of
 from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
     DistributedSampler,
     RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 
 from lightning_echo.echoing import order as order_module
 from lightning_echo.echoing.order import SequentialOrder, ShuffledOrder
-from lightning_echo.echoing.permutation import permute
 from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.requests import ExampleRequests
 from lightning_echo.echoing.sampler_order import SamplerOrder
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.spreading import spread
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-class CountingSampler(Sampler):
-    """Draws from a counter that moves on with every pass; keeps it in a ``state_dict``."""
-
-    def __init__(self, length, start):
-        self.length, self.count = length, start
-
-    def __iter__(self):
-        self.count += 1
-        yield from ((i * 7 + self.count) % 31 + 100 * i for i in range(self.length))
-
-    def __len__(self):
-        return self.length
-
-    def state_dict(self):
-        return {"count": self.count}
-
-    def load_state_dict(self, state):
-        self.count = state["count"]
-
-
-class BucketBatches(Sampler):
-    """A batch sampler of its own kind, told the pass by ``set_epoch``."""
-
-    def __init__(self, length, start):
-        self.length, self.epoch = length, start
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        yield from ([self.epoch, i] if i % 3 else [self.epoch, i, -i] for i in range(self.length))
-
-    def __len__(self):
-        return self.length
-
-
-# Samplers of a user that a resumed run can find again. Called with 0, it is the one that the run began with; with another number
-# one in another state, as a new process may have it.
-SAMPLERS = {
-    "RandomSampler": lambda start: RandomSampler(range(23), generator=generator(5 + start)),
-    "RandomSampler with replacement": lambda start: RandomSampler(
-        range(40), replacement=True, num_samples=17, generator=generator(5 + start)
-    ),
-    "SubsetRandomSampler": lambda start: SubsetRandomSampler(range(0, 40, 2), generator=generator(6 + start)),
-    "WeightedRandomSampler": lambda start: WeightedRandomSampler(
-        [1.0, 5.0, 1.0, 9.0] * 6, 19, replacement=True, generator=generator(7 + start)
-    ),
-    "DistributedSampler": lambda start: DistributedSampler(range(37), num_replicas=2, rank=1, shuffle=True, seed=8),
-    "SequentialSampler": lambda start: SequentialSampler(range(21)),
-    "with state_dict": lambda start: CountingSampler(18, start),
-}
-BATCH_SAMPLERS = {
-    "BatchSampler": lambda start: BatchSampler(RandomSampler(range(23), generator=generator(5 + start)), 4, drop_last=False),
-    "of the user": lambda start: BucketBatches(11, start),
-}
-
-
-def passes_of(sampler, number):
-    """What a sampler yields in so many passes."""
-    passes = []
-    for i in range(number):
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(i)
-        passes.append(list(sampler))
-    return passes
-
-
-def dealt(indices, replicas, rank):
-    """``DistributedSampler``'s rule: filled up from the start to a multiple of the ranks, then every so-many-th."""
-    total = math.ceil(len(indices) / replicas) * replicas
-    filled = (indices * math.ceil(total / len(indices)))[:total]
-    return filled[rank::replicas]
-
-
-def kept_of(length, replicas, batch_size, drop_last):
-    here = math.ceil(length / replicas)
-    return here // batch_size * batch_size if drop_last else here
-
-
-class TestPermutations:
-    @pytest.mark.parametrize("length", [*range(1, 70), 97, 128, 1000, 4097])
-    def test_hold_each_number_once(self, length):
-        for key in range(5):
-            assert sorted(permute(np.arange(length, dtype=np.uint64), length, key)) == list(range(length))
-
-    def test_can_be_looked_up_anywhere(self):
-        whole = permute(np.arange(1000, dtype=np.uint64), 1000, 3)
-        slots = np.array([999, 0, 500, 500, 31], dtype=np.uint64)
-        assert permute(slots, 1000, 3).tolist() == whole[slots].tolist()
-        assert slots.tolist() == [999, 0, 500, 500, 31], "what is asked for is left as it was"
-
-    def test_differ_by_key(self):
-        found = {tuple(permute(np.arange(50, dtype=np.uint64), 50, key)) for key in range(500)}
-        assert len(found) == 500
-
-    @pytest.mark.parametrize("length", [2, 3, 5, 8, 13, 29])
-    def test_put_every_number_in_every_slot_equally_often(self, length):
-        keys = 100 * length
-        counts = np.zeros((length, length))
-        for key in range(keys):
-            counts[np.arange(length), permute(np.arange(length, dtype=np.uint64), length, key)] += 1
-        statistic = ((counts - keys / length) ** 2 / (keys / length)).sum()
-        freedom = (length - 1) ** 2
-        assert statistic < freedom + 6 * math.sqrt(2 * freedom)
-
-    @pytest.mark.parametrize("length", [3, 4])
-    def test_are_all_equally_likely(self, length):
-        keys = 200 * math.factorial(length)
-        counts = Counter(tuple(permute(np.arange(length, dtype=np.uint64), length, key).tolist()) for key in range(keys))
-        expected, freedom = keys / math.factorial(length), math.factorial(length) - 1
-        statistic = sum((counts[order] - expected) ** 2 / expected for order in permutations(range(length)))
-        assert statistic < freedom + 6 * math.sqrt(2 * freedom)
-
-    def test_do_not_keep_neighbours_together(self):
-        """In how many of 2,000 permutations of 100 does 42 follow 41 at once? In one of 100."""
-        together = 0
-        for key in range(2000):
-            values = permute(np.arange(100, dtype=np.uint64), 100, key).tolist()
-            together += values.index(42) == values.index(41) + 1
-        assert 5 <= together <= 45
 
 
 def shuffled(length, kept=None, replicas=1, rank=0, distance=0, seed=1):
@@ -223,114 +89,6 @@ class TestSharding:
                     assert sum(counts.values()) == kept * replicas
                     assert sorted(counts.values(), reverse=True)[:padded] == [2] * padded
                     assert len(counts) == min(length, kept * replicas)
-
-
-class TestAUsersSampler:
-    @pytest.mark.parametrize("name", SAMPLERS)
-    def test_is_followed_pass_by_pass(self, name):
-        length = len(SAMPLERS[name](0))
-        order = SamplerOrder(SAMPLERS[name](0), length, length, seed=0)
-        assert [order.take(length) for _ in range(4)] == passes_of(SAMPLERS[name](0), 4)
-
-    @pytest.mark.parametrize("name", SAMPLERS)
-    @pytest.mark.parametrize("drop_last", [False, True])
-    def test_gives_what_the_plain_loader_delivers_also_when_its_tail_is_dropped(self, name, drop_last):
-        """Later passes show that its generator was used up as the plain loader does."""
-        sampler = SAMPLERS[name](0)
-        plain = DataLoader(range(4000), batch_size=4, sampler=sampler, drop_last=drop_last)
-        kept = kept_of(len(sampler), 1, 4, drop_last)
-        order = SamplerOrder(SAMPLERS[name](0), len(sampler), kept, seed=0)
-        for number in range(4):
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(number)
-            assert order.take(kept) == torch.cat(list(plain)).tolist()
-
-    @pytest.mark.parametrize("name", BATCH_SAMPLERS)
-    def test_of_batches_is_followed_batch_by_batch(self, name):
-        length = len(BATCH_SAMPLERS[name](0))
-        order = SamplerOrder(BATCH_SAMPLERS[name](0), length, length, seed=0)
-        assert [order.take(length) for _ in range(4)] == passes_of(BATCH_SAMPLERS[name](0), 4)
-
-    def test_is_asked_for_a_pass_only_when_its_first_item_is_needed(self):
-        asked = []
-
-        class Watched(SequentialSampler):
-            def __iter__(self):
-                asked.append(len(asked))
-                return super().__iter__()
-
-        order = SamplerOrder(Watched(range(10)), 10, 10, seed=0)
-        assert asked == []
-        order.take(10)
-        assert asked == [0]
-        order.take(1)
-        assert asked == [0, 1]
-
-    def test_is_not_read_further_than_needed(self):
-        read = []
-
-        class Watched(SequentialSampler):
-            def __iter__(self):
-                for index in super().__iter__():
-                    read.append(index)
-                    yield index
-
-        order = SamplerOrder(Watched(range(1000)), 1000, 1000, distance=10, seed=0)
-        order.set_spreading(True)
-        order.take(5)
-        assert len(read) <= 6
-
-    def test_that_yields_less_than_its_length_is_reported(self):
-        class Short(SequentialSampler):
-            def __len__(self):
-                return 12
-
-        order = SamplerOrder(Short(range(10)), 12, 12, seed=0)
-        with pytest.raises(RuntimeError, match=r"sampler yielded too few items in pass 0: its length is 12. Correct its"):
-            order.take(12)
-
-    def test_without_a_generator_is_lent_one_so_that_a_pass_depends_on_the_seed_alone(self):
-        sampler = RandomSampler(range(30))
-        state = torch.get_rng_state()
-        first, again, other = (SamplerOrder(sampler, 30, 30, seed=seed) for seed in (1, 1, 2))
-        passes = [first.take(30) for _ in range(3)]
-        assert [again.take(30) for _ in range(3)] == passes != [other.take(30) for _ in range(3)]
-        assert all(sorted(indices) == list(range(30)) for indices in passes)
-        assert len(set(map(tuple, passes))) == 3
-        assert sampler.generator is None
-        assert torch.equal(torch.get_rng_state(), state)
-
-    def test_inside_a_batch_sampler_is_lent_one_too(self):
-        batches = BatchSampler(RandomSampler(range(12)), 4, drop_last=False)
-        first, again = (SamplerOrder(batches, 3, 3, seed=1) for _ in range(2))
-        assert first.take(9) == again.take(9)
-        assert batches.sampler.generator is None
-
-    def test_hears_the_number_of_the_pass(self):
-        epochs = []
-
-        class Told(SequentialSampler):
-            def set_epoch(self, epoch):
-                epochs.append(epoch)
-
-        order = SamplerOrder(BatchSampler(Told(range(10)), 5, drop_last=False), 2, 2, seed=0)
-        order.take(6)
-        assert epochs == [0, 1, 2]
-
-    @pytest.mark.parametrize("name", [*(name for name in SAMPLERS if name != "SequentialSampler"), *BATCH_SAMPLERS])
-    def test_that_can_be_found_again_says_so(self, name):
-        sampler = {**SAMPLERS, **BATCH_SAMPLERS}[name](0)
-        assert SamplerOrder(sampler, len(sampler), len(sampler), seed=0).exact
-
-    def test_that_cannot_be_found_again_says_so(self):
-        class Opaque(Sampler):
-            def __iter__(self):
-                return iter(range(5))
-
-            def __len__(self):
-                return 5
-
-        assert not SamplerOrder(Opaque(), 5, 5, seed=0).exact
 
 
 def resumed_stream(make_order, position, state, count):
@@ -446,36 +204,6 @@ def test_the_state_of_a_long_run_holds_no_more_passes_than_are_needed():
 
 
 class TestSpreading:
-    def test_takes_what_has_not_been_seen_for_long_enough_and_comes_first(self):
-        # The pass before ended with a, b, c, d; each must stay away for three slots.
-        seen = {"b": 3, "c": 2, "d": 1}
-        ranks, looked_at = spread("dxcaybz", seen, 3)
-        assert [looked_at[rank] for rank in ranks] + list("dxcaybz")[len(looked_at) :] == list("xcdaybz")
-
-    def test_moves_nothing_where_nothing_returns_too_soon(self):
-        ranks, looked_at = spread(iter("abcdefgh"), {"g": 1, "h": 3}, 3)
-        assert ranks == list(range(len(ranks)))
-        assert looked_at == list("abcdefgh")[: len(ranks)]
-
-    def test_goes_on_where_a_sampler_itself_asks_again_too_soon(self):
-        ranks, looked_at = spread("aaa", {"a": 1}, 3)
-        assert sorted(ranks) == [0, 1, 2]
-        assert looked_at == ["a"] * 3
-
-    @given(st.permutations(range(12)), st.permutations(range(12)), st.integers(1, 12), st.integers(0, 12))
-    def test_keeps_indices_apart_and_leaves_none_out(self, before, after, distance, dropped):
-        before, after = before[: 12 - dropped], after
-        distance = min(distance, len(before))
-        seen = {index: distance - i for i, index in enumerate(before[len(before) - distance :])} if distance else {}
-        ranks, looked_at = spread(iter(after), seen, distance)
-        rearranged = [looked_at[rank] for rank in ranks] + after[len(looked_at) :]
-        assert sorted(rearranged) == sorted(after)
-        stream = before + rearranged
-        last = {}
-        for slot, index in enumerate(stream):
-            assert slot - last.get(index, -99) >= distance
-            last[index] = slot
-
     @st.composite
     def passes(draw):
         length, replicas = draw(st.integers(1, 60)), draw(st.integers(1, 4))

@@ -15,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger import Ledger, plain_batch_sizes
 
-from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.plan import EchoPlan
-from lightning_echo.echoing.ratio import EchoRatio
 from lightning_echo.echoing.shape import PlanShape, smallest_buffer
 
 FACTORS = (1, 1.5, 2, 2.37, 4, 8)
@@ -409,39 +407,3 @@ def test_any_plan_goes_on_from_its_state(arguments, steps):
         expected, batch = run.step().batch, resumed.next_batch()
         assert batch[:-1] == expected[:-1]
         assert set(batch.forget) <= set(expected.forget)
-
-
-@pytest.mark.parametrize("factor", [1, 1.1, 1.5, 2, 2.37, 3.3, 4, 8, 100])
-@pytest.mark.parametrize("batch_size", [1, 2, 7, 10, 32])
-def test_the_smallest_buffer_holds_the_echoes_of_a_batch_for_each_worker(batch_size, factor):
-    for workers in WORKERS:
-        assert smallest_buffer(batch_size, factor, workers) == echoes_at_most(batch_size, factor) * max(workers, 1)
-
-
-@pytest.mark.parametrize("factor", [1, 1.1, 1.5, 2.37, 3.3, 7.25, 8])
-def test_a_factor_is_the_fraction_that_its_digits_say(factor):
-    assert Fraction(*EchoRatio.of(factor)) == Fraction(str(factor))
-
-
-@pytest.mark.parametrize(("length", "batch_size", "drop_last"), CUTS)
-def test_batches_have_the_sizes_of_the_plain_loader_pass_after_pass(length, batch_size, drop_last):
-    sizes = plain_batch_sizes(length, batch_size, drop_last)
-    shape = shape_of(sizes, batch_size, 2, 4 * batch_size)
-    assert [shape.size_of(number) for number in range(3 * len(sizes))] == 3 * sizes
-    assert shape.pass_length == sum(sizes)
-
-
-def test_mixing_is_splitmix64():
-    assert mix(0) == 0xE220A8397B1DCDAF  # the first number of the published generator seeded with 0
-
-
-def test_mixing_tells_numbers_and_their_places_apart():
-    pairs = list(product(range(-20, 200), range(200)))
-    assert len({mix(*pair) for pair in pairs}) == len(pairs)
-    assert all(0 <= mix(*pair) < 2**64 for pair in pairs)
-
-
-def test_a_short_pass_leaves_the_next_one_freedom_to_be_shuffled():
-    """400 examples, four workers with two batches of 32 each: keeping indices a whole pass apart would freeze the order."""
-    shape = PlanShape(batch_size=32, last_batch_size=16, batches_per_pass=13, workers=4, buffer_size=256, seed=0)
-    assert shape.buffer_size + shape.batch_size <= shape.max_age <= shape.pass_length - 50

@@ -1,0 +1,67 @@
+"""How many examples may be live: two batches per worker, a tenth of the free memory at most, and never too few for a batch."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_echo.echoing import sizing
+from lightning_echo.echoing.loader import EchoLoader
+
+MIB = 2**20
+
+
+class TestMemory:
+    """Examples of 1 MiB, batches of 8, two workers that are never started: 32 live examples are usual."""
+
+    @pytest.fixture
+    def free(self, monkeypatch):
+        def set_free(mebibytes):
+            number = None if mebibytes is None else mebibytes * MIB
+            monkeypatch.setattr(sizing, "free_memory_bytes", lambda: number)
+
+        return set_free
+
+    def make(self, factor=2, **options):
+        loader = DataLoader(torch.zeros(16, 2**18), batch_size=8, num_workers=2)
+        return EchoLoader(loader, factor, insertion_point="after_augmentation", **options)
+
+    @pytest.mark.parametrize("mebibytes", [None, 321, 10**6])
+    def test_enough_or_unknown_memory_leaves_the_default_as_it_is(self, free, mebibytes):
+        free(mebibytes)
+        assert self.make().buffer_size == 32
+
+    def test_a_default_takes_at_most_a_tenth_of_the_free_memory_and_says_so(self, free):
+        free(200)
+        with pytest.warns(UserWarning, match=r"buffer_size is 20 instead of 32: 32 live examples of 1 MiB .* Set buffer_size"):
+            assert self.make().buffer_size == 20
+
+    @pytest.mark.parametrize(("factor", "least"), [(1, 8), (1.5, 8), (2, 8), (4, 12), (8, 14)])
+    def test_a_default_never_shrinks_below_what_a_batch_needs(self, free, factor, least):
+        free(1)
+        with pytest.warns(UserWarning, match=f"buffer_size is {least} instead of 32"):
+            assert self.make(factor).buffer_size == least
+
+    def test_an_explicit_size_that_cannot_fit_is_refused_with_the_way_out(self, free):
+        free(200)
+        with pytest.raises(ValueError, match=r"buffer_size=201 cannot fit: .* Use a smaller one, or a later insertion point"):
+            self.make(buffer_size=201)
+
+    def test_an_explicit_size_that_fits_is_taken_as_it_is(self, free):
+        free(200)
+        assert self.make(buffer_size=199).buffer_size == 199
+
+    def test_whole_batches_are_counted_by_their_examples(self, free):
+        free(200)
+        loader = DataLoader(torch.zeros(16, 2**18), batch_size=8)
+        with pytest.warns(UserWarning, match=r"buffer_size is 2 instead of 4: 4 live batches of 8 MiB"):
+            assert EchoLoader(loader, 2, insertion_point="after_batching").buffer_size == 2
+
+    @pytest.mark.parametrize(("workers", "size"), [(0, 16), (1, 16), (2, 32), (3, 48)])
+    def test_the_default_is_two_batches_per_worker(self, workers, size):
+        loader = DataLoader(torch.zeros(16, 2), batch_size=8, num_workers=workers)
+        assert EchoLoader(loader, 2, insertion_point="after_augmentation").buffer_size == size
+        assert EchoLoader(loader, 2, insertion_point="after_batching").buffer_size == 4
+
+    def test_free_memory_is_a_number_of_bytes_or_unknown(self):
+        free = sizing.free_memory_bytes()
+        assert free is None or free > MIB
