@@ -176,7 +176,7 @@ def _without_transforms(dataset: Any, placeholder_for: Callable[[str], Transform
         if _callable(dataset, name) is not None:
             try:
                 setattr(source, name, placeholder_for(name))
-            except AttributeError as error:
+            except (AttributeError, TypeError) as error:  # a property without a setter; a module that takes modules only
                 raise SplitRefused(f"{type(dataset).__name__}.{name} cannot be replaced ({error})") from error
     return source
 

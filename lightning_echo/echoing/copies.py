@@ -4,9 +4,11 @@ A data set belongs to its user and is never modified. `shallow_copy` gives an ob
 the same attributes, on which transforms can be taken out. `ThrowAwayCopy` goes deeper, for a proof that reads
 examples before training: a file that a data set opens at its first read must not be inherited by the workers
 (with fork they corrupt each other's reads, with spawn it cannot be pickled), also when an object that the
-data set holds opens it. So plain objects, small containers and random generators inside are copied as well,
-transforms deeply; tensors, arrays, long lists and whatever is open already are shared, so that nothing large
-is copied. Objects of the standard library are shared too: a copied lock, event or thread would wait forever.
+data set holds opens it; and examples that a data set keeps in memory may be edited in place when they are
+read. So plain objects, containers, tensors, arrays and random generators inside are copied as well, transforms
+deeply. What is open already is shared, and so is what is too large: beyond 256 MiB of tensors and arrays, and
+beyond 100,000 members of containers, in all. Objects of the standard library are shared too: a copied lock,
+event or thread would wait forever.
 
 A copy never runs its class's ``__del__``: it would close what the original still uses.
 """
@@ -25,7 +27,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-_LONG = 256  # containers with more members hold samples, not files
+_LONG = 256  # containers with more members hold samples, nothing that is open
+_MOST_MEMBERS = 100_000  # of containers that are copied, in all
+_MOST_BYTES = 256 * 2**20  # of tensors and arrays that are copied, in all
 _DEEP = 12  # levels of objects in objects that are followed
 
 # Attributes of a data set that hold transforms, which may draw from a generator of their own.
@@ -60,6 +64,7 @@ class ThrowAwayCopy:
     def __init__(self, dataset: Any) -> None:
         self.generators: list[Any] = []
         self._memo: dict[int, Any] = {}  # in the format of copy.deepcopy
+        self._members_left, self._bytes_left = _MOST_MEMBERS, _MOST_BYTES
         self.dataset = self._copy_object(dataset, 0) if _is_plain(type(dataset)) else copy.copy(dataset)
 
     def _copy(self, value: Any, depth: int) -> Any:
@@ -71,6 +76,8 @@ class ThrowAwayCopy:
             self.generators.append(copied)
         elif type(value) in (list, tuple, set, *_DICTS) and depth < _DEEP:
             copied = self._copy_container(value, depth + 1)
+        elif type(value) in (torch.Tensor, np.ndarray):
+            copied = self._copy_array(value)
         elif _is_plain(type(value)) and (isinstance(value, Dataset) or _is_closed_holder(value, depth)):
             return self._copy_object(value, depth + 1)
         else:
@@ -79,14 +86,21 @@ class ThrowAwayCopy:
         return copied
 
     def _copy_container(self, value: Any, depth: int) -> Any:
-        if len(value) > _LONG and not (type(value) is list and isinstance(value[0], Dataset)):
+        if len(value) > self._members_left:
             return value
+        self._members_left -= len(value)
         if isinstance(value, (list, dict)):
             copied = self._memo[id(value)] = copy.copy(value)  # before the members, which may refer back to it
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 copied[key] = self._copy(item, depth)
             return copied
         return type(value)(self._copy(item, depth) for item in value)
+
+    def _copy_array(self, value: Any) -> Any:
+        if value.nbytes > self._bytes_left or (isinstance(value, torch.Tensor) and value.device.type != "cpu"):
+            return value
+        self._bytes_left -= value.nbytes
+        return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
 
     def _copy_object(self, value: Any, depth: int) -> Any:
         copied = self._memo[id(value)] = _blank(value)  # before the attributes, which may refer back to it

@@ -18,7 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch.utils.data import ConcatDataset, Subset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.protect import copy_example
@@ -28,6 +31,7 @@ from lightning_echo.echoing.stages import Stages, unchanged
 __all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Request"]
 
 _MISSING = object()
+_COPIED_TYPES = {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes}  # by default_collate
 _BATCH, _EXAMPLE = 1, 2  # what a seed is for
 
 
@@ -61,13 +65,14 @@ class ExampleCache:
         dataset: The user's data set.
         make_stages: Derives what is reused and what is redone from it.
         key: Seed of this rank's random numbers.
-        collate_fn: The user's; torch's own copies what it is given, so that nothing has to be protected from it.
+        collate_fn: The user's; torch's own copies what it is given, so that nothing has to be protected from it (unless types
+            of the user's are registered with it).
     """
 
     def __init__(self, dataset: Any, make_stages: Callable[[Any], Stages], key: int, collate_fn: Any) -> None:
         self.dataset = dataset
         self._make_stages, self._key = make_stages, key
-        self._collate_copies = collate_fn is default_collate
+        self._collate_fn = collate_fn
         self._stages: Stages | None = None
         self._held: dict[int, Any] = {}
 
@@ -75,7 +80,8 @@ class ExampleCache:
         """The examples of a batch, and its (fresh, echoed, refetched) counts."""
         if self._stages is None:
             self._stages = self._make_stages(self.dataset)
-            self._protect = not (self._collate_copies and self._stages.augment is unchanged)
+            collate_copies = self._collate_fn is default_collate and default_collate_fn_map.keys() <= _COPIED_TYPES
+            self._protect = not (collate_copies and self._stages.augment is unchanged)
             self._seeders = list(_seeders(self.dataset))
         for position in request.forget:
             self._held.pop(position, None)
@@ -180,7 +186,10 @@ class EchoDataset:
 
     def __getitems__(self, request: Request) -> tuple[list[Any], tuple[int, int, int]]:
         cache: ExampleCache = self._echo_cache
-        return cache.fetch(request)
+        try:
+            return cache.fetch(request)
+        except StopIteration as error:  # passed on, it would silently end the epoch
+            raise RuntimeError("the data set raised StopIteration while an example was read") from error
 
     def __getitem__(self, index: Any) -> Any:
         return self._echo_cache.dataset[index]

@@ -67,8 +67,13 @@ class Epoch(Iterator[Any]):
 
     def __init__(self, progress: Callable[[], Progress], begin: Callable[[Epoch], None], fetch: Callable[[], Any]) -> None:
         self._progress, self._begin, self._fetch = progress, begin, fetch
-        self._begun_in: Progress | None = None
+        self._begun_in: Progress | None = None  # None: never asked
         self.finished = False  # whether who iterates has been told the end: Lightning, which counts, never asks for it
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was ever asked for a batch, and not refused."""
+        return self._begun_in is not None
 
     def __next__(self) -> Any:
         if self.finished:
@@ -106,9 +111,9 @@ class Iterations:
         """
         for ref in self._refs:
             other = ref()
-            if other is epoch:
+            if other is epoch and epoch.begun:
                 return
-            if other is not None and not other.finished:
+            if other is not None and other.begun and not other.finished:
                 epoch.finished = True
                 raise RuntimeError(
                     "this EchoLoader is being iterated already, and a second iteration would take batches away from the first. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from lightning_echo.echoing.insertion import InsertionPoint
@@ -58,11 +58,11 @@ def check_buffer_size(buffer_size: Any) -> int | None:
     """
     if buffer_size is None:
         return None
-    if isinstance(buffer_size, bool) or not isinstance(buffer_size, int):
+    if isinstance(buffer_size, bool) or not isinstance(buffer_size, Integral):
         raise TypeError(f"buffer_size must be an integer (live examples per rank) or None, got {buffer_size!r}")
     if buffer_size < 1:
         raise ValueError(f"buffer_size must be at least 1, got {buffer_size}; leave it out for the default")
-    return buffer_size
+    return int(buffer_size)
 
 
 def check_epoch_length(epoch_length: Any) -> str:
@@ -80,6 +80,7 @@ def check_ranks(num_replicas: Any, rank: Any) -> tuple[int, int] | None:
     """Number of ranks and this rank; None: ask ``torch.distributed``.
 
     Raises:
+        TypeError: One of them is no integer.
         ValueError: Only one of them is given, or they do not fit.
     """
     if num_replicas is None and rank is None:
@@ -89,6 +90,9 @@ def check_ranks(num_replicas: Any, rank: Any) -> tuple[int, int] | None:
             f"num_replicas and rank go together, got num_replicas={num_replicas!r} and rank={rank!r}; leave both out to "
             "ask torch.distributed, or give 1 and 0 to switch sharding off"
         )
+    for name, value in (("num_replicas", num_replicas), ("rank", rank)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{name} must be an integer, got {value!r}; leave both out to ask torch.distributed")
     if num_replicas < 1 or not 0 <= rank < num_replicas:
         raise ValueError(f"rank must be in 0 .. num_replicas - 1, got rank={rank!r} and num_replicas={num_replicas!r}")
     return int(num_replicas), int(rank)
@@ -100,6 +104,8 @@ def check_seed(seed: Any) -> int | None:
     Raises:
         TypeError: It is no integer.
     """
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise TypeError(f"seed must be an integer or None (that of seed_everything, else drawn), got {seed!r}")
-    return seed
+    return int(seed)

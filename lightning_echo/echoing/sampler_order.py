@@ -14,7 +14,7 @@ import torch
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.order import Order
 from lightning_echo.echoing.randomness import OwnRandomStates, seed_all
-from lightning_echo.echoing.spreading import spread
+from lightning_echo.echoing.spreading import identity, spread
 
 __all__ = ["SamplerOrder"]
 
@@ -119,7 +119,7 @@ class SamplerOrder(Order):
 
     def _begin(self, number: int) -> Iterator[Any]:
         self._drain()
-        for target in dict.fromkeys((self._sampler, self._source)):
+        for target in (self._sampler, self._source)[: 1 + (self._source is not self._sampler)]:
             if callable(set_epoch := getattr(target, "set_epoch", None)):
                 set_epoch(number)
         if self._stateful:
@@ -133,7 +133,7 @@ class SamplerOrder(Order):
         entries: Iterator[Any] = iter(self._sampler)
         own_start: list[Any] | None = None
         if (distance := self._distance(number)) and self._tail:
-            seen = {index: len(self._tail) - i for i, index in enumerate(self._tail)}
+            seen = {identity(index): len(self._tail) - i for i, index in enumerate(self._tail)}
             ranks, looked_at = spread(islice(entries, self.length), seen, distance)
             entries = chain([looked_at[rank] for rank in ranks], entries)
             own_start = None if self._reaches_tail(number) else looked_at

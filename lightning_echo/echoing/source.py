@@ -18,6 +18,8 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
 from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCache
@@ -66,6 +68,12 @@ class Source:
         self.loader = loader
         if not hasattr(loader, "__iter__"):
             raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {type(loader).__name__}")
+        parts = list(loader.values()) if isinstance(loader, dict) else loader if isinstance(loader, list | tuple) else ()
+        if isinstance(loader, dict) or hasattr(loader, "flattened") or any(isinstance(part, DataLoader) for part in parts):
+            raise TypeError(
+                f"loader must be a single loader, got a {type(loader).__name__} of loaders; wrap each of them in an EchoLoader, "
+                "or pass a single one"
+            )
         if isinstance(loader, Iterator):
             raise TypeError(
                 f"loader must be iterable again in every pass, got the iterator {type(loader).__name__}; "
@@ -130,10 +138,16 @@ class Source:
         return self.num_workers > 0 and self.loader.worker_init_fn is not None
 
     @property
-    def example_zero_is_readable(self) -> bool:
-        """Whether the plain loader would read index 0, in the state in which the data set is now."""
-        in_dataset_order = self.rebuilds and not self.own_batches and (self.is_sequential or self.is_shuffled)
-        return in_dataset_order and not self.prepared_in_workers
+    def readable_index(self) -> int | None:
+        """An index that the plain loader would read, in the state in which the data set is now; None if none is known."""
+        if not self.rebuilds or self.own_batches or self.prepared_in_workers:
+            return None
+        sampler = self.sampler
+        if type(sampler) is SubsetRandomSampler:
+            return next(iter(sampler.indices), None)
+        if type(sampler) in (SequentialSampler, RandomSampler) and self._covers_dataset():
+            return 0
+        return 0 if type(sampler) is WeightedRandomSampler else None
 
     def _covers_dataset(self) -> bool:
         return self.sampler.data_source is self.loader.dataset and len(self.sampler) == len(self.loader.dataset)
@@ -193,9 +207,10 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
             raise ValueError(f"insertion_point='before_augmentation' is impossible here: {refused}") from refused
         return _whole(source, InsertionPoint.after_augmentation, refused.reason)
     except Exception as error:
-        if point is InsertionPoint.before_augmentation or not source.prepared_in_workers:
+        if point is InsertionPoint.before_augmentation or source.readable_index is not None:
             raise
-        reason = f"an example cannot be read without worker_init_fn ({type(error).__name__}: {error})"
+        how = "without worker_init_fn" if source.prepared_in_workers else "at an index that the sampler may not know"
+        reason = f"an example cannot be read {how} ({type(error).__name__}: {error})"
         return _whole(source, InsertionPoint.after_augmentation, reason)
     return _split(split)
 
@@ -227,7 +242,7 @@ def _readable_indices(source: Source) -> Any:
     """Indices that may be read to look at an example; None: all."""
     if source.is_sequential or source.is_shuffled:
         return None
-    indices = getattr(source.sampler, "indices", None)
+    indices = source.sampler.indices if type(source.sampler) is SubsetRandomSampler else None
     return indices if isinstance(indices, Sized) and len(indices) else None
 
 
@@ -235,8 +250,8 @@ def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
     reused = ("load", "augment") if point is InsertionPoint.after_augmentation else ("load", "augment", "collate")
     redone = ("collate", "transfer") if point is InsertionPoint.after_augmentation else ("transfer",)
     item_bytes = 0
-    if source.example_zero_is_readable:
-        item_bytes = nbytes(read_plainly(source.loader.dataset, [0]).examples[0])
+    if (index := source.readable_index) is not None:
+        item_bytes = nbytes(read_plainly(source.loader.dataset, [index]).examples[0])
         if point is InsertionPoint.after_batching:
             item_bytes *= source.loader.batch_size
     return Choice(point, reason, WholeDataset, reused, redone, item_bytes)

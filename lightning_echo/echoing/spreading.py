@@ -8,11 +8,20 @@ those before it: what fills it up is then the start of its own order. Until echo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
-__all__ = ["spread"]
+__all__ = ["identity", "spread"]
+
+
+def identity(entry: Any) -> Any:
+    """What is equal for two entries of a sampler that are the same index; tensors are hashed by their place, lists not at all."""
+    if hasattr(entry, "tolist"):
+        entry = entry.tolist()
+    if isinstance(entry, list | tuple):
+        return tuple(map(identity, entry))
+    return entry if isinstance(entry, Hashable) else repr(entry)
 
 
 def spread(entries: Iterable[Any], seen: dict[Any, int], distance: int) -> tuple[list[int], list[Any]]:
@@ -20,7 +29,8 @@ def spread(entries: Iterable[Any], seen: dict[Any, int], distance: int) -> tuple
 
     Args:
         entries: The pass in its own order.
-        seen: For the last ``distance`` slots of the pass before: index -> slots from there to the end of that pass (>= 1).
+        seen: For the last ``distance`` slots of the pass before: `identity` of an index -> slots from there to the end of that
+            pass (>= 1).
         distance: Least number of slots between two uses of an index.
 
     Returns:
@@ -39,7 +49,8 @@ def spread(entries: Iterable[Any], seen: dict[Any, int], distance: int) -> tuple
         for entry in source:
             rank = len(looked_at)
             looked_at.append(entry)
-            free_from = distance - seen[entry] if entry in seen else 0
+            slots_ago = seen.get(identity(entry))
+            free_from = 0 if slots_ago is None else distance - slots_ago
             if free_from <= len(ranks):
                 ranks.append(rank)
                 break

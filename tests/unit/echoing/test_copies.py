@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from lightning_echo.echoing import copies
 from lightning_echo.echoing.copies import ThrowAwayCopy, generator_state, shallow_copy
 
 
@@ -142,15 +143,35 @@ class TestThrowAwayCopy:
         copied.seen.add(0)
         assert (original.cache, original.seen, original.files) == ({}, set(), [None] * 3)
 
-    def test_nothing_large_is_copied(self):
+    def test_examples_kept_in_memory_are_copied(self):
+        """A data set may edit them in place when it is read."""
+        original = Numbers(tensor=torch.ones(3), array=np.ones(3), records=[{"box": [1, 2]} for _ in range(1000)])
+        copied = ThrowAwayCopy(Subset(original, [0])).dataset.dataset
+        copied.tensor[0], copied.array[1] = 7, 7
+        copied.records[999].pop("box")
+        copied.records[5]["box"][0] = 7
+        assert original.tensor.tolist() == original.array.tolist() == [1, 1, 1]
+        assert original.records == [{"box": [1, 2]}] * 1000
+
+    def test_nothing_large_is_copied(self, monkeypatch):
+        monkeypatch.setattr(copies, "_MOST_MEMBERS", 500)
+        monkeypatch.setattr(copies, "_MOST_BYTES", 100)
         large = {
-            "tensor": torch.zeros(10),
-            "array": np.zeros(10),
-            "samples": [("path", 0)] * 1000,
-            "index": {n: n for n in range(1000)},
+            "tensor": torch.zeros(26),
+            "array": np.zeros(13),
+            "samples": [("path", 0)] * 501,
+            "index": {n: n for n in range(501)},
         }
         copied = ThrowAwayCopy(Subset(Numbers(**large), [0])).dataset.dataset
         assert all(getattr(copied, name) is value for name, value in large.items())
+
+    def test_what_is_copied_in_all_is_bounded(self, monkeypatch):
+        monkeypatch.setattr(copies, "_MOST_MEMBERS", 500)
+        monkeypatch.setattr(copies, "_MOST_BYTES", 100)
+        original = Numbers(**{f"list_{i}": [0] * 200 for i in range(4)}, **{f"tensor_{i}": torch.zeros(10) for i in range(4)})
+        copied = ThrowAwayCopy(original).dataset
+        shared = [name for name, value in vars(original).items() if getattr(copied, name) is value and name[-2] == "_"]
+        assert shared == ["list_2", "list_3", "tensor_2", "tensor_3"]
 
     def test_all_data_sets_of_a_long_concat_are_copied(self):
         parts = [Numbers(reader=None) for _ in range(300)]
