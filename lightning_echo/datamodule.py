@@ -67,6 +67,8 @@ class EchoDataModule(StandIn):
             "epoch_length": options.check_epoch_length(epoch_length),
             "seed": options.check_seed(seed),
         }
+        if not isinstance(shard, bool):
+            raise TypeError(f"shard must be True or False, got {shard!r}")
         self._shard = shard
         self._loader: EchoLoader | None = None
         self._state: dict[str, Any] | None = None  # of a loader that does not exist yet
@@ -143,7 +145,7 @@ class EchoDataModule(StandIn):
         if self._loader is not None:
             if changes_length:
                 self._loader.keep_length()
-            self._loader.factor = value
+            self._loader.set_factor(value)
         self._factor = value
         if changes_length:
             self._order_reload()
@@ -191,6 +193,7 @@ class EchoDataModule(StandIn):
         elif not self._shard:
             ranks = {"num_replicas": 1, "rank": 0}
         echoed = EchoLoader(loader, self.factor, **self._options, **ranks)
+        echoed.factor_owner = "EchoDataModule"
         if before is not None:
             before.close()
             echoed.follow(before)
@@ -241,6 +244,7 @@ class EchoDataModule(StandIn):
 
     def setup(self, stage: str) -> None:
         self._inner.setup(stage)
+        self._bind_overridden()  # setup may have put loaders on the instance
 
     def teardown(self, stage: str) -> None:
         self._end_own_reload()

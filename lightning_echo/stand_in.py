@@ -1,7 +1,8 @@
 """A data module that stands where the user's would stand and cannot be told apart from it.
 
 Hooks that the user's module overrides are bound on this instance, those that it does not override are left alone (Lightning
-compares code to find out), and every other attribute is read from and set on the user's module. What a subclass defines itself is
+compares code to find out), and every other attribute is read from and set on the user's module. Hooks may be put onto an instance
+later (``module.val_dataloader = ...``), so that they are bound anew when a trainer is attached. What a subclass defines itself is
 the subclass's own.
 """
 
@@ -54,6 +55,7 @@ class StandIn(pl.LightningDataModule):
     def trainer(self, trainer: pl.Trainer | None) -> None:
         _refuse_other_package("trainer", trainer)
         self._inner.trainer = trainer
+        self._bind_overridden()
 
     def _bind_overridden(self) -> None:
         """Puts what the user's module overrides of the base class onto this instance."""
@@ -81,6 +83,8 @@ class StandIn(pl.LightningDataModule):
             object.__setattr__(self, name, value)
         else:
             setattr(self._inner, name, value)
+            if hasattr(pl.LightningDataModule, name):
+                self._bind_overridden()
 
 
 def _refuse_other_package(name: str, value: Any) -> None:

@@ -7,7 +7,7 @@ there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -108,13 +108,26 @@ class PassReader:
 
 
 def count_examples(batch: Any) -> int:
-    """Examples in a batch that nothing is known of: the leading dimension of the first tensor found, else 1."""
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else 1
-    if isinstance(batch, dict):
+    """Examples in a batch that nothing is known of.
+
+    Sequences of one length side by side (``zip(*examples)``) have an example each; else it is the leading dimension of the first
+    tensor found, else the length of a list, else 1.
+    """
+    if isinstance(batch, Mapping):
         batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        for part in batch:
-            if isinstance(part, torch.Tensor | dict | list | tuple):
-                return count_examples(part)
-    return 1
+    is_sequence = isinstance(batch, list | tuple) and len(batch) > 0
+    if is_sequence and len(batch) > 1 and all(isinstance(part, list | tuple) and part for part in batch):
+        lengths = {len(part) for part in batch}
+        if len(lengths) == 1:
+            return int(lengths.pop())
+    tensor = _first_tensor(batch)
+    if tensor is not None:
+        return len(tensor) if tensor.ndim else 1
+    return len(batch) if is_sequence else 1
+
+
+def _first_tensor(batch: Any) -> torch.Tensor | None:
+    if isinstance(batch, torch.Tensor):
+        return batch
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)

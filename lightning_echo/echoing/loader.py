@@ -51,6 +51,7 @@ class EchoLoader:
 
     Attributes:
         limit_train_batches: As in ``Trainer``, None if unknown. It tells a resumed run whether an epoch was at its end.
+        factor_owner: Name of what must hear of a new factor where that changes the length of epochs; empty: nobody.
 
     Raises:
         ValueError: An option has an impossible value, or does not fit the loader.
@@ -99,6 +100,7 @@ class EchoLoader:
         self._buffer_size = self._choose_buffer_size(buffer_size)
         self.worker_init_fn = getattr(loader, "worker_init_fn", None)  # Lightning sets its own here where there is none
         self.limit_train_batches: int | float | None = None
+        self.factor_owner = ""
         self._said = False
         self._reset()
 
@@ -131,6 +133,15 @@ class EchoLoader:
 
     @factor.setter
     def factor(self, value: float) -> None:
+        if self.factor_owner and self.epoch_length == "full_pass":
+            raise AttributeError(
+                "factor cannot be set here: with epoch_length='full_pass' it changes the length of epochs, which the Trainer must"
+                f" hear of. Set that of the {self.factor_owner} instead"
+            )
+        self.set_factor(value)
+
+    def set_factor(self, value: float) -> None:
+        """Sets the factor, whoever the `factor_owner` is."""
         value = options.check_factor(value)
         self._sizing.check(self._buffer_size, value)
         if value == self._factor:
@@ -208,7 +219,7 @@ class EchoLoader:
         Where both cut the data alike it goes on at the same batch, else with the next pass.
         """
         state = before.state_dict()
-        if state["layout"] == self._layout().state() and state["insertion_point"] == self.insertion_point.value:
+        if before._layout() == self._layout() and before.insertion_point is self.insertion_point:
             self._constructed_factor = before._constructed_factor
             self.load_state_dict(state)
             self._progress.resuming, self._progress.kept_length = before._progress.resuming, before._progress.kept_length
@@ -216,8 +227,9 @@ class EchoLoader:
         self._seed, self._factor, self._counts = before.seed, before.factor, before.counts
         self._largest_factor = self._factor
         if state["plan"] is not None:
-            taken = state["plan"]["position"]
-            number = 1 + taken // (before.pass_batches if before._by_batches else before._layout().kept)
+            taken, layout = state["plan"]["position"], Layout(**state["layout"])
+            by_batches = state["insertion_point"] == InsertionPoint.after_batching.value
+            number = 1 + taken // (layout.batches_per_pass if by_batches else layout.kept)
             batches = self._progress.delivered = number * self.pass_batches
             self._pipeline.begin_at = (batches if self._by_batches else number * self._layout().kept, batches)
 
@@ -247,10 +259,8 @@ class EchoLoader:
         """The state at the batch delivered last: plain types, the same on all ranks, positions but never examples."""
         return {
             "version": STATE_VERSION,
-            "insertion_point": self.insertion_point.value,
-            "layout": self._layout().state(),
-            "workers": self._source.num_workers,
-            "buffer_size": self._buffer_size,
+            **self._depends_on(),
+            **self._pipeline.saved_for,  # a state that was loaded and not started from is still that of its own run
             "seed": self._seed,
             "factor": self._factor,
             "constructed_factor": self._constructed_factor,
@@ -259,6 +269,15 @@ class EchoLoader:
             "begin_at": list(self._pipeline.begin_at),
             "counts": [self._counts.fresh, self._counts.echoed, self._counts.refetched],
             **self._pipeline.state(),
+        }
+
+    def _depends_on(self) -> dict[str, Any]:
+        """What must be the same for a run to go on exactly."""
+        return {
+            "insertion_point": self.insertion_point.value,
+            "layout": self._layout().state(),
+            "workers": self._source.num_workers,
+            "buffer_size": self._buffer_size,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -304,7 +323,7 @@ class EchoLoader:
         pipeline = self._pipeline
         state, position = pipeline.state(), pipeline.begin_at
         resumed = state["plan"] is not None
-        if resumed and (changed := differences(pipeline.saved_for, self.state_dict())):
+        if resumed and (changed := differences(pipeline.saved_for, self._depends_on())):
             position = where_to_go_on(state["plan"], pipeline.saved_for, self._layout(), self._by_batches)
             self._warn(
                 f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "

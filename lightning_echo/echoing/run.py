@@ -102,7 +102,7 @@ class Run:
     ) -> None:
         by_batches = choice.point is InsertionPoint.after_batching
         shape = _shape(source, layout, buffer_size, seed, by_batches)
-        order = _order(source, layout, rank, seed, shape.max_age if shape.distinct else 0)
+        order = _order(source, layout, rank, seed, shape.distance)
         if by_batches and source.rebuilds and not source.own_batches:
             order = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
         if state["order"] is not None:

@@ -50,9 +50,19 @@ class PlanShape:
 
     @property
     def max_age(self) -> int:
-        """Positions of the fresh stream for which an example may be live (see the module's text)."""
-        if not self.distinct:
+        """Positions of the fresh stream for which an example may be live, so that it is never twice in a batch (see plan.py).
+
+        A pass that does not even hold the buffer cannot promise that: then exact counts come first.
+        """
+        if not self.distinct or self.pass_length <= self.buffer_size:
             return 1 << 62
+        return self.distance
+
+    @property
+    def distance(self) -> int:
+        """Positions that are to lie between two uses of an index as a fresh example, 0 if none are."""
+        if not self.distinct:
+            return 0
         least = self.buffer_in_pass + self.batch_size
         slack = 2 * max(self.workers, 1) * max(self.batch_size, 16)
         # In a short pass half of what there is to spare goes to the slack, half to shuffling the next pass.

@@ -2,7 +2,7 @@
 
 import random
 import weakref
-from collections import Counter
+from collections import Counter, UserDict
 from itertools import pairwise
 
 import numpy as np
@@ -222,15 +222,18 @@ class TestReadingPasses:
         ([torch.zeros(3, 2), torch.zeros(5)], 3),
         ((torch.zeros(3), "words"), 3),
         ({"x": torch.zeros(4), "y": torch.zeros(2)}, 4),
-        ({"name": ["a", "b"], "x": torch.zeros(4)}, 1),
-        (["a", "b"], 1),
+        ({"name": ["a", "b", "c", "d"], "x": torch.zeros(4, 2)}, 4),
+        (UserDict(x=torch.zeros(4)), 4),
+        (tuple(zip(*[(torch.zeros(3, 8, 8), {"boxes": torch.zeros(9, 4)})] * 5, strict=True)), 5),
+        (([torch.zeros(6, 3)] * 2, torch.zeros(6)), 6),
+        (["a", "b"], 2),
         ("text", 1),
         (None, 1),
         ([], 1),
         ([[torch.zeros(6)]], 6),
     ],
 )
-def test_examples_of_an_unknown_batch_are_the_leading_dimension_of_the_first_tensor(batch, expected):
+def test_examples_of_an_unknown_batch_are_counted_as_collate_functions_usually_lay_them_out(batch, expected):
     assert count_examples(batch) == expected
 
 

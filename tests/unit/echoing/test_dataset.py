@@ -86,7 +86,7 @@ def make_cache(dataset, point="after_augmentation", key=7, collate_fn=listed):
 
 def make_requests(factor, whole_calls=False, state=None):
     shape = PlanShape(batch_size=BATCH_SIZE, last_batch_size=4, batches_per_pass=7, workers=0, buffer_size=2 * BATCH_SIZE, seed=1)
-    order = ShuffledOrder(LENGTH, LENGTH, 1, 0, shape.max_age, seed=2)
+    order = ShuffledOrder(LENGTH, LENGTH, 1, 0, shape.distance, seed=2)
     if state is not None:
         order.load(state["order"])
     plan = EchoPlan(shape, factor) if state is None else EchoPlan.from_state(shape, state["plan"])

@@ -239,6 +239,19 @@ class TestASecondIteration:
         del first
         assert batches + values(loader) == stream[: 3 + STEPS]
 
+    def test_that_was_made_and_never_asked_is_none(self):
+        loader = echo()
+        first = iter(loader)
+        assert values(loader) == played(echo(), 1)
+        assert values(first) == played(echo(), 2)[STEPS:]
+
+    def test_that_was_made_earlier_is_refused_too_once_another_is_under_way(self):
+        loader = echo()
+        first, second = iter(loader), iter(loader)
+        next(second)
+        with pytest.raises(RuntimeError, match="being iterated already"):
+            next(first)
+
     def test_that_was_refused_stays_over(self):
         loader = echo()
         first, second = iter(loader), iter(loader)
@@ -559,6 +572,24 @@ class TestAChangedRun:
 
     def test_with_another_point(self):
         self.check(echo(), echo(point="before_augmentation"), "insertion_point='after_augmentation'")
+
+    @pytest.mark.parametrize("other", [{"num_workers": 2}, {"batch_size": 4}])
+    def test_also_when_the_state_was_saved_again_before_the_first_batch(self, other):
+        """A run that is resumed and ends at once, or whose loader is made anew, hands on a state that it never started from."""
+        loader = echo()
+        self.fresh_of(loader, 11)
+        state = loader.state_dict()
+        between = echo(loader=plain_loader(**other))
+        between.load_state_dict(state)
+        saved = through_a_checkpoint(between.state_dict())
+        assert {name: saved[name] for name in ("layout", "workers", "buffer_size", "insertion_point")} == {
+            name: state[name] for name in ("layout", "workers", "buffer_size", "insertion_point")
+        }
+        last, before = (echo(loader=plain_loader(**other)) for _ in range(2))
+        before.load_state_dict(saved)
+        last.follow(before)
+        with pytest.warns(UserWarning, match=r"the state was saved with .* leaves nothing out"):
+            next(iter(last))
 
     def test_with_another_factor_the_states_counts(self):
         loader = echo(3)

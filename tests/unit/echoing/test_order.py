@@ -285,7 +285,7 @@ def test_no_memory_grows_with_the_data_set(kind):
     )
     tracemalloc.start()
     try:
-        order = SequentialOrder(length, length) if kind == "sequential" else shuffled(length, distance=shape.max_age)
+        order = SequentialOrder(length, length) if kind == "sequential" else shuffled(length, distance=shape.distance)
         requests = ExampleRequests(EchoPlan(shape, 4), order, whole_calls=False)
         first = next(requests)
         _, peak = tracemalloc.get_traced_memory()

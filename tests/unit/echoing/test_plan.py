@@ -61,7 +61,8 @@ class Run:
         self.sizes = plain_batch_sizes(length, batch_size, drop_last)
         self.batch_size, self.buffer_size = batch_size, buffer_size
         self.shape = shape_of(self.sizes, batch_size, workers, buffer_size, seed)
-        self.ledger = Ledger(self.sizes, workers, buffer_size, same_item_after=sum(self.sizes))
+        length = sum(self.sizes)
+        self.ledger = Ledger(self.sizes, workers, buffer_size, same_item_after=length if length > buffer_size else None)
         self.plan = EchoPlan(self.shape, factors[0][0])
         self.stretches = []  # per factor: it, and what was seen after each of its batches
         for i, (factor, batches) in enumerate(factors):
@@ -256,6 +257,17 @@ def test_the_share_is_level_again_whatever_was_drawn_before_the_change(before, a
         plan.change_factor(plan.number, after)
         fresh = [plan.next_batch().fresh for _ in range(25)]
         assert set(fresh[2:]) <= level(batch_size, exactly(after)), f"{seed=}: {fresh}"
+
+
+@pytest.mark.parametrize("factor", [1.5, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("length", "batch_size", "workers"), [(5000, 512, 8), (1000, 256, 4), (64, 64, 2), (10, 8, 3), (3, 8, 0)]
+)
+def test_a_pass_smaller_than_the_buffer_meets_the_factor(length, batch_size, workers, factor):
+    """Nothing else could: examples would grow older than a pass before they are used up."""
+    buffer_size = 2 * batch_size * max(workers, 1)
+    run = Run(length, batch_size, False, workers, buffer_size, [(factor, 300)])
+    assert 0 <= run.ledger.fresh - run.ledger.delivered / factor <= buffer_size
 
 
 def test_a_later_decision_replaces_the_changes_that_were_to_come_after_it():

@@ -55,12 +55,12 @@ KINDS = ("sequential", "shuffled", "sampler")
 
 def make_requests(kind="shuffled", factor=3, workers=2, whole_calls=False):
     shape = shape_of(workers)
-    order = make_order(kind, distance=shape.max_age)
+    order = make_order(kind, distance=shape.distance)
     return ExampleRequests(EchoPlan(shape, factor), order, whole_calls=whole_calls)
 
 
 def stream_of(kind, factor, workers=2, count=1000):
-    order = make_order(kind, distance=shape_of(workers).max_age)
+    order = make_order(kind, distance=shape_of(workers).distance)
     if factor > 1:
         order.set_spreading(True)
     return order.take(count)
@@ -115,7 +115,7 @@ def test_no_index_is_twice_in_a_batch_whatever_the_factors_where_a_pass_holds_a_
     sizes = plain_batch_sizes(here, batch_size, drop_last)
     shape = shape_of(workers, sizes, batch_size, buffer_size, seed)
     for rank in range(replicas):
-        order = make_order(kind, length, sum(sizes), replicas, rank, shape.max_age, start=seed)
+        order = make_order(kind, length, sum(sizes), replicas, rank, shape.distance, start=seed)
         requests = ExampleRequests(EchoPlan(shape, factors[0]), order, whole_calls=False)
         for i, factor in enumerate(factors):
             if i:
@@ -158,7 +158,7 @@ class TestGoingOn:
 
     def resumed(self, state, kind, workers=2, whole_calls=False):
         shape = shape_of(workers)
-        order = make_order(kind, distance=shape.max_age, start=99)
+        order = make_order(kind, distance=shape.distance, start=99)
         order.load(state["order"])
         plan = EchoPlan.from_state(shape, json.loads(json.dumps(state["plan"])))
         return ExampleRequests(plan, order, whole_calls=whole_calls)
