@@ -182,6 +182,36 @@ def test_hooks_that_were_set_on_the_instance_are_found() -> None:
     assert run.model.validated_at == [6, 12, 18]
 
 
+@pytest.mark.parametrize("on", ["the user's", "the echoing one"])
+def test_hooks_that_are_set_on_an_instance_after_it_was_wrapped_are_called(on: str) -> None:
+    user: Any = Data()
+    data = EchoDataModule(user, 2)
+    seen = []
+
+    def on_after_batch_transfer(batch: Any, dataloader_idx: int) -> Any:
+        seen.append(dataloader_idx)
+        return batch
+
+    target: Any = user if on == "the user's" else data
+    target.on_after_batch_transfer = on_after_batch_transfer
+    target.val_dataloader = lambda: DataLoader(Scans(12), 4)
+    run = fit(data, max_epochs=1)
+    assert run.trainer.num_val_batches == [3]
+    assert len(seen) == 6 + 3
+
+
+@pytest.mark.filterwarnings(
+    "ignore:You defined a `validation_step` but have no `val_dataloader`"
+)  # said before setup, as without echoing
+def test_hooks_that_the_users_setup_puts_onto_the_instance_are_called() -> None:
+    class InSetup(TrainOnly):
+        def setup(self, stage: str) -> None:
+            self.val_dataloader = lambda: DataLoader(Scans(12), 4)  # type: ignore[method-assign]
+
+    run = fit(EchoDataModule(InSetup(), 2), max_epochs=1)
+    assert run.trainer.num_val_batches == [3]
+
+
 def test_validation_test_and_prediction_loaders_are_the_users_own_objects() -> None:
     user = AllHooks()
     data, runner = EchoDataModule(user, 2), trainer(max_epochs=1)
@@ -448,6 +478,11 @@ def test_what_is_no_data_module_is_refused_with_the_way_out(given: Any) -> None:
 def test_bad_options_are_refused_at_once(options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         EchoDataModule(Data(), **options)
+
+
+def test_whether_to_shard_is_a_truth_value() -> None:
+    with pytest.raises(TypeError, match="shard must be True or False, got 'no'"):
+        EchoDataModule(Data(), 2, shard="no")  # type: ignore[arg-type]
 
 
 def test_objects_of_the_package_pytorch_lightning_are_refused_with_the_import_to_change() -> None:

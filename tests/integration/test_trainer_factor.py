@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from test_trainer_epochs import OneCycle
-from trainer_runs import POINTS, At, Data, Killed, Recorder, Run, SaveAt, SetFactor, echoed, first_uses, fit
+from trainer_runs import POINTS, At, Data, Killed, Recorder, Run, SaveAt, SetFactor, echoed, first_uses, fit, trainer
 
 from lightning_echo import EchoLoader
 
@@ -232,3 +233,48 @@ def test_a_model_that_sets_the_factor_itself_is_heard() -> None:
     run = fit(echoed(2, length=LENGTH), model=Lowers(), max_epochs=2)
     assert run.data.factor == run.loader.factor == 1
     assert [len(new) for new in first_uses(run.model.batches)][17:] == [4] * 16 + [2]
+
+
+def test_full_pass_takes_a_factor_on_the_data_module_alone_and_says_so() -> None:
+    """Set on the loader, the Trainer would not hear of the new length: epochs cut short, validation at the wrong step."""
+    data = echoed(2, epoch_length="full_pass")
+
+    def on_the_loader(trainer: pl.Trainer) -> None:
+        with pytest.raises(AttributeError, match=r"which the Trainer must hear of\. Set that of the EchoDataModule instead"):
+            trainer.train_dataloader.factor = 3  # type: ignore[union-attr]
+
+    run = fit(data, callbacks=[At({0: on_the_loader})], max_epochs=2)
+    assert run.model.steps == [12, 12]
+    assert data.factor == 2
+
+
+@pytest.mark.parametrize("ending", ["at its end", "with an exception"])
+def test_the_trainers_own_setting_is_back_after_fit_also_where_no_epoch_follows_the_new_factor(ending: str) -> None:
+    data = echoed(2, epoch_length="full_pass")
+
+    def last(trainer: pl.Trainer) -> None:
+        data.factor = 3
+        data.factor = 4  # the second one must not take the first one's reload for the user's setting
+        assert trainer.reload_dataloaders_every_n_epochs == 1
+        if ending == "with an exception":
+            raise Killed
+
+    run = Run(Recorder(), data, trainer(max_epochs=2, callbacks=[At({1: last})]))
+    with contextlib.suppress(Killed):
+        run.trainer.fit(run.model, datamodule=data)
+    assert run.model.steps == [12, 12]
+    assert run.trainer.reload_dataloaders_every_n_epochs == 0
+    assert data.factor == 4
+
+
+def test_two_factors_in_one_epoch_change_the_next_one_and_build_the_loaders_once() -> None:
+    data = echoed(2, epoch_length="full_pass")
+
+    def twice(trainer: pl.Trainer) -> None:
+        del trainer
+        data.factor = 3
+        data.factor = 4
+
+    run = fit(data, callbacks=[At({0: twice})], max_epochs=4)
+    assert run.model.steps == [12, 24, 24, 24]
+    assert run.trainer.reload_dataloaders_every_n_epochs == 0

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from lightning_echo.echoing import dataset as dataset_module
 from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCache, Request
@@ -528,3 +529,62 @@ class TestTheDataSetInTheWorkers:
         del dataset, stand_in
         gc.collect()
         assert reference() is None
+
+
+class Registered:
+    """A type that a user has registered with torch's collate function, which then hands it on uncopied."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_torchs_collate_function_copies_no_types_that_were_registered_with_it(monkeypatch):
+    monkeypatch.setitem(default_collate_fn_map, Registered, lambda batch, *, collate_fn_map=None: batch)
+
+    class Data(Dataset):
+        def __getitem__(self, index):
+            return Registered(torch.zeros(3))
+
+        def __len__(self):
+            return LENGTH
+
+    cache, requests = make_cache(Data(), collate_fn=default_collate), make_requests(4)
+    for _ in range(40):
+        for example in default_collate(cache.fetch(next(requests))[0]):
+            assert example.value.tolist() == [0, 0, 0]
+            example.value += 1
+
+
+def test_an_end_that_a_data_set_raises_is_an_error_and_not_the_end_of_the_epoch():
+    class Data(Dataset):
+        def __getitem__(self, index):
+            return next(iter(()))
+
+        def __len__(self):
+            return LENGTH
+
+    dataset = EchoDataset(make_cache(Data()))
+    with pytest.raises(RuntimeError, match="the data set raised StopIteration while an example was read"):
+        dataset.__getitems__(next(make_requests(2)))
+
+
+def test_what_is_redone_never_shares_random_numbers_with_what_is_reused():
+    """Batch 5 and the example at position 5 are different things."""
+
+    class Both(StagedDataset):
+        def load(self, index):
+            return noise()
+
+        def augment(self, example):
+            return example, noise()
+
+        def __len__(self):
+            return LENGTH
+
+    cache, requests = make_cache(Both(), "before_augmentation"), make_requests(2)
+    loaded, drawn = set(), set()
+    for _ in range(60):
+        for example, augmented in cache.fetch(next(requests))[0]:
+            loaded.add(example)
+            drawn.add(augmented)
+    assert not loaded & drawn

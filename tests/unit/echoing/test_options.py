@@ -72,3 +72,16 @@ def test_a_rank_that_does_not_exist(replicas, rank):
         ValueError, match=rf"rank must be in 0 \.\. num_replicas - 1, got rank={rank} and num_replicas={replicas}"
     ):
         options.check_ranks(replicas, rank)
+
+
+@pytest.mark.parametrize(("replicas", "rank", "name"), [("2", 0, "num_replicas"), (2.5, 0, "num_replicas"), (2, "0", "rank")])
+def test_ranks_that_are_no_integers(replicas, rank, name):
+    with pytest.raises(TypeError, match=f"{name} must be an integer, got .* leave both out"):
+        options.check_ranks(replicas, rank)
+
+
+def test_integers_of_any_library():
+    for check in (options.check_seed, options.check_buffer_size):
+        assert check(np.int64(3)) == 3
+        assert type(check(np.int64(3))) is int
+    assert options.check_ranks(np.int64(2), np.int32(1)) == (2, 1)

@@ -123,3 +123,19 @@ def test_a_sampler_that_cannot_be_found_again_says_so():
             return 5
 
     assert not SamplerOrder(Opaque(), 5, 5, seed=0).exact
+
+
+@pytest.mark.parametrize("entry", [int, torch.tensor, lambda index: [index]], ids=["int", "tensor", "list"])
+def test_what_a_sampler_yields_is_kept_apart_by_value(entry):
+    class Drawn(RandomSampler):
+        def __iter__(self):
+            return map(entry, super().__iter__())
+
+    sampler = Drawn(range(50), generator=torch.Generator().manual_seed(4))
+    order = SamplerOrder(sampler, 50, 50, distance=20, seed=0)
+    order.set_spreading(True)
+    last = {}
+    for position, drawn in enumerate(order.take(500)):
+        index = drawn[0] if isinstance(drawn, list) else int(drawn)
+        assert position - last.get(index, -99) >= 20
+        last[index] = position

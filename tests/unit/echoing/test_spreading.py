@@ -1,9 +1,12 @@
 """Rearranging the start of a pass: what has been seen too recently waits, and nothing is left out."""
 
+import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_echo.echoing.spreading import spread
+from lightning_echo.echoing.spreading import identity, spread
 
 
 def test_takes_what_has_not_been_seen_for_long_enough_and_comes_first():
@@ -38,3 +41,18 @@ def test_keeps_indices_apart_and_leaves_none_out(before, after, distance, droppe
     for slot, index in enumerate(stream):
         assert slot - last.get(index, -99) >= distance
         last[index] = slot
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        (torch.tensor(3), torch.tensor(3), torch.tensor(4)),
+        (np.int64(3), 3, 4),
+        ([1, torch.tensor(2)], (1, 2), [1, 3]),
+        ({"a": 1}, {"a": 1}, {"a": 2}),
+        ("3", "3", 3),
+    ],
+)
+def test_entries_are_the_same_index_where_they_are_equal(one, same, other):
+    assert identity(one) == identity(same) != identity(other)
+    assert hash(identity(one)) == hash(identity(same))
