@@ -50,7 +50,9 @@ def test_a_second_iteration_beside_a_running_one_is_refused_with_the_way_out():
     assert list(second) == [], "a refused iteration is over"
 
 
-@pytest.mark.parametrize(("limit", "resuming"), [(None, True), (3, True), (2, False), (0.5, False), (0.75, True), (9, True)])
+@pytest.mark.parametrize(
+    ("limit", "resuming"), [(None, True), (3, True), (2, False), (0.5, False), (0.7, False), (0.75, True), (9, True)]
+)
 def test_a_limit_decides_whether_an_epoch_was_at_its_end(limit, resuming):
     state = Progress(epoch=1, epoch_batches=4, in_epoch=2, delivered=6).state()
     progress = Progress.from_state(state, limit)

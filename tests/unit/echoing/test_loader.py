@@ -11,6 +11,7 @@ import math
 import pickle
 import random
 from collections import Counter
+from contextlib import closing
 from itertools import islice
 
 import numpy as np
@@ -106,6 +107,16 @@ class TestFactor1IsThePlainLoader:
         for _ in range(3):
             assert values(echoed) == values(plain)
         assert echoed.counts.echoed == 0
+
+    def test_a_sampler_of_torchs_that_has_a_generator_of_its_own_decides_the_order(self):
+        def make():
+            dataset = torch.arange(LENGTH)
+            sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(3))
+            return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
+
+        plain, echoed = make(), echo(1, loader=make())
+        for _ in range(3):
+            assert values(echoed) == values(plain)
 
     @pytest.mark.parametrize("point", POINTS)
     def test_shuffled_every_example_comes_once_per_pass_in_an_order_of_seed_and_pass_alone(self, point):
@@ -591,6 +602,14 @@ class TestAChangedRun:
         with pytest.warns(UserWarning, match=r"the state was saved with .* leaves nothing out"):
             next(iter(last))
 
+    def test_the_next_epoch_is_a_whole_one(self):
+        loader = echo()
+        self.fresh_of(loader, 11)
+        other = echo(loader=plain_loader(batch_size=4))
+        other.load_state_dict(loader.state_dict())
+        with pytest.warns(UserWarning, match=r"batch_size=6 \(now 4\)"):
+            assert len(list(other)) == len(other) == 11
+
     def test_with_another_factor_the_states_counts(self):
         loader = echo(3)
         played(loader, 1)
@@ -627,6 +646,12 @@ class TestStatesThatCannotBeGoneOnWith:
         with pytest.raises(EchoStateError, match=r"of a pass of 50 items, this loader's has 43.* start anew"):
             loader.load_state_dict(other.state_dict())
         assert batches + played(loader, 1) == expected
+
+    def test_a_state_from_before_the_first_batch_fits_any_data_set(self):
+        loader = echo()
+        loader.load_state_dict(echo(loader=plain_loader(Noisy(50)), seed=None).state_dict())
+        assert loader.seed == 5, "a state without a seed leaves the loader's"
+        assert played(loader, 2) == played(echo(), 2)
 
     def test_the_error_is_a_value_error(self):
         assert issubclass(EchoStateError, ValueError)
@@ -781,6 +806,37 @@ def test_starting_over_is_the_run_from_its_start():
     assert loader.factor == 2
     assert loader.counts == EchoCounts()
     assert played(loader, 2) == first
+
+
+class TestTakingThePlaceOfAnother:
+    @pytest.mark.parametrize(("before", "passes"), [("after_batching", 2), ("after_augmentation", 2), ("before_augmentation", 2)])
+    def test_of_another_point_goes_on_with_the_next_pass(self, before, passes):
+        point = "after_augmentation" if before == "before_augmentation" else "before_augmentation"
+        first, second = echo(1, before), echo(1, point)
+        played(first, 1)
+        next(iter(first))  # of the second pass
+        second.follow(first)
+        assert second.state_dict()["begin_at"] == [passes * LENGTH, passes * STEPS]
+        assert second.counts == first.counts
+        assert sorted(delivered_indices(second)) == list(range(LENGTH))
+
+    def test_goes_on_with_its_factor_and_looks_ahead_by_that_alone(self):
+        first, second = echo(8, "after_batching"), echo(4, "before_augmentation")
+        next(iter(first))
+        first.factor = 2
+        second.follow(first)
+        assert second.factor == 2
+        assert second.state_dict()["largest_factor"] == 2
+
+
+def test_a_second_change_by_batches_looks_ahead_by_the_largest_factor_so_far():
+    """Batches that are in flight were planned with it."""
+    with closing(echo(8, "after_batching", plain_loader(num_workers=1))) as loader:
+        next(iter(loader))
+        loader.factor = 1
+        loader.factor = 2
+        number, factor = loader.state_dict()["plan"]["pending"][-1]
+        assert (number, factor) == (1 + lookahead(loader._source, True, 8.0), 2)
 
 
 def test_a_deep_copy_of_a_loader_is_independent():

@@ -258,6 +258,57 @@ class TestGoingOn:
             assert wanted == rebuilt == live
             assert len(calls) == len(set(calls))
 
+    @pytest.mark.parametrize("factor", [1, 1.5, 3, 5])
+    def test_what_a_lower_factor_has_dropped_is_never_rebuilt(self, factor):
+        """It would stay in a worker's cache for good: nobody tells the worker to forget it again."""
+        _, states = self.played("shuffled", 8, whole_calls=True)
+        for delivered in range(0, self.BATCHES, 7):
+            requests = self.resumed(states[delivered], "shuffled", whole_calls=True)
+            requests.change_factor(delivered, factor)
+            forgotten = set()
+            for _ in range(60):
+                request = next(requests)
+                forgotten.update(request.forget)
+                assert not forgotten & {position for _, _, live in request.rebuild for position in live}
+
+    @pytest.mark.parametrize("first", [1, 8])
+    def test_of_two_changes_at_one_batch_a_resumed_run_too_knows_the_later_one_alone(self, first):
+        _, states = self.played("shuffled", 2)
+        requests = self.resumed(states[5], "shuffled")
+        for factor in (first, 4):
+            requests.change_factor(9, factor)
+        requests.delivered = 6
+        for _ in range(3):
+            next(requests)
+        state = requests.state()
+        assert state["plan"]["pending"] == [[9, 4]]
+
+    @pytest.mark.parametrize("batches_per_pass", [6, 7, 9, 13, 16, 32])
+    def test_a_pass_of_a_sampler_is_remembered_while_a_state_may_need_it(self, batches_per_pass):
+        """Where the plan, which runs ahead, is in the next pass already when it takes a snapshot."""
+        sizes, ahead = [4] * batches_per_pass, 9
+        shape = shape_of(2, sizes, 4, 16, 1)
+
+        def start(state=None):
+            order = make_order("sampler", sum(sizes), sum(sizes), distance=shape.distance)
+            if state is not None:
+                order.load(state["order"])
+            plan = EchoPlan(shape, 2) if state is None else EchoPlan.from_state(shape, state["plan"])
+            return ExampleRequests(plan, order, whole_calls=False)
+
+        requests = start()
+        asked, states = [next(requests) for _ in range(ahead)], []
+        for delivered in range(150):
+            requests.delivered = delivered
+            states.append(copy.deepcopy(requests.state()) if delivered % 64 > 48 else None)
+            asked.append(next(requests))
+        for delivered, state in enumerate(states):
+            if state is not None:
+                resumed = start(state)
+                assert [next(resumed).indices for _ in range(ahead)] == [
+                    it.indices for it in asked[delivered : delivered + ahead]
+                ]
+
     def test_without_whole_calls_nothing_is_rebuilt_beforehand(self):
         _, states = self.played("shuffled", 4)
         requests = self.resumed(states[50], "shuffled")
