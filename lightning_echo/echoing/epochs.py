@@ -67,13 +67,8 @@ class Epoch(Iterator[Any]):
 
     def __init__(self, progress: Callable[[], Progress], begin: Callable[[Epoch], None], fetch: Callable[[], Any]) -> None:
         self._progress, self._begin, self._fetch = progress, begin, fetch
-        self._begun_in: Progress | None = None  # None: never asked
+        self._begun_in: Progress | None = None
         self.finished = False  # whether who iterates has been told the end: Lightning, which counts, never asks for it
-
-    @property
-    def begun(self) -> bool:
-        """Whether it was ever asked for a batch, and not refused."""
-        return self._begun_in is not None
 
     def __next__(self) -> Any:
         if self.finished:
@@ -104,16 +99,16 @@ class Iterations:
         self._refs = [ref for ref in self._refs if ref() is not None] + [weakref.ref(epoch)]
 
     def check_alone(self, epoch: Epoch) -> None:
-        """Refuses to begin an epoch while an earlier one is under way.
+        """Refuses to begin an epoch while an earlier iteration is not over, be it only made: Lightning makes its own early.
 
         Raises:
             RuntimeError: With the ways out.
         """
         for ref in self._refs:
             other = ref()
-            if other is epoch and epoch.begun:
+            if other is epoch:
                 return
-            if other is not None and other.begun and not other.finished:
+            if other is not None and not other.finished:
                 epoch.finished = True
                 raise RuntimeError(
                     "this EchoLoader is being iterated already, and a second iteration would take batches away from the first. "
