@@ -133,3 +133,24 @@ def test_reading_an_example_before_training_leaves_the_users_data_as_it_is() -> 
     EchoLoader(DataLoader(dataset, batch_size=4), 1)
     assert dataset.rows.tolist() == [[1, 1, 1]] * 8
     assert dataset.records == [{"label": 1}] * 1000
+
+
+class ModuleData(torch.nn.Module):
+    """A data set that is a module too: where a module was, it takes nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = torch.nn.Identity()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(torch.tensor(index))
+
+
+def test_auto_falls_back_where_a_transform_cannot_be_replaced() -> None:
+    plain: Any = DataLoader(ModuleData(), batch_size=2)  # type: ignore[arg-type]
+    assert EchoLoader(plain, 2).insertion_point == "after_augmentation"
+    with pytest.raises(ValueError, match=r"ModuleData\.transform cannot be replaced"):
+        EchoLoader(plain, 2, insertion_point="before_augmentation")
