@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
-from lightning_echo.echoing.stages import StagedDataset
+from lightning_echo.echoing.staged import StagedDataset
 from lightning_echo.echoing.state import EchoStateError
 
 if TYPE_CHECKING:

@@ -96,7 +96,7 @@ class EchoLoader:
         self._seed = options.check_seed(seed)
         self._source = Source(loader)
         self._choice = choose(self._source, point)
-        self._sizing = self._make_sizing()
+        self._sizing = BufferSizing.of(loader, self._choice.item_bytes, by_batches=self._by_batches)
         self._buffer_size = self._choose_buffer_size(buffer_size)
         self.worker_init_fn = getattr(loader, "worker_init_fn", None)  # Lightning sets its own here where there is none
         self.limit_train_batches: int | float | None = None
@@ -320,18 +320,8 @@ class EchoLoader:
     def _start(self) -> Run:
         if self._seed is None:
             self._seed = default_seed(self.loader)
-        pipeline = self._pipeline
-        state, position = pipeline.state(), pipeline.begin_at
-        resumed = state["plan"] is not None
-        if resumed and (changed := differences(pipeline.saved_for, self._depends_on())):
-            position = where_to_go_on(state["plan"], pipeline.saved_for, self._layout(), self._by_batches)
-            self._warn(
-                f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
-                "but its batches are not those of the run that was saved"
-            )
-            state = {"plan": None, "order": state["order"]}
-            progress = self._progress
-            progress.in_epoch, progress.epoch_batches, progress.delivered = 0, len(self), position[1]
+        resumed = self._pipeline.state()["plan"] is not None
+        state, position = self._where_to_go_on()
         run = Run(
             self._source,
             self._choice,
@@ -353,7 +343,22 @@ class EchoLoader:
         if self._rank_of_process() == 0 and not self._said:
             self._said = True
             _log.info("%s%s", repr(self), f" (auto: {self._choice.reason})" if self._choice.reason else "")
-        return pipeline.start(run)
+        return self._pipeline.start(run)
+
+    def _where_to_go_on(self) -> tuple[dict[str, Any], tuple[int, int]]:
+        """State to start from, and stream position and batch number where it has no plan."""
+        pipeline = self._pipeline
+        state, position = pipeline.state(), pipeline.begin_at
+        if state["plan"] is None or not (changed := differences(pipeline.saved_for, self._depends_on())):
+            return state, position
+        position = where_to_go_on(state["plan"], pipeline.saved_for, self._layout(), self._by_batches)
+        self._warn(
+            f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
+            "but its batches are not those of the run that was saved"
+        )
+        progress = self._progress
+        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, len(self), position[1]
+        return {"plan": None, "order": state["order"]}, position
 
     def _shards(self) -> tuple[int, int]:
         """Number of shards and the one of this rank."""
@@ -363,12 +368,6 @@ class EchoLoader:
 
     def _layout(self) -> Layout:
         return layout_of(self._source, self._shards()[0])
-
-    def _make_sizing(self) -> BufferSizing:
-        if self._by_batches:
-            return BufferSizing(1, 1, self._choice.item_bytes, by_batches=True)
-        workers = max(self._source.num_workers, 1)
-        return BufferSizing(self._source.loader.batch_size, workers, self._choice.item_bytes, by_batches=False)
 
     def _choose_buffer_size(self, asked: int | None) -> int:
         if asked is None:

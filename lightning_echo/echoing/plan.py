@@ -16,7 +16,8 @@ never sees an index, so that it is the same on all ranks, and ``order.py`` turns
   of a run; from then on it is level. Below factor 2 only ``e - 1`` of the fresh examples are used again, and as many may live.
 * A new factor drops the uses beyond it, or adds to those that are left; then the buffer is filled up as at the start.
 * An example is live for at most ``max_age`` positions of the stream: near that age its uses are drawn first. ``order.py``
-  keeps the same index at least that far apart from one pass to the next, so that none is live twice.
+  keeps the same index at least that far apart from one pass to the next, so that none is live twice. A pass that does not hold
+  the buffer cannot have that: there examples live on, and an index may be twice in a batch.
 * Batches are drawn by a generator seeded with seed and batch number: nothing but the buffers has to be saved.
 
 For ``after_batching`` the same plan runs with whole batches as items: batch size 1 and one buffer.

@@ -24,8 +24,9 @@ import torch
 from lightning_echo.echoing.conventions import SplitRefused
 from lightning_echo.echoing.copies import ThrowAwayCopy, generator_state
 from lightning_echo.echoing.difference import difference
-from lightning_echo.echoing.protect import copy_example, nbytes
+from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.stages import Stages
+from lightning_echo.echoing.weight import nbytes
 
 _SEED = 1907_05550
 

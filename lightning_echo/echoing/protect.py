@@ -1,4 +1,4 @@
-"""Copies that keep in-place edits away from an echo, and what an example weighs.
+"""Copies that keep in-place edits away from an echo.
 
 A live example is used several times. What is handed to augmentation, to the collate function or to the model
 while uses are left is a copy: whoever edits it in place (``target["boxes"][:, [0, 2]] = ...`` in a flip, a
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import copyreg
-import dataclasses
 import datetime
 import decimal
 import enum
@@ -64,18 +63,6 @@ def copy_example(value: Any) -> Any:
     {'image': tensor([0., 0.]), 'boxes': [[0, 1]]}
     """
     return _copy(value, {})
-
-
-def nbytes(value: Any) -> int:
-    """Returns the estimated memory in bytes that an example occupies while it is live.
-
-    Tensors and arrays count by their own elements, not by the storage they view; an object held twice counts
-    once.
-
-    >>> nbytes(torch.zeros(3, 8, 8)) >= 3 * 8 * 8 * 4
-    True
-    """
-    return _nbytes(value, set())
 
 
 def _copy(value: Any, memo: Memo) -> Any:
@@ -221,7 +208,7 @@ def _copy_attributes(value: Any, memo: Memo) -> dict[str, Any]:
 
 # --- which copier for which type ---------------------------------------------------------------------------
 
-_IMMUTABLE: tuple[type, ...] = (
+IMMUTABLE: tuple[type, ...] = (
     *(type(None), bool, int, float, complex, str, bytes, range, type, type(Ellipsis), type(NotImplemented)),
     *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, enum.Enum, re.Pattern),
     *(pathlib.PurePath, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
@@ -245,7 +232,7 @@ _COPIERS: dict[type, _Copier] = {
 
 
 def _copier_for(kind: type) -> _Copier:
-    if issubclass(kind, _IMMUTABLE) and (issubclass(kind, _ATTRIBUTE_FREE) or not _has_attributes(kind)):
+    if issubclass(kind, IMMUTABLE) and (issubclass(kind, _ATTRIBUTE_FREE) or not _has_attributes(kind)):
         return _unchanged
     if issubclass(kind, np.generic) and not issubclass(kind, np.void):  # a void is a record: it can be edited
         return _unchanged
@@ -253,7 +240,7 @@ def _copier_for(kind: type) -> _Copier:
         return _deepcopy if _has_own_deepcopy(kind, torch.Tensor) else _copy_tensor_subclass
     if issubclass(kind, np.ndarray) and not _has_own_deepcopy(kind, np.ndarray):
         return _copy_array
-    image = _image_class()
+    image = image_class()
     if image is not None and issubclass(kind, image) and kind.__module__.startswith("PIL."):
         return _copy_image
     if issubclass(kind, tuple) and hasattr(kind, "_fields") and not _has_attributes(kind):
@@ -263,7 +250,7 @@ def _copier_for(kind: type) -> _Copier:
     return _deepcopy
 
 
-def _image_class() -> Any:
+def image_class() -> Any:
     """``PIL.Image.Image`` where something has imported it: without, no example can hold one."""
     module = sys.modules.get("PIL.Image")
     return None if module is None else module.Image
@@ -296,42 +283,3 @@ def _is_plain(kind: type) -> bool:
         and not _has_copy_hook(kind)
         and not any(base.__dict__.get("__slots__") for base in kind.__mro__)
     )
-
-
-# --- weight ------------------------------------------------------------------------------------------------
-
-
-def _nbytes(value: Any, seen: set[int]) -> int:
-    if id(value) in seen:
-        return 0
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, np.ndarray):
-        members = value.flat if value.dtype == object else ()
-        return int(value.nbytes) + sum(_nbytes(item, seen) for item in members)
-    image = _image_class()
-    if image is not None and isinstance(value, image):
-        return int(value.width * value.height * _pixel_bytes(value.mode))
-    own = sys.getsizeof(value, 64)
-    if isinstance(value, _IMMUTABLE):
-        return own
-    if isinstance(value, dict):
-        own += sum(_nbytes(key, seen) + _nbytes(item, seen) for key, item in value.items())
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        own += sum(_nbytes(item, seen) for item in value)
-    attributes = vars(value).values() if hasattr(value, "__dict__") else _slot_values(value)
-    return own + sum(_nbytes(item, seen) for item in attributes)
-
-
-def _pixel_bytes(mode: str) -> int:
-    """Bytes per pixel in Pillow's memory, which pads RGB to four."""
-    if mode in ("1", "L", "P"):
-        return 1
-    return 2 if mode.startswith("I;16") else 4
-
-
-def _slot_values(value: Any) -> list[Any]:
-    if not dataclasses.is_dataclass(value):
-        return []
-    return [getattr(value, field.name, None) for field in dataclasses.fields(value)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from lightning_echo.echoing.ratio import EchoRatio
 
@@ -48,7 +49,7 @@ class PlanShape:
             return self.buffer_size
         return max((self.pass_length - self.batch_size) // 2, 0)
 
-    @property
+    @cached_property  # asked for in every batch
     def max_age(self) -> int:
         """Positions of the fresh stream for which an example may be live, so that it is never twice in a batch (see plan.py).
 

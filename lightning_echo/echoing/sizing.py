@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from lightning_echo.echoing.shape import smallest_buffer
 
@@ -29,6 +30,13 @@ class BufferSizing:
         self._what = "batches" if by_batches else "examples"
         per_worker = _DEFAULT_BATCHES_PER_WORKER * batch_size
         self._usual = _DEFAULT_LIVE_BATCHES if by_batches else per_worker * workers
+
+    @classmethod
+    def of(cls, loader: Any, item_bytes: int, *, by_batches: bool) -> BufferSizing:
+        """That of a ``DataLoader``, or of any loader whose batches are the items."""
+        if by_batches:
+            return cls(1, 1, item_bytes, by_batches=True)
+        return cls(loader.batch_size, max(loader.num_workers, 1), item_bytes, by_batches=False)
 
     def default(self, factor: float) -> tuple[int, str]:
         """The default size, and a warning if memory is too short for the usual one."""

@@ -25,9 +25,9 @@ from torch.utils.data import (
 from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCache
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.proof import read_plainly
-from lightning_echo.echoing.protect import nbytes
 from lightning_echo.echoing.splits import Split, SplitRefused, find_split, make_stages
 from lightning_echo.echoing.stages import Stages, WholeDataset
+from lightning_echo.echoing.weight import nbytes
 
 __all__ = ["Choice", "Source", "choose", "reads_whole_batches"]
 

@@ -19,17 +19,12 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from lightning_echo.echoing.conventions import Convention, SplitRefused, conventions_of, leaf_stages
+from lightning_echo.echoing.conventions import Convention, SplitRefused, conventions_of
+from lightning_echo.echoing.leaves import leaf_stages
 from lightning_echo.echoing.proof import prove, read_plainly
-from lightning_echo.echoing.stages import (
-    ConcatStages,
-    Stages,
-    SubsetStages,
-    is_concat,
-    is_staged,
-    is_subset,
-    locate,
-)
+from lightning_echo.echoing.routing import is_concat, is_subset, locate
+from lightning_echo.echoing.staged import is_staged
+from lightning_echo.echoing.stages import ConcatStages, Stages, SubsetStages
 
 __all__ = ["Convention", "Split", "SplitRefused", "find_split", "make_stages"]
 
@@ -86,7 +81,7 @@ def find_split(dataset: Any, indices: Sequence[Any] | None = None) -> Split:
         SplitRefused: nothing shows where to split, or no way to split it is right.
         Exception: the data set itself raises it when it is read.
 
-    >>> from lightning_echo.echoing.stages import StagedDataset
+    >>> from lightning_echo.echoing.staged import StagedDataset
     >>> find_split(StagedDataset.of([1.0, 2.0], augment=lambda example: -example))
     ... # doctest: +NORMALIZE_WHITESPACE +ELLIPSIS
     Split(reused=('load',), redone=('augment',), example_bytes=24, conventions=(...))

@@ -25,7 +25,8 @@ from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.requests import ExampleRequests
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.splits import make_stages
-from lightning_echo.echoing.stages import StagedDataset, WholeDataset
+from lightning_echo.echoing.staged import StagedDataset
+from lightning_echo.echoing.stages import WholeDataset
 
 LENGTH, BATCH_SIZE = 40, 6
 

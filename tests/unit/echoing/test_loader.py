@@ -34,7 +34,7 @@ from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.prefetch import DEPTH
 from lightning_echo.echoing.run import lookahead
 from lightning_echo.echoing.source import Source
-from lightning_echo.echoing.stages import StagedDataset
+from lightning_echo.echoing.staged import StagedDataset
 from lightning_echo.echoing.state import EchoStateError
 
 LENGTH, BATCH_SIZE = 43, 6

@@ -16,7 +16,8 @@ from PIL import Image, ImageDraw, ImageOps
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from lightning_echo.echoing.protect import copy_example, nbytes
+from lightning_echo.echoing.protect import copy_example
+from lightning_echo.echoing.weight import nbytes
 
 Pair = namedtuple("Pair", ["value", "label"])
 

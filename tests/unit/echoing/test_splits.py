@@ -32,7 +32,7 @@ from torchvision.transforms import v2
 
 from lightning_echo.echoing.conventions import Convention
 from lightning_echo.echoing.splits import Split, SplitRefused, find_split, make_stages
-from lightning_echo.echoing.stages import StagedDataset
+from lightning_echo.echoing.staged import StagedDataset
 
 
 def seed(value):

@@ -7,18 +7,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, random_split
 
-from lightning_echo.echoing.stages import (
-    ConcatStages,
-    ProtocolStages,
-    StagedDataset,
-    Stages,
-    SubsetStages,
-    WholeDataset,
-    is_concat,
-    is_staged,
-    is_subset,
-    unchanged,
-)
+from lightning_echo.echoing.routing import is_concat, is_subset
+from lightning_echo.echoing.staged import StagedDataset, is_staged
+from lightning_echo.echoing.stages import ConcatStages, ProtocolStages, Stages, SubsetStages, WholeDataset, unchanged
 
 
 class Squares(StagedDataset):
