@@ -140,11 +140,14 @@ def test_an_exception_arrives_where_the_item_would_have(prefetcher, steps, error
 
 
 def test_after_an_exception_the_source_is_not_asked_again(prefetcher, long_steps):
-    source = Watched(3, ValueError)
+    """Although the thread was asked to fetch further ahead."""
+    source, resting = Watched(3, ValueError), threading.Event()
     items = prefetcher(source)
+    wait = items._stop.wait
+    items._stop.wait = lambda: resting.set() or wait()
     with pytest.raises(ValueError, match="that was all"):
         list(items)
-    items.close()
+    assert resting.wait(PATIENCE)
     assert len(source.readers) == 4
 
 
