@@ -16,30 +16,34 @@ from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.randomness import OwnRandomStates, seed_all
 from lightning_echo.echoing.requests import BatchRequests
+from lightning_echo.echoing.seconds import Report
 
 __all__ = ["BatchEcho", "PassReader", "RequestedReader", "count_examples"]
 
+_NOTHING_RAN = (0.0, 0.0, 0.0)
+
 
 class BatchEcho:
-    """Iterates over delivered batches, each with its (fresh, echoed, refetched) counts of examples.
+    """Iterates over delivered batches, each with its counts of examples and, where it was read, the seconds that it took.
 
     Args:
         requests: Says which batch is delivered at each step.
-        read: Returns the batch at a stream position; asked for the positions to read, in the order of `requests`.
+        read: Returns the batch at a stream position and its seconds of source, rest and collate, zeros where they are not
+            known; asked for the positions to read, in the order of `requests`.
     """
 
-    def __init__(self, requests: BatchRequests, read: Callable[[int], Any]) -> None:
+    def __init__(self, requests: BatchRequests, read: Callable[[int], tuple[Any, tuple[float, float, float]]]) -> None:
         self._requests, self._read = requests, read
         self._held: dict[int, Any] = {}
 
     def __iter__(self) -> BatchEcho:
         return self
 
-    def __next__(self) -> tuple[Any, tuple[int, int, int]]:
+    def __next__(self) -> tuple[Any, Report]:
         step = self._requests.step()
         for position in step.forget:
             self._held.pop(position, None)
-        batch = self._read(step.position) if step.read else self._held[step.position]
+        batch, seconds = self._read(step.position) if step.read else (self._held[step.position], _NOTHING_RAN)
         size = step.size if step.size >= 0 else count_examples(batch)
         if step.kept:
             self._held[step.position] = batch
@@ -47,23 +51,24 @@ class BatchEcho:
         else:
             self._held.pop(step.position, None)
         if step.fresh:
-            return batch, (size, 0, 0)
-        return batch, (0, size, size if step.read else 0)
+            return batch, (size, 0, 0, *seconds)
+        return batch, (0, size, size if step.read else 0, *seconds)
 
 
 class RequestedReader:
     """Reads the batches that were requested of the rebuilt loader, in its order.
 
     Args:
-        batches: Yields (batch, counts); let go of with this object (a frame would hold a closure).
+        batches: Yields (batch, report); let go of with this object (a frame would hold a closure).
     """
 
-    def __init__(self, batches: Iterator[tuple[Any, Any]]) -> None:
+    def __init__(self, batches: Iterator[tuple[Any, Report]]) -> None:
         self._batches = batches
 
-    def read(self, position: int) -> Any:
-        """The next batch, which is the one at ``position``."""
-        return next(self._batches)[0]
+    def read(self, position: int) -> tuple[Any, tuple[float, float, float]]:
+        """The next batch, which is the one at ``position``, and its seconds."""
+        batch, report = next(self._batches)
+        return batch, report[3:]
 
 
 class PassReader:
@@ -84,10 +89,13 @@ class PassReader:
         self._next = -1
         self._iterator: Iterator[Any] = iter(())
 
-    def read(self, position: int) -> Any:
-        """The batch at a stream position. Positions in ascending order cost nothing more than iterating."""
+    def read(self, position: int) -> tuple[Any, tuple[float, float, float]]:
+        """The batch at a stream position. Positions in ascending order cost nothing more than iterating.
+
+        What the loader does in the background is not known, so that its seconds are not either.
+        """
         with self._random_states:
-            return self._read(position)
+            return self._read(position), _NOTHING_RAN
 
     def _read(self, position: int) -> Any:
         number = position // self._length

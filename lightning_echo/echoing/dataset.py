@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.randomness import seed_all
+from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.stages import Stages, unchanged
 
 __all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Request"]
@@ -75,20 +77,25 @@ class ExampleCache:
         self._collate_fn = collate_fn
         self._stages: Stages | None = None
         self._held: dict[int, Any] = {}
+        self._source_seconds = 0.0  # of the batch under way
 
-    def fetch(self, request: Request) -> tuple[list[Any], tuple[int, int, int]]:
-        """The examples of a batch, and its (fresh, echoed, refetched) counts."""
+    def fetch(self, request: Request) -> tuple[list[Any], Report]:
+        """The examples of a batch, and its counts and seconds (none of collate)."""
         if self._stages is None:
             self._stages = self._make_stages(self.dataset)
             collate_copies = self._collate_fn is default_collate and default_collate_fn_map.keys() <= _COPIED_TYPES
             self._protect = not (collate_copies and self._stages.augment is unchanged)
             self._seeders = list(_seeders(self.dataset))
+        started, self._source_seconds = perf_counter(), 0.0
         for position in request.forget:
             self._held.pop(position, None)
         if request.fresh == len(request.indices) and 1 not in request.kept:
-            return self._read_through(self._stages, request), (request.fresh, 0, 0)
-        examples, refetched = self._reuse(self._stages, request)
-        return examples, (request.fresh, len(examples) - request.fresh, refetched)
+            examples, refetched = self._read_through(self._stages, request), 0
+        else:
+            examples, refetched = self._reuse(self._stages, request)
+        source = self._source_seconds
+        rest = perf_counter() - started - source
+        return examples, (request.fresh, len(examples) - request.fresh, refetched, source, rest, 0.0)
 
     def _read_through(self, stages: Stages, request: Request) -> list[Any]:
         """A batch of which nothing is used again: as the plain loader reads it, under one seed."""
@@ -100,13 +107,19 @@ class ExampleCache:
             return self._augment(stages, request.indices, examples)
         load, augment = stages.load, None if stages.augment is unchanged else stages.augment
         examples = []
+        seconds, started = 0.0, perf_counter()
         try:
             for index in request.indices:
                 example = load(index)
-                examples.append(augment(index, example) if augment else example)
+                if augment:
+                    loaded = perf_counter()
+                    example = augment(index, example)
+                    seconds, started = seconds + loaded - started, perf_counter()
+                examples.append(example)
         except Exception as error:
             _note(error, f"(reading example {request.indices[len(examples)]!r} of the data set)")
             raise
+        self._source_seconds = seconds if augment else perf_counter() - started
         return examples
 
     def _reuse(self, stages: Stages, request: Request) -> tuple[list[Any], int]:
@@ -143,15 +156,19 @@ class ExampleCache:
         return self._augment(stages, request.indices, handed_out), refetched
 
     def _load(self, stages: Stages, position: int, index: Any) -> Any:
+        started = perf_counter()
         self._seed(_EXAMPLE, position)
         try:
-            return stages.load(index)
+            example = stages.load(index)
         except Exception as error:
             _note(error, f"(reading example {index!r} of the data set)")
             raise
+        self._source_seconds += perf_counter() - started
+        return example
 
     def _load_many(self, load_many: Callable[[list[Any]], list[Any]] | None, indices: list[Any]) -> list[Any]:
         assert load_many is not None  # a call is only repeated where calls are made
+        started = perf_counter()
         try:
             examples = load_many(indices)
         except Exception as error:
@@ -159,6 +176,7 @@ class ExampleCache:
             raise
         if len(examples) != len(indices):
             raise ValueError(f"__getitems__ of the data set returned {len(examples)} examples for {len(indices)} indices")
+        self._source_seconds += perf_counter() - started
         return list(examples)
 
     def _augment(self, stages: Stages, indices: list[Any], examples: list[Any]) -> list[Any]:
@@ -184,7 +202,7 @@ class EchoDataset:
     def __init__(self, cache: ExampleCache) -> None:
         self.__dict__["_echo_cache"] = cache
 
-    def __getitems__(self, request: Request) -> tuple[list[Any], tuple[int, int, int]]:
+    def __getitems__(self, request: Request) -> tuple[list[Any], Report]:
         cache: ExampleCache = self._echo_cache
         try:
             return cache.fetch(request)
@@ -210,14 +228,16 @@ class EchoDataset:
 
 
 class EchoCollate:
-    """The user's collate function; the counts of the batch travel beside what it returns."""
+    """The user's collate function; the counts and seconds of the batch travel beside what it returns."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self._collate_fn = collate_fn
 
-    def __call__(self, fetched: tuple[list[Any], tuple[int, int, int]]) -> tuple[Any, tuple[int, int, int]]:
-        examples, counts = fetched
-        return self._collate_fn(examples), counts
+    def __call__(self, fetched: tuple[list[Any], Report]) -> tuple[Any, Report]:
+        examples, (fresh, echoed, refetched, source, rest, _) = fetched
+        started = perf_counter()
+        batch = self._collate_fn(examples)
+        return batch, (fresh, echoed, refetched, source, rest, perf_counter() - started)
 
 
 def _seeders(dataset: Any) -> Iterable[Callable[[int], Any]]:

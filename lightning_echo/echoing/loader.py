@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from lightning_echo.echoing import options
@@ -20,6 +21,7 @@ from lightning_echo.echoing.pipeline import Pipeline
 from lightning_echo.echoing.prefetch import clear_frames
 from lightning_echo.echoing.ranks import default_seed, world
 from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead
+from lightning_echo.echoing.seconds import StageSeconds
 from lightning_echo.echoing.sizing import BufferSizing
 from lightning_echo.echoing.source import Source, choose
 from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
@@ -73,6 +75,8 @@ class EchoLoader:
     _iterations: Iterations
     _counts: EchoCounts
     _last_counts: EchoCounts
+    _seconds: StageSeconds
+    _factor_since: int
 
     def __init__(
         self,
@@ -149,7 +153,17 @@ class EchoLoader:
         self._largest_factor = max(self._largest_factor, value)
         number = self._progress.delivered + lookahead(self._source, self._by_batches, self._largest_factor)
         self._pipeline.change_factor(number, value)
-        self._factor = value
+        self._factor, self._factor_since = value, number
+
+    @property
+    def factor_since(self) -> int:
+        """Number in the run of the first batch that `factor` counts for."""
+        return self._factor_since
+
+    @property
+    def delivered(self) -> int:
+        """Batches delivered on this rank so far: the number of the next one."""
+        return self._progress.delivered
 
     @property
     def counts(self) -> EchoCounts:
@@ -160,6 +174,16 @@ class EchoLoader:
     def last_batch_counts(self) -> EchoCounts:
         """The same for the batch delivered last."""
         return self._last_counts
+
+    @property
+    def seconds(self) -> StageSeconds:
+        """What the batches delivered by this object cost its workers; all zero where the loader itself cannot be looked into."""
+        return replace(self._seconds)
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes of the loader."""
+        return self._source.num_workers
 
     def __len__(self) -> int:
         """Batches in the next epoch on this rank."""
@@ -183,6 +207,13 @@ class EchoLoader:
         """Batches that one pass over the data has on this rank: the length of the plain loader."""
         return self._layout().batches_per_pass
 
+    @property
+    def passes(self) -> float:
+        """Passes over the data so far, from the fresh examples delivered."""
+        plan, layout = self._pipeline.state()["plan"], self._layout()
+        taken = self._pipeline.begin_at[0] if plan is None else plan["position"]
+        return float(taken / (layout.batches_per_pass if self._by_batches else layout.kept))
+
     # ------------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Any]:
@@ -197,15 +228,16 @@ class EchoLoader:
     def _next_batch(self) -> Any:
         run = self._pipeline.run or self._start()
         try:
-            batch, counts = run.next_batch()
+            batch, report = run.next_batch()
         except BaseException as error:
             try:
                 clear_frames(error)
             finally:
                 self.close()
             raise
-        self._last_counts = EchoCounts(*counts)
+        self._last_counts = EchoCounts(*report[:3])
         self._counts += self._last_counts
+        self._seconds.add(report)
         self._progress.count()
         return batch
 
@@ -301,6 +333,8 @@ class EchoLoader:
             )
         self._factor, self._largest_factor = state["factor"], state["largest_factor"]
         self._seed = state["seed"] if state["seed"] is not None else self._seed
+        pending = state["plan"]["pending"] if state["plan"] else ()
+        self._factor_since = max((number for number, _ in pending), default=0)
         self._progress = Progress.from_state(state, self.limit_train_batches)
         self._counts, self._last_counts = EchoCounts(*state["counts"]), EchoCounts()
         if self._progress.resuming and state["layout"] == self._layout().state():
@@ -316,6 +350,8 @@ class EchoLoader:
         self._pipeline = Pipeline()
         self._iterations, self._progress = Iterations(), Progress()
         self._counts = self._last_counts = EchoCounts()
+        self._seconds = StageSeconds()
+        self._factor_since = 0
 
     def _start(self) -> Run:
         if self._seed is None:

@@ -20,6 +20,7 @@ from lightning_echo.echoing.prefetch import DEPTH, Prefetcher
 from lightning_echo.echoing.randomness import preserved_random_states
 from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, ExampleRequests, OpaqueOrder
 from lightning_echo.echoing.sampler_order import SamplerOrder
+from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.source import Choice, Source, reads_whole_batches
 
@@ -69,7 +70,7 @@ def layout_of(source: Source, replicas: int) -> Layout:
 
 
 class Run:
-    """Hands out batch after batch, each with its (fresh, echoed, refetched) counts of examples.
+    """Hands out batch after batch, each with its counts of examples and the seconds that it took.
 
     Args:
         source: The user's loader.
@@ -130,8 +131,8 @@ class Run:
         in_thread = source.num_workers > 0 and source.rebuilds and order.exact
         self._batches: Iterator[Any] | None = Prefetcher(batches) if in_thread else batches
 
-    def next_batch(self) -> tuple[Any, tuple[int, int, int]]:
-        """The next batch, and its counts."""
+    def next_batch(self) -> tuple[Any, Report]:
+        """The next batch, its counts and seconds."""
         batches = self._batches
         if isinstance(batches, Prefetcher):
             item = next(batches)
@@ -140,8 +141,8 @@ class Run:
             with preserved_random_states():
                 item = next(batches)
         self.requests.delivered += 1
-        batch, (fresh, echoed, refetched) = item
-        return batch, (fresh, echoed, refetched)
+        batch, (fresh, echoed, refetched, source, rest, collate) = item
+        return batch, (fresh, echoed, refetched, source, rest, collate)
 
     def close(self) -> None:
         """Lets go of workers and thread."""

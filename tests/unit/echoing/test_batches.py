@@ -30,8 +30,15 @@ def step(position, *, read=False, fresh=False, kept=False, size=4, forget=()):
     return Step(position, read or fresh, fresh, kept, size, forget)
 
 
+SECONDS = (0.5, 0.25, 0.125)
+
+
+def with_seconds(read):
+    return lambda position: (read(position), SECONDS)
+
+
 def echo(*steps, read=lambda position: torch.full((4,), float(position))):
-    return BatchEcho(Steps(*steps), read)
+    return BatchEcho(Steps(*steps), with_seconds(read))
 
 
 def requests(factor, batches_per_pass=9, buffer_size=4):
@@ -52,13 +59,13 @@ class TestEchoingBatches:
     @pytest.mark.parametrize("factor", [1, 1.5, 2, 4])
     def test_each_batch_is_read_once_and_counted_by_its_examples(self, factor):
         asked, plain = requests(factor), [list(range(start, min(start + 4, 35))) for start in range(0, 35, 4)]
-        batches = BatchEcho(asked, lambda position: [(position, index) for index in next(asked).indices])
+        batches = BatchEcho(asked, with_seconds(lambda position: [(position, index) for index in next(asked).indices]))
         seen = []
         for _ in range(90):
             batch, counts = next(batches)
             ((position,), indices) = {position for position, _ in batch}, [index for _, index in batch]
             assert indices == plain[position % 9]
-            assert counts == ((0, len(batch), 0) if position in seen else (len(batch), 0, 0))
+            assert counts == ((0, len(batch), 0, 0, 0, 0) if position in seen else (len(batch), 0, 0, *SECONDS))
             seen += [] if position in seen else [position]
         assert seen == list(range(len(seen)))
         assert len(seen) == pytest.approx(90 / factor, abs=4)
@@ -93,7 +100,7 @@ class TestEchoingBatches:
 
         asked, live = requests(3), set()
         steps = requests(3)
-        batches = BatchEcho(asked, read)
+        batches = BatchEcho(asked, with_seconds(read))
         for _ in range(80):
             next(batches)
             now = steps.step()
@@ -116,15 +123,15 @@ class TestEchoingBatches:
 
     def test_a_live_batch_that_is_held_nowhere_is_read_again_and_counted(self):
         batches = echo(step(5, read=True, kept=True), step(5))
-        assert [next(batches)[1] for _ in range(2)] == [(0, 4, 4), (0, 4, 0)]
+        assert [next(batches)[1] for _ in range(2)] == [(0, 4, 4, *SECONDS), (0, 4, 0, 0, 0, 0)]
 
     def test_examples_are_counted_in_the_batch_where_nobody_knows_them_beforehand(self):
         batches = echo(step(0, fresh=True, kept=True, size=-1), step(0, size=-1), read=lambda position: torch.zeros(5, 2))
-        assert [next(batches)[1] for _ in range(2)] == [(5, 0, 0), (0, 5, 0)]
+        assert [next(batches)[1] for _ in range(2)] == [(5, 0, 0, *SECONDS), (0, 5, 0, 0, 0, 0)]
 
     def test_of_a_rebuilt_loader_the_batches_come_in_the_order_in_which_they_were_asked_for(self):
-        reader = RequestedReader(iter([("a", (4, 0, 0)), ("b", (4, 0, 0))]))
-        assert [reader.read(0), reader.read(1)] == ["a", "b"]
+        reader = RequestedReader(iter([("a", (4, 0, 0, 1, 2, 3)), ("b", (4, 0, 0, 4, 5, 6))]))
+        assert [reader.read(0), reader.read(1)] == [("a", (1, 2, 3)), ("b", (4, 5, 6))]
 
 
 class Passes:
@@ -144,13 +151,13 @@ class TestReadingPasses:
     def test_ascending_positions_iterate_each_pass_once(self):
         source = Passes()
         reader = PassReader(source, 5)
-        assert [reader.read(position)[0] for position in range(12)] == [*range(5), *range(5), 0, 1]
+        assert [reader.read(position)[0][0] for position in range(12)] == [*range(5), *range(5), 0, 1]
         assert source.log == ["iter", *range(5), "iter", *range(5), "iter", 0, 1]
 
     def test_positions_in_between_are_passed_over(self):
         source = Passes()
         reader = PassReader(source, 5)
-        assert [reader.read(position)[0] for position in (1, 4, 7, 23)] == [1, 4, 2, 3]
+        assert [reader.read(position)[0][0] for position in (1, 4, 7, 23)] == [1, 4, 2, 3]
         assert source.log.count("iter") == 3
 
     @pytest.mark.parametrize("first", range(10))
@@ -162,10 +169,10 @@ class TestReadingPasses:
 
     def test_a_pass_that_is_read_again_draws_the_same_random_numbers(self):
         reader = PassReader(Passes(), 5, seed=3)
-        batches = [reader.read(position) for position in range(15)]
+        batches = [reader.read(position)[0] for position in range(15)]
         assert len(set(batches)) == 15
-        assert [reader.read(position) for position in range(7, 15)] == batches[7:]
-        assert [PassReader(Passes(), 5, seed=4).read(0)] != batches[:1]
+        assert [reader.read(position)[0] for position in range(7, 15)] == batches[7:]
+        assert [PassReader(Passes(), 5, seed=4).read(0)[0]] != batches[:1]
 
     def test_the_random_states_of_the_training_are_left_alone(self):
         torch.manual_seed(0)
@@ -191,7 +198,7 @@ class TestReadingPasses:
     def test_an_iterable_that_yields_more_than_its_length_is_cut(self):
         source = Passes(length=8)
         reader = PassReader(source, 5)
-        assert [reader.read(position)[0] for position in range(10)] == [*range(5), *range(5)]
+        assert [reader.read(position)[0][0] for position in range(10)] == [*range(5), *range(5)]
 
     def test_an_iterable_that_ends_before_its_length_is_reported(self):
         reader = PassReader(Passes(length=3), 5)

@@ -33,6 +33,7 @@ from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.prefetch import DEPTH
 from lightning_echo.echoing.run import lookahead
+from lightning_echo.echoing.seconds import StageSeconds
 from lightning_echo.echoing.source import Source
 from lightning_echo.echoing.staged import StagedDataset
 from lightning_echo.echoing.state import EchoStateError
@@ -307,7 +308,67 @@ class TestCounts:
             assert all(len({index for index, _ in batch}) == len(batch) for batch in batches)
 
 
+class TestPassesAndSeconds:
+    @pytest.mark.parametrize("point", POINTS)
+    def test_passes_are_counted_by_what_was_read(self, point):
+        loader = echo(2.5, point)
+        assert loader.passes == 0
+        loader.loader.dataset.read.clear()  # of the proof
+        for epoch in range(1, 12):
+            played(loader, 1)
+            whole, rest = divmod(sum(loader.loader.dataset.read.values()), LENGTH)
+            share = rest / BATCH_SIZE / STEPS if point == "after_batching" else rest / LENGTH
+            assert loader.passes == pytest.approx(whole + share, abs=1e-9), epoch
+        assert echo(1, point).passes == 0
+
+    @pytest.mark.parametrize("point", POINTS)
+    def test_passes_survive_a_state(self, point):
+        loader = echo(2.5, point)
+        played(loader, 4)
+        resumed = echo(2.5, point)
+        resumed.load_state_dict(loader.state_dict())
+        assert resumed.passes == loader.passes > 0
+
+    @pytest.mark.parametrize("point", POINTS)
+    def test_seconds_are_measured_for_every_example_and_batch_that_was_read(self, point):
+        loader = echo(2.5, point)
+        loader.loader.dataset.read.clear()  # of the proof
+        played(loader, 5)
+        seconds, read = loader.seconds, sum(loader.loader.dataset.read.values())
+        assert seconds.examples == loader.counts.fresh == read
+        assert seconds.batches == (round(loader.passes * STEPS) if point == "after_batching" else 5 * STEPS)
+        assert min(seconds.source, seconds.rest, seconds.collate) > 0
+
+    def test_seconds_are_a_copy(self):
+        loader = echo()
+        played(loader, 1)
+        loader.seconds.source = -1
+        assert loader.seconds.source > 0
+
+    def test_an_opaque_loader_says_nothing_about_its_seconds(self):
+        loader = echo(2, "auto", loader=[torch.zeros(4)] * 5)
+        played(loader, 3)
+        assert loader.seconds == StageSeconds()
+
+
 class TestSettingTheFactor:
+    def test_the_batch_from_which_it_counts_is_known(self):
+        loader = echo(2)
+        assert (loader.factor_since, loader.delivered) == (0, 0)
+        played(loader, 3)
+        loader.factor = 3
+        assert (loader.factor_since, loader.delivered) == (3 * STEPS, 3 * STEPS), "nothing is in flight without workers"
+
+    def test_a_state_says_it_until_it_counts(self):
+        loader, resumed = (echo(4, "after_batching", loader=plain_loader(num_workers=2)) for _ in range(2))
+        with closing(loader):
+            played(loader, 1)
+            loader.factor = 2
+            since = loader.factor_since
+            assert since > STEPS
+            resumed.load_state_dict(loader.state_dict())
+            assert resumed.factor_since == since
+
     def test_before_the_first_batch_it_counts_from_there(self):
         changed, plain = echo(2), echo(4, buffer_size=echo(2).buffer_size)
         changed.factor = 4

@@ -1,0 +1,60 @@
+"""Where the host's time goes: seconds of source, rest and collate, measured where they run and sent along with the batches.
+
+``source`` is what runs before the insertion point, once per fresh example; ``rest`` what runs after it in the workers, per use
+(augmentation, protection, looking up); ``collate`` runs once per batch. For ``after_batching`` all three come before the
+insertion point, once per fresh batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Report", "StageSeconds"]
+
+# What travels beside a batch in a plain tuple, since ``pin_memory`` does not look into dataclasses:
+# fresh, echoed and refetched examples; seconds of source, rest and collate.
+Report = tuple[int, int, int, float, float, float]
+
+
+@dataclass
+class StageSeconds:
+    """Seconds that workers have spent on the batches delivered so far on this rank, added up over workers.
+
+    Attributes:
+        source: Before the insertion point.
+        rest: After it, except collate.
+        collate: Making batches of examples.
+        examples: Examples that ``source`` and ``rest`` of whole batches, or ``source`` alone, were measured for: those read.
+        batches: Batches that ``collate`` was measured for.
+
+    Example:
+        >>> seconds = StageSeconds(source=0.5, rest=0.1, collate=0.2, examples=64, batches=16)
+        >>> seconds.source / seconds.examples
+        0.0078125
+    """
+
+    source: float = 0.0
+    rest: float = 0.0
+    collate: float = 0.0
+    examples: int = 0
+    batches: int = 0
+
+    def add(self, report: Report) -> None:
+        """Counts one delivered batch; an echoed whole batch, for which nothing ran, does not count."""
+        fresh, _, refetched, source, rest, collate = report
+        if source or rest or collate:
+            self.source += source
+            self.rest += rest
+            self.collate += collate
+            self.examples += fresh + refetched
+            self.batches += 1
+
+    def __sub__(self, earlier: StageSeconds) -> StageSeconds:
+        """What was added since an earlier moment."""
+        return StageSeconds(
+            self.source - earlier.source,
+            self.rest - earlier.rest,
+            self.collate - earlier.collate,
+            self.examples - earlier.examples,
+            self.batches - earlier.batches,
+        )
