@@ -1,0 +1,108 @@
+"""What a controller sees and what it returns: observation -> decision with a reason."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from lightning_echo.measuring.cost import PipelineCosts
+
+__all__ = ["Controller", "Decision", "Observation", "Reason"]
+
+
+class Reason(Enum):
+    """Why a factor was chosen, for programs; `Decision.message` says it to people."""
+
+    fits = "fits"  # the factor in force is right
+    starved = "starved"  # the device waits too long: a larger factor
+    cheaper_source = "cheaper_source"  # a smaller factor is enough
+    at_maximum = "at_maximum"  # the device waits too long, but the factor may not be larger
+    at_minimum = "at_minimum"  # less would do, but the factor may not be smaller
+    downstream_too_slow = "downstream_too_slow"  # what is redone for each use starves the device by itself
+    no_workers = "no_workers"  # nothing overlaps: workers are needed first
+    not_measured = "not_measured"  # too little is known to decide
+    scheduled = "scheduled"  # the schedule says so
+    guarded = "guarded"  # a metric got no better: less than the wrapped controller wants
+    custom = "custom"  # for controllers of one's own
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known at the end of an epoch, the same on all ranks.
+
+    Attributes:
+        epoch: Number of the epoch that has ended, from 0.
+        factor: Echo factor in force.
+        steps: Steps that `idle_fraction` and `step_seconds` were measured over: those planned with this factor.
+        idle_fraction: Of the job, over these steps; None if there are too few.
+        step_seconds: Time per step over them, waiting included; None if there are too few.
+        costs: Measured costs of the pipeline, of the slowest rank; None if it cannot be looked into and does not wait.
+        metrics: Everything in ``trainer.callback_metrics``.
+        logged: Names of those that were logged since the last decision.
+        validated: Whether validation has run in this ``fit``, or is switched off.
+    """
+
+    epoch: int
+    factor: float
+    steps: int = 0
+    idle_fraction: float | None = None
+    step_seconds: float | None = None
+    costs: PipelineCosts | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    logged: frozenset[str] = frozenset()
+    validated: bool = True
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The factor from the next epoch on.
+
+    Attributes:
+        factor: Echo factor, >= 1.
+        reason: For programs.
+        message: For people, with the values that led to it.
+
+    Raises:
+        ValueError: The factor is below 1 or not finite.
+    """
+
+    factor: float
+    reason: Reason
+    message: str
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise ValueError(f"Decision.factor must be a finite number >= 1, got {self.factor!r}; use 1 to switch echoing off")
+
+
+class Controller(ABC):
+    """Decides on the echo factor between epochs. Subclass it and write `decide`.
+
+    Rank 0 decides, and all ranks get its decision: a controller runs on rank 0 alone.
+
+    Example:
+        >>> class Halve(Controller):
+        ...     def decide(self, observation: Observation) -> Decision:
+        ...         return Decision(max(1.0, observation.factor / 2), Reason.custom, "half of it")
+        >>> Halve().decide(Observation(epoch=0, factor=3.0)).factor
+        1.5
+    """
+
+    @abstractmethod
+    def decide(self, observation: Observation) -> Decision:
+        """The factor from the next epoch on."""
+
+    def initial_factor(self) -> float | None:
+        """The factor to begin with; None: that of the loader."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to survive a checkpoint: plain types and tensors."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027 (nothing to load is a state, too)
+        """Goes on from a `state_dict`."""

@@ -1,0 +1,128 @@
+"""`MetricGuard`: less echoing where a validation metric gets no better."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
+
+__all__ = ["MetricGuard"]
+
+
+class MetricGuard(Controller):
+    """A ceiling on another controller's factor, lowered while a metric gets no better.
+
+    A *check* is a decision before which the metric was logged anew. After ``patience`` checks in a row without improvement the
+    ceiling is multiplied by ``shrink``, after as many in a row with improvement divided by it, until it is gone.
+
+    Args:
+        controller: The controller to guard.
+        monitor: Name of a logged metric.
+        mode: ``"min"`` if less is better, ``"max"`` if more is.
+        patience: Checks in a row, >= 1.
+        min_delta: What counts as an improvement on the best value so far has to exceed this, >= 0.
+        shrink: In (0, 1).
+
+    Raises:
+        TypeError: ``controller`` is none.
+        ValueError: An option has an impossible value; or, from `decide`, nothing of the name ``monitor`` is ever logged.
+
+    Example:
+        >>> from lightning_echo.measuring.schedule import FactorSchedule
+        >>> guard = MetricGuard(FactorSchedule({0: 4.0}), monitor="val_loss", patience=1)
+        >>> losses = enumerate([0.5, 0.4, 0.6, 0.3])
+        >>> seen = [Observation(i, 4.0, metrics={"val_loss": x}, logged=frozenset({"val_loss"})) for i, x in losses]
+        >>> [guard.decide(observation).factor for observation in seen]
+        [4.0, 4.0, 2.0, 4.0]
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        monitor: str = "val_loss",
+        mode: str = "min",
+        patience: int = 3,
+        min_delta: float = 0.0,
+        shrink: float = 0.5,
+    ) -> None:
+        if not isinstance(controller, Controller):
+            raise TypeError(f"controller must be a Controller to guard, e.g. TargetIdle(), got {controller!r}")
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise ValueError(f"patience must be a number of checks >= 1, got {patience!r}")
+        if not 0 <= min_delta < math.inf:
+            raise ValueError(f"min_delta must be a number >= 0, got {min_delta!r}")
+        if not 0 < shrink < 1:
+            raise ValueError(f"shrink must be a number between 0 and 1, both excluded, got {shrink!r}; 0.5 halves the ceiling")
+        self.controller, self.monitor, self.mode = controller, monitor, mode
+        self.patience, self.min_delta, self.shrink = patience, float(min_delta), float(shrink)
+        self._best: float | None = None
+        self._row = 0  # checks in a row: with improvement > 0, without < 0
+        self._ceiling = math.inf
+        self._first_ceiling = math.inf  # where it is gone again
+        self._missing = 0
+
+    def __repr__(self) -> str:
+        options = f"monitor={self.monitor!r}, mode={self.mode!r}, patience={self.patience}"
+        return f"MetricGuard({self.controller!r}, {options}, min_delta={self.min_delta:g}, shrink={self.shrink:g})"
+
+    def initial_factor(self) -> float | None:
+        return self.controller.initial_factor()
+
+    def decide(self, observation: Observation) -> Decision:
+        wanted = self.controller.decide(observation)
+        value = observation.metrics.get(self.monitor)
+        if value is None:
+            self._check_known(observation)
+            return wanted
+        said = self._check(value, observation.factor) if self.monitor in observation.logged else f"{self.monitor} is not new"
+        if wanted.factor <= self._ceiling:
+            return wanted
+        return Decision(self._ceiling, Reason.guarded, f"{said}: at most factor {self._ceiling:g} instead of {wanted.factor:g}")
+
+    def _check_known(self, observation: Observation) -> None:
+        """What the module logs in its own ``on_train_epoch_end`` reaches callbacks an epoch late: it is waited for once."""
+        self._missing += observation.validated
+        if self._missing > 1:
+            known = ", ".join(sorted(observation.metrics)) or "none"
+            raise ValueError(f"monitor={self.monitor!r} is not logged. Logged are: {known}. Log it, or choose one of them")
+
+    def _check(self, value: float, factor: float) -> str:
+        best, sign = self._best, 1 if self.mode == "min" else -1
+        is_better = not math.isnan(value) and (best is None or sign * (best - value) > self.min_delta)
+        self._row = max(self._row, 0) + 1 if is_better else min(self._row, 0) - 1
+        said = f"{self.monitor} {value:.4g}, best {value if best is None else best:.4g}"
+        if abs(self._row) >= self.patience:
+            self._move_ceiling(factor, up=is_better)
+            self._row = 0
+        if is_better:
+            self._best = value
+        return said
+
+    def _move_ceiling(self, factor: float, *, up: bool) -> None:
+        if up:
+            self._ceiling /= self.shrink
+            if self._ceiling >= self._first_ceiling:
+                self._ceiling = self._first_ceiling = math.inf
+            return
+        if self._ceiling == math.inf:
+            self._ceiling = self._first_ceiling = factor
+        self._ceiling = max(1.0, self._ceiling * self.shrink)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "controller": self.controller.state_dict(),
+            "best": self._best,
+            "row": self._row,
+            "ceiling": self._ceiling,
+            "first_ceiling": self._first_ceiling,
+            "missing": self._missing,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.controller.load_state_dict(state_dict["controller"])
+        self._best, self._row, self._missing = state_dict["best"], state_dict["row"], state_dict["missing"]
+        self._ceiling, self._first_ceiling = state_dict["ceiling"], state_dict["first_ceiling"]

@@ -1,0 +1,60 @@
+"""`FactorSchedule`: a factor for each epoch, as it was told."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
+
+__all__ = ["FactorSchedule"]
+
+
+class FactorSchedule(Controller):
+    """A factor for each epoch: each entry holds from its epoch on.
+
+    Args:
+        factors: Epoch -> echo factor. Before the first entry the factor stays what it is.
+
+    Raises:
+        TypeError: An epoch is no integer, or a factor no number.
+        ValueError: There is no entry, an epoch is negative, or a factor below 1.
+
+    Example:
+        >>> schedule = FactorSchedule({0: 1.0, 2: 4.0, 8: 1.0})
+        >>> [schedule.decide(Observation(epoch, factor=1.0)).factor for epoch in (0, 1, 6, 7)]
+        [1.0, 4.0, 4.0, 1.0]
+    """
+
+    def __init__(self, factors: dict[int, float]) -> None:
+        self.factors = _check_schedule(factors)
+
+    def __repr__(self) -> str:
+        return f"FactorSchedule({self.factors})"
+
+    def initial_factor(self) -> float | None:
+        return self.factors.get(0)
+
+    def decide(self, observation: Observation) -> Decision:
+        following = observation.epoch + 1
+        entries = [epoch for epoch in self.factors if epoch <= following]
+        if not entries:
+            return Decision(observation.factor, Reason.scheduled, f"no entry up to epoch {following}")
+        return Decision(self.factors[entries[-1]], Reason.scheduled, f"scheduled from epoch {entries[-1]} on")
+
+
+def _check_schedule(factors: Any) -> dict[int, float]:
+    if not isinstance(factors, dict) or not factors:
+        raise ValueError(f"factors must map epochs to echo factors, e.g. {{0: 1.0, 2: 4.0}}, got {factors!r}")
+    for epoch, factor in factors.items():
+        if isinstance(epoch, bool) or not isinstance(epoch, int):
+            raise TypeError(f"factors must have epochs (integers) as keys, got {epoch!r}")
+        if epoch < 0:
+            raise ValueError(f"factors must have epochs from 0 on as keys, got {epoch}")
+        if isinstance(factor, bool) or not isinstance(factor, int | float):
+            raise TypeError(f"factors must have real numbers >= 1 as values, got {factor!r} for epoch {epoch}")
+        if not 1 <= factor < math.inf:
+            raise ValueError(
+                f"factors must have finite numbers >= 1 as values, got {factor!r} for epoch {epoch}; 1 is no echoing"
+            )
+    return {epoch: float(factors[epoch]) for epoch in sorted(factors)}
