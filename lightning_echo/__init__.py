@@ -17,12 +17,14 @@ Words, the same in code, logs and docs:
     live example     read, used at least once, uses left
     buffer           the live examples (or batches) that echoes are drawn from
 
-`EchoDataModule` echoes a data module, `EchoLoader` a loader. How it works: ``echoing/README.md``.
+`EchoDataModule` echoes a data module, `EchoLoader` a loader; `EchoConfig` holds their options. How it
+works: ``echoing/README.md``.
 """
 
 import logging
 from typing import TYPE_CHECKING, Any
 
+from lightning_echo.config import EchoConfig
 from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from lightning_echo.datamodule import EchoDataModule
 
 __version__ = "0.1.0"
-__all__ = ["EchoCounts", "EchoDataModule", "EchoLoader", "EchoStateError", "InsertionPoint", "StagedDataset"]
+__all__ = ["EchoConfig", "EchoCounts", "EchoDataModule", "EchoLoader", "EchoStateError", "InsertionPoint", "StagedDataset"]
 
 # Like Lightning's own logger: what was chosen is seen in a default run, unless the program has set logging up itself.
 _logger = logging.getLogger(__name__)

@@ -95,7 +95,7 @@ def test_the_check_above_can_fail():
 
 def test_the_package_imports_lightning_only_for_the_data_module():
     """A spawned worker imports the package for the loader's sake and must not pay for Lightning."""
-    assert loaded_by("from lightning_echo import EchoLoader, StagedDataset") == []
+    assert loaded_by("from lightning_echo import EchoConfig, EchoLoader, StagedDataset") == []
     assert "lightning" in loaded_by("from lightning_echo import EchoDataModule")
 
 
