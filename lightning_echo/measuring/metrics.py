@@ -1,0 +1,131 @@
+"""torchmetrics: fresh and echoed examples, and the job's idle fraction, with their reductions over ranks.
+
+Steps of a job are synchronous: where one rank waits, all do. So the idle time of a step is the longest wait of any rank, and
+neither the mean nor the maximum of the ranks' own fractions is the job's. The waits of an epoch are kept and gathered once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+__all__ = ["EchoCounter", "IdleFraction", "JobSteps", "job_steps"]
+
+
+class JobSteps(NamedTuple):
+    """What the steps of a job amount to.
+
+    Attributes:
+        steps: How many.
+        idle_fraction: Share of the time in which the job waited for input.
+        slowest_rank: The rank whose wait was the longest most often.
+        wait_seconds: Mean over steps of the longest wait of any rank.
+        step_seconds: Mean over steps of the time in which nothing waited.
+    """
+
+    steps: int
+    idle_fraction: float
+    slowest_rank: int
+    wait_seconds: float
+    step_seconds: float
+
+
+def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
+    """Joins what the ranks measured.
+
+    Args:
+        waited: Seconds that each rank waited for input before each step, shape (ranks, steps), steps >= 1.
+        seconds: Seconds from step to step, the same shape.
+
+    Example:
+        >>> waited = torch.tensor([[0.5, 0.0], [0.0, 0.5]])  # two ranks that wait in turn
+        >>> job_steps(waited, torch.ones(2, 2)).idle_fraction
+        0.5
+    """
+    longest, rank = waited.max(dim=0)
+    total, count = float(seconds.sum(dim=1).max()), waited.shape[1]
+    idle = min(float(longest.sum()), total)
+    often = torch.bincount(rank, minlength=waited.shape[0])
+    return JobSteps(count, idle / total if total else 0.0, int(often.argmax()), idle / count, (total - idle) / count)
+
+
+class IdleFraction(Metric):
+    """Share of a job's training time in which it waited for input.
+
+    ``update`` takes what one rank measured; ``compute`` is over all ranks, which must have made the same steps.
+
+    Example:
+        >>> idle = IdleFraction()
+        >>> idle.update(waited=[0.1, 0.3], seconds=[1.0, 1.0])
+        >>> round(idle.compute().item(), 6)
+        0.2
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+    per_step: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("per_step", torch.zeros(2, 0), dist_reduce_fx=None)
+
+    def update(self, waited: list[float] | Tensor, seconds: list[float] | Tensor) -> None:
+        """Adds steps.
+
+        Args:
+            waited: Seconds waited for input before each step, shape (steps,).
+            seconds: Seconds from step to step, shape (steps,).
+
+        Raises:
+            ValueError: They are not equally long.
+        """
+        if len(waited) != len(seconds):
+            raise ValueError(f"waited and seconds must be equally long, got {len(waited)} and {len(seconds)} steps")
+        added = torch.stack([torch.as_tensor(part, dtype=torch.float32, device=self.device) for part in (waited, seconds)])
+        self.per_step = torch.cat([self.per_step, added], dim=1)
+
+    def compute(self) -> Tensor:
+        """The job's idle fraction, shape (); NaN before the first step."""
+        steps = self.steps()
+        return torch.tensor(float("nan") if steps is None else steps.idle_fraction, device=self.device)
+
+    def steps(self, first: int = 0) -> JobSteps | None:
+        """More than the fraction, of the steps from ``first`` on; within ``sync_context()`` over all ranks. None: no steps."""
+        per_step = self.per_step.reshape(-1, 2, self.per_step.shape[-1])[:, :, first:].cpu()  # (ranks, 2, steps)
+        return job_steps(per_step[:, 0], per_step[:, 1]) if per_step.shape[-1] else None
+
+
+class EchoCounter(Metric):
+    """Fresh and echoed examples, over all ranks.
+
+    Example:
+        >>> counter = EchoCounter()
+        >>> counter.update(fresh=8, echoed=24)
+        >>> {name: int(value) for name, value in counter.compute().items()}
+        {'fresh_examples': 8, 'echoed_examples': 24}
+    """
+
+    is_differentiable = False
+    full_state_update = False
+    counts: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("counts", torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, fresh: int, echoed: int) -> None:
+        """Adds examples of this rank.
+
+        Args:
+            fresh: First uses.
+            echoed: Further uses.
+        """
+        self.counts += torch.tensor([fresh, echoed], device=self.device)
+
+    def compute(self) -> dict[str, Tensor]:
+        """``fresh_examples`` and ``echoed_examples``, each of shape ()."""
+        return {"fresh_examples": self.counts[0], "echoed_examples": self.counts[1]}

@@ -1,0 +1,178 @@
+"""Clocks: how long each step took, and for how much of it the device waited for input.
+
+    ... step k-1 | fetch k | copy k | (logging, hooks) | step k | ...
+                 |<- waited ------>|
+                 |<- seconds of step k ------------------------->|
+
+Only fetching and copying count as waiting; validation is taken out, logging and the like are part of the time but no waiting.
+On CUDA the host runs ahead of the device: there events on the stream tell how long the device really had nothing to do between
+two steps, and of that as much counts as the host waited. Events are read when they have passed, so that a step never
+synchronises; only the end of an epoch waits for its last event.
+
+The time runs from the arrival of an epoch's first batch; the wait for that is a figure of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+__all__ = ["DeviceEvent", "StepTimer"]
+
+
+class DeviceEvent(Protocol):
+    """A moment on a device's stream, as ``torch.cuda.Event(enable_timing=True)``."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end_event: DeviceEvent) -> float: ...  # milliseconds
+
+
+class _Pending(NamedTuple):
+    """A step whose events may not have passed yet."""
+
+    waited: float
+    paused: float
+    previous_end: DeviceEvent | None
+    begin: DeviceEvent
+    end: DeviceEvent
+
+
+class StepTimer:
+    """Told what happens around each step, it says how long steps took and waited.
+
+    Args:
+        new_event: Makes a `DeviceEvent`; None: the host's clock alone.
+        clock: Seconds.
+
+    Attributes:
+        first_batch_seconds: Wait for the first batch of the epoch; None before it.
+        waited_seconds: Sum over the epoch's steps so far.
+        seconds: Sum over the epoch's steps so far.
+
+    Example:
+        >>> now = iter([0.0, 5.0, 5.75, 5.75, 6.0, 6.25]).__next__
+        >>> timer = StepTimer(clock=now)
+        >>> timer.begin_epoch()
+        >>> timer.begin_fetch(); timer.end_fetch(); timer.begin_step(); timer.end_step()  # the first batch took 5 s
+        >>> timer.begin_fetch(); timer.end_fetch(); timer.begin_step(); timer.end_step()
+        >>> timer.first_batch_seconds, timer.take()
+        (5.0, ([0.0, 0.25], [0.75, 0.5]))
+    """
+
+    def __init__(self, new_event: Callable[[], DeviceEvent] | None = None, clock: Callable[[], float] = perf_counter) -> None:
+        self._new_event, self._clock = new_event, clock
+        self._spare: list[DeviceEvent] = []
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Forgets the epoch before."""
+        self.first_batch_seconds: float | None = None
+        self.waited_seconds = self.seconds = 0.0
+        self._steps: tuple[list[float], list[float]] = ([], [])
+        self._pending: deque[_Pending] = deque()
+        self._last_end: float | None = None  # when the last step ended, or the first batch came
+        self._last_event: DeviceEvent | None = None
+        self._begin: DeviceEvent | None = None  # of the step under way
+        self._waited = self._paused = 0.0  # since the last step
+        self._since = 0.0
+        self._is_paused = False
+
+    def begin_fetch(self) -> None:
+        """The host asks for the next batch."""
+        self.resume()  # where validation had nothing to do, nobody says that it is over
+        self._since = self._clock()
+
+    def end_fetch(self) -> None:
+        """The batch is there."""
+        now = self._clock()
+        if self._last_end is None:
+            self.first_batch_seconds, self._last_end = now - self._since, now
+        else:
+            self._waited += now - self._since
+        if self._begin is not None:  # fetched by the step itself
+            self._begin.record()
+
+    def begin_copy(self) -> None:
+        """The host hands the batch to the device."""
+        self._since = self._clock()
+
+    def end_copy(self) -> None:
+        """It has done so."""
+        if not self._is_paused:
+            self._waited += self._clock() - self._since
+
+    def begin_step(self) -> None:
+        """What follows uses the batch."""
+        if self._new_event is not None:
+            self._begin = self._event(self._new_event)
+
+    def end_step(self) -> None:
+        """The optimizer has stepped, or the gradients are accumulated."""
+        now, last = self._clock(), self._last_end
+        waited, paused = self._waited, self._paused
+        self._last_end, self._waited, self._paused = now, 0.0, 0.0
+        if last is None:  # nobody has seen a batch come: nothing to count from
+            self._begin = None
+            return
+        if self._new_event is None:
+            self._count(waited, now - last - paused)
+            return
+        assert self._begin is not None
+        end = self._event(self._new_event)
+        self._pending.append(_Pending(waited, paused, self._last_event, self._begin, end))
+        self._last_event, self._begin = end, None
+        while self._pending and self._pending[0].end.query():
+            self._settle(self._pending.popleft())
+
+    def pause(self) -> None:
+        """Validation begins."""
+        if not self._is_paused:
+            self._paused_at, self._is_paused = self._clock(), True
+
+    def resume(self) -> None:
+        """Validation is over."""
+        if self._is_paused:
+            self._paused += self._clock() - self._paused_at
+            self._is_paused = False
+
+    def take(self) -> tuple[list[float], list[float]]:
+        """Waited seconds and seconds of the steps that are known and were not taken yet."""
+        steps, self._steps = self._steps, ([], [])
+        return steps
+
+    def settle(self) -> None:
+        """Waits until the device has passed all events: for the end of an epoch."""
+        if self._pending:
+            self._pending[-1].end.synchronize()
+        while self._pending:
+            self._settle(self._pending.popleft())
+
+    def _event(self, new_event: Callable[[], DeviceEvent]) -> DeviceEvent:
+        event = self._spare.pop() if self._spare else new_event()
+        event.record()
+        return event
+
+    def _settle(self, step: _Pending) -> None:
+        """Of the device's gap before a step as much counts as the host waited."""
+        if step.previous_end is None:  # the first step: the device had nothing to do before it
+            waited, seconds = step.waited, step.waited + step.begin.elapsed_time(step.end) / 1e3
+        else:
+            gap = step.previous_end.elapsed_time(step.begin) / 1e3 - step.paused
+            waited = min(max(gap, 0.0), step.waited)
+            seconds = max(step.previous_end.elapsed_time(step.end) / 1e3 - step.paused, waited)
+            self._spare.append(step.previous_end)
+        self._spare.append(step.begin)
+        self._count(waited, seconds)
+
+    def _count(self, waited: float, seconds: float) -> None:
+        self._steps[0].append(waited)
+        self._steps[1].append(seconds)
+        self.waited_seconds += waited
+        self.seconds += seconds
