@@ -17,11 +17,12 @@ Words, the same in code, logs and docs:
     live example     read, used at least once, uses left
     buffer           the live examples (or batches) that echoes are drawn from
 
-`EchoDataModule` echoes a data module, `EchoLoader` a loader; `EchoConfig` holds their options. How it
-works: ``echoing/README.md``.
+`EchoCallback` echoes what a Trainer trains on, `EchoDataModule` a data module, `EchoLoader` a loader; `EchoConfig` holds their
+options. How it works: ``echoing/README.md``.
 """
 
 import logging
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_echo.config import EchoConfig
@@ -30,12 +31,30 @@ from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.staged import StagedDataset
 from lightning_echo.echoing.state import EchoStateError
+from lightning_echo.measuring.control import Controller
+from lightning_echo.measuring.guard import MetricGuard
+from lightning_echo.measuring.schedule import FactorSchedule
+from lightning_echo.measuring.target_idle import TargetIdle
 
 if TYPE_CHECKING:
+    from lightning_echo.callback import EchoCallback
     from lightning_echo.datamodule import EchoDataModule
 
 __version__ = "0.1.0"
-__all__ = ["EchoConfig", "EchoCounts", "EchoDataModule", "EchoLoader", "EchoStateError", "InsertionPoint", "StagedDataset"]
+__all__ = [
+    "Controller",
+    "EchoCallback",
+    "EchoConfig",
+    "EchoCounts",
+    "EchoDataModule",
+    "EchoLoader",
+    "EchoStateError",
+    "FactorSchedule",
+    "InsertionPoint",
+    "MetricGuard",
+    "StagedDataset",
+    "TargetIdle",
+]
 
 # Like Lightning's own logger: what was chosen is seen in a default run, unless the program has set logging up itself.
 _logger = logging.getLogger(__name__)
@@ -44,11 +63,11 @@ if not logging.getLogger().hasHandlers():
     _logger.addHandler(logging.StreamHandler())
     _logger.propagate = False
 
+_NEED_LIGHTNING = {"EchoCallback": "callback", "EchoDataModule": "datamodule"}
+
 
 def __getattr__(name: str) -> Any:
-    """Imports Lightning only where `EchoDataModule` is used: a spawned worker, which needs the rest, starts seconds sooner."""
-    if name == "EchoDataModule":
-        from lightning_echo.datamodule import EchoDataModule
-
-        return EchoDataModule
+    """Imports Lightning only where it is needed: a spawned worker, which needs the rest, starts seconds sooner."""
+    if name in _NEED_LIGHTNING:
+        return getattr(import_module(f"lightning_echo.{_NEED_LIGHTNING[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, SetFactor, echoed, trainer
 
-from lightning_echo import EchoDataModule, EchoLoader
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader
 
 LENGTH = 61  # odd: DistributedSampler fills the last place up with the first example
 UNEVEN = {"length": LENGTH, "batch_size": 4}
@@ -192,6 +192,36 @@ def scenario_resume(folder: Path) -> Any:
         except Killed:
             resumed = seen(run(ckpt_path=save.path(step)))
         found[name] = {"whole": whole, "resumed": resumed, "step": step}
+    return found
+
+
+class OwnLoaders(TwoRankRecorder):
+    """A model that has its data itself."""
+
+    def train_dataloader(self) -> Any:
+        return Data(2, **UNEVEN).train_dataloader()
+
+    def val_dataloader(self) -> Any:
+        return Data().val_dataloader()
+
+
+def with_callback(of_model: bool, *callbacks: Any, ckpt_path: Any = None) -> Run:
+    """A run that `EchoCallback` echoes; the same options as scenario_module."""
+    echo = EchoCallback(echo=EchoConfig(2, "after_augmentation", seed=7))
+    model = OwnLoaders() if of_model else TwoRankRecorder()
+    run = Run(model, echo.attachment.echo, trainer(strategy="ddp", devices=2, max_epochs=6, callbacks=[echo, *callbacks]))
+    run.trainer.fit(model, datamodule=None if of_model else Data(2, **UNEVEN), ckpt_path=ckpt_path)
+    return run
+
+
+def scenario_callback(folder: Path) -> Any:
+    found = {"module": seen(with_callback(False)), "own": seen(with_callback(True))}
+    (folder / "callback").mkdir(exist_ok=True)
+    save = SaveAt(folder / "callback", [11], dies=True)
+    try:
+        with_callback(True, save)
+    except Killed:
+        found["resumed at 11"] = seen(with_callback(True, ckpt_path=save.path(11)))
     return found
 
 

@@ -173,6 +173,19 @@ def test_two_ranks_resume_exactly_from_what_rank_zero_saved(ranks: Ranks, name: 
         assert resumed["weights"] == whole["weights"]
 
 
+@pytest.mark.parametrize("kind", ["module", "own"])
+def test_the_callback_gives_each_rank_the_same_as_an_echo_data_module(ranks: Ranks, kind: str) -> None:
+    for through_callback, expected in zip(ranks.of("callback", kind), ranks.of("module"), strict=True):
+        assert through_callback == expected
+
+
+def test_two_ranks_resume_exactly_with_the_callback_too(ranks: Ranks) -> None:
+    for resumed, whole in zip(ranks.of("callback", "resumed at 11"), ranks.of("module"), strict=True):
+        assert resumed["batches"] == whole["batches"][11:]
+        assert resumed["weights"] == whole["weights"]
+        assert resumed["counts"] == whole["counts"]
+
+
 def test_a_checkpoint_of_two_ranks_resumes_on_one_with_a_warning_and_leaves_nothing_out(ranks: Ranks) -> None:
     path = str(ranks.folder / "after_augmentation" / "step-8.ckpt")
     before = [batch for rank in ranks.of("resume", "after_augmentation") for batch in rank["whole"]["batches"][:8]]
