@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 __all__ = ["DeviceEvent", "StepTimer"]
 
@@ -31,7 +31,7 @@ class DeviceEvent(Protocol):
 
     def synchronize(self) -> None: ...
 
-    def elapsed_time(self, end_event: DeviceEvent) -> float: ...  # milliseconds
+    def elapsed_time(self, end_event: Any) -> float: ...  # milliseconds
 
 
 class _Pending(NamedTuple):
