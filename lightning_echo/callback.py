@@ -1,4 +1,12 @@
-"""`EchoCallback`: one line adds echoing to a Trainer."""
+"""`EchoCallback`: one line adds echoing to a Trainer, measures it, logs it, and lets a controller decide on the factor.
+
+A thin adapter: `Attachment` puts echoing into the run, `RunMeter` measures, a `Controller` decides, and what is known of an epoch
+is an `EpochReport`. Here Lightning's hooks bring them together:
+
+    setup            attach, first factor            on_train_batch_*   clocks, counts every log_every_n_steps
+    on_train_start   which loader is in use          on_train_epoch_end measure, decide, log, set the factor
+    teardown         detach                          on_fit_end         summary
+"""
 
 from __future__ import annotations
 
@@ -6,16 +14,51 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_echo.attachment import Attachment
+from lightning_echo.checkpoints import adapt_checkpoint
 from lightning_echo.config import EchoConfig
-from lightning_echo.measuring.control import Controller
+from lightning_echo.datamodule import EchoDataModule
+from lightning_echo.decider import Decider
+from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.logged import ProgressText, log_hyperparameters, log_metrics
+from lightning_echo.measuring.control import Controller, Decision, Observation
+from lightning_echo.measuring.report import EpochReport
+from lightning_echo.measuring.summary import advise, summarize
+from lightning_echo.measuring.target_idle import recommend
+from lightning_echo.meter import EpochMeasures, RunMeter
+from lightning_echo.training import TrainingEcho
 
 __all__ = ["EchoCallback"]
 
 
 class EchoCallback(pl.Callback):
-    """Echoes the training data of the data module, or of the model's own ``train_dataloader``.
+    """Echoes the training data of the data module, or of the model's own ``train_dataloader``; measures, logs and decides.
+
+    Without ``controller`` and ``echo`` it changes nothing: it measures what is there, and the summary says whether echoing pays.
+
+    Logged per epoch through every logger; those marked with * also every ``Trainer(log_every_n_steps)``. What could not be
+    measured is left out.
+
+    ============================ ========================================================================================
+    ``echo/factor`` *            echo factor in force
+    ``echo/fresh_examples`` *    first uses in the run so far, all ranks: an x axis for curves
+    ``echo/echoed_examples`` *   further uses in the run so far, all ranks
+    ``echo/passes``              passes over the data in the run so far
+    ``echo/effective_factor``    uses per fresh example in the epoch
+    ``echo/idle_fraction``       share of the epoch's time in which the job waited for input: per step the longest wait of any
+                                 rank, summed. Validation is no part of that time, nor is the wait for the first batch
+    ``echo/slowest_rank``        the rank whose wait was the longest most often
+    ``echo/data_wait_seconds``   waiting, seconds per step
+    ``echo/step_seconds``        all but waiting, seconds per step
+    ``echo/upstream_seconds``    host time per fresh batch before the insertion point, seconds, all workers working on it
+    ``echo/examples_per_second`` delivered on all ranks, fresh and echoed
+    ``echo/recommended_factor``  what the controller measured to be right; without one, what ``TargetIdle()`` would choose
+    ``echo/first_batch_seconds`` wait for the first batch of the epoch, of the rank that waited longest
+    ============================ ========================================================================================
+
+    They are in ``trainer.callback_metrics`` too. The progress bar shows ``echo=2.0x idle 3%``.
 
     Args:
         controller: Decides the factor from epoch to epoch. None: it stays as it is.
@@ -25,6 +68,7 @@ class EchoCallback(pl.Callback):
 
     Attributes:
         attachment: What puts echoing into the run; its ``echo`` has the loader in use and its factor.
+        reports: An `EpochReport` for each epoch so far.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -45,31 +89,184 @@ class EchoCallback(pl.Callback):
             )
         self.controller, self.summary = controller, summary
         self.attachment = Attachment(echo)
+        self.reports: list[EpochReport] = []
         self._echoes = echo is not None or controller is not None
+        self._begin_fit()
+
+    def _begin_fit(self) -> None:
+        self.reports = []
+        self._meter, self._decider = RunMeter(), Decider(self.controller)
+        self._progress = ProgressText()
+        self._loader: EchoLoader | None = None
+        self._last_step = -1
+        self._last: tuple[Observation, Decision] | None = None  # with what is recommended
+
+    # ------------------------------------------------------------------ beginning and end of a fit
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         _check_alone(trainer)
-        if self._echoes:
-            self.attachment.attach(trainer, pl_module)
+        self._begin_fit()
+        if not self._echoes:
+            return
+        self.attachment.attach(trainer, pl_module)
+        factor = None if self.controller is None else self.controller.initial_factor()
+        if factor is not None:
+            self._echoed(trainer).factor = factor
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.check_in_use()
+        self._loader = _loader_in_use(trainer)
+        if not trainer.overfit_batches:  # type: ignore[attr-defined]
+            self._decider.check(self._loader)
+        self._meter.start(trainer, pl_module, self._loader)
+        log_hyperparameters(trainer, self._loader, self.controller)
+        self._progress.show(trainer)
+        self._say_progress()
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._let_go()
+        if self.summary and self._last is not None:
+            rank_zero_info(summarize(self.reports, advise(*self._last)))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._let_go()
         self.attachment.detach()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._let_go()
         self.attachment.detach()
 
+    def _let_go(self) -> None:
+        """Of what belongs to the Trainer."""
+        self._meter.stop()
+        self._progress.hide()
+
+    # ------------------------------------------------------------------ an epoch
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.attachment.echo.end_own_reload()
+        self._loader = _loader_in_use(trainer)
+        self._meter.begin_epoch(self._loader)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        self._meter.begin_step(self._loader, batch)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._meter.end_step(self._loader)
+        step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if not every or step % every or step == self._last_step:
+            return
+        self._last_step = step
+        fresh, echoed = self._meter.count(self._loader)
+        log_metrics(trainer, {"echo/factor": self._factor, "echo/fresh_examples": fresh, "echo/echoed_examples": echoed})
+        self._say_progress()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._meter.timer.pause()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._meter.timer.resume()
+        self._decider.validated |= not trainer.sanity_checking
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        loader = self._loader
+        measures = self._meter.end_epoch(loader)
+        observation = self._decider.observe(trainer, pl_module, 1.0 if loader is None else loader.factor, measures)
+        decision = None if loader is None else self._decider.decide(trainer, observation)
+        recommended = decision if decision is not None and decision.reason.is_measured else recommend(observation)
+        report = self._report(observation, measures, recommended, decision)
+        self.reports.append(report)
+        self._last = observation, recommended
+        log_metrics(trainer, report.logged())
+        self._say_progress()
+        if decision is not None and decision.factor != observation.factor:
+            rank_zero_info(f"lightning_echo: factor {observation.factor:g} -> {decision.factor:g} ({decision.message})")
+            self._echoed(trainer).factor = decision.factor
+
+    def _report(
+        self, observation: Observation, measures: EpochMeasures, recommended: Decision, decision: Decision | None
+    ) -> EpochReport:
+        loader, whole, costs = self._loader, measures.whole, measures.costs
+        fresh, echoed = self._meter.totals
+        seconds = whole.steps * (whole.wait_seconds + whole.step_seconds) if whole is not None else 0
+        return EpochReport(
+            epoch=observation.epoch,
+            steps=0 if whole is None else whole.steps,
+            factor=self._factor,
+            fresh_examples=fresh,
+            echoed_examples=echoed,
+            passes=None if loader is None else loader.passes,
+            effective_factor=(measures.fresh + measures.echoed) / measures.fresh if measures.fresh else None,
+            idle_fraction=None if whole is None else whole.idle_fraction,
+            slowest_rank=None if whole is None else whole.slowest_rank,
+            data_wait_seconds=None if whole is None else whole.wait_seconds,
+            step_seconds=None if whole is None else whole.step_seconds,
+            upstream_seconds=None if costs is None else costs.upstream_seconds,
+            examples_per_second=(measures.fresh + measures.echoed) / seconds if seconds else None,
+            recommended_factor=None if observation.idle_fraction is None else recommended.factor,
+            first_batch_seconds=measures.first_batch_seconds,
+            speedup=None if costs is None else costs.speedup(self._factor),
+            next_factor=None if decision is None else decision.factor,
+            reason="" if decision is None else decision.reason.value,
+            message="" if decision is None else decision.message,
+        )
+
+    # ------------------------------------------------------------------ state
+
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state, which Lightning forgets where the model reads ``trainer.estimated_stepping_batches``."""
-        return {"loader": self.attachment.echo.state_dict()}
+        """Plain types and tensors. The loader's state is Lightning's to save, which forgets it where the model reads
+        ``trainer.estimated_stepping_batches``."""
+        return {
+            "attached": self.attachment.trainer is not None,
+            "loader": self.attachment.echo.state_dict(),
+            "meter": self._meter.state_dict(self._loader),
+            "controller": self._decider.state_dict(),
+            "reports": [report.state() for report in self.reports],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.attachment.trainer is not None:  # else this run is not echoed by this callback
+        if (
+            self.attachment.trainer is not None and state_dict["loader"] is not None
+        ):  # else this run is not echoed by this callback
             self.attachment.echo.load_state_dict(state_dict["loader"])
+        self._meter.load_state_dict(state_dict["meter"])
+        self._decider.load_state_dict(state_dict["controller"])
+        self.reports = [EpochReport(**report) for report in state_dict["reports"]]
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint.get("callbacks", {}).get(self.state_key, {})
+        echoed_before = saved.get("attached", False) or EchoDataModule.__qualname__ in checkpoint
+        echoes = self.attachment.trainer is not None or isinstance(_datamodule(trainer), EchoDataModule)
+        adapt_checkpoint(checkpoint, _datamodule(trainer), echoed_before=echoed_before, echoes=echoes)
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _factor(self) -> float:
+        """The factor in force."""
+        return 1.0 if self._loader is None else self._loader.factor_in_force
+
+    def _echoed(self, trainer: pl.Trainer) -> EchoDataModule | TrainingEcho:
+        """Where the factor is set."""
+        datamodule = _datamodule(trainer)
+        return datamodule if isinstance(datamodule, EchoDataModule) else self.attachment.echo
+
+    def _say_progress(self) -> None:
+        idle = self.reports[-1].idle_fraction if self.reports else None
+        self._progress.text = f"{self._factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")
+
+
+def _datamodule(trainer: Any) -> Any:
+    return trainer.datamodule  # untyped: Trainer sets it outside __init__
+
+
+def _loader_in_use(trainer: pl.Trainer) -> EchoLoader | None:
+    loader = trainer.train_dataloader
+    return loader if isinstance(loader, EchoLoader) else None
 
 
 def _check_alone(trainer: Any) -> None:

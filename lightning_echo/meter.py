@@ -84,7 +84,7 @@ class RunMeter:
         if device.type == "cuda":
             self.timer = StepTimer(_timing_event)
         self._tap = ProfilerTap(trainer.profiler, self.timer)  # type: ignore[attr-defined]  # Trainer sets it outside __init__
-        self._fills_until = 0 if loader is None else loader.delivered + loader.num_workers
+        self._workers_run_at = 0 if loader is None else loader.delivered + loader.num_workers
         if self._at_epoch_start is None:
             self._at_epoch_start = self.count(loader)
         else:  # what the loader has delivered so far is in the checkpoint's totals
@@ -106,7 +106,7 @@ class RunMeter:
     def end_step(self, loader: EchoLoader | None) -> None:
         """The step is over."""
         self.timer.end_step()
-        if loader is not None and loader.delivered == self._fills_until:
+        if loader is not None and loader.delivered == self._workers_run_at:
             self._mark(loader)  # the workers' first batches include their start
 
     def stop(self) -> None:
@@ -187,10 +187,10 @@ class RunMeter:
         self._counted = self._local
 
     def _first_judged(self, loader: EchoLoader | None, steps: int) -> int:
-        """The first of the epoch's steps that was planned with the factor in force, and came from workers that run."""
+        """The first of the epoch's steps that shows the factor in force, and came from workers that run."""
         if loader is None:
             return 0
-        return max(0, steps - (loader.delivered - max(loader.factor_since, self._fills_until)))
+        return max(0, steps - (loader.delivered - max(loader.settled_at, self._workers_run_at)))
 
     def _stages_per_batch(self, loader: EchoLoader | None) -> tuple[float, float, float]:
         """Worker seconds of source, rest and collate per batch of fresh examples; NaN where they are not known."""

@@ -77,6 +77,7 @@ class EchoLoader:
     _last_counts: EchoCounts
     _seconds: StageSeconds
     _factor_since: int
+    _factor_before: float
 
     def __init__(
         self,
@@ -144,21 +145,45 @@ class EchoLoader:
             )
         self.set_factor(value)
 
-    def set_factor(self, value: float) -> None:
-        """Sets the factor, whoever the `factor_owner` is."""
+    def check_factor(self, value: float) -> float:
+        """Whether a factor could be set, now or later.
+
+        Raises:
+            TypeError: It is no number.
+            ValueError: It is below 1, or the buffer cannot hold what it needs.
+        """
         value = options.check_factor(value)
         self._sizing.check(self._buffer_size, value)
+        return value
+
+    def set_factor(self, value: float) -> None:
+        """Sets the factor, whoever the `factor_owner` is."""
+        value = self.check_factor(value)
         if value == self._factor:
             return
+        in_force = self.factor_in_force
         self._largest_factor = max(self._largest_factor, value)
         number = self._progress.delivered + lookahead(self._source, self._by_batches, self._largest_factor)
         self._pipeline.change_factor(number, value)
-        self._factor, self._factor_since = value, number
+        self._factor, self._factor_since, self._factor_before = value, number, in_force
+
+    @property
+    def factor_in_force(self) -> float:
+        """The factor that the next batch to be delivered was planned with."""
+        return self._factor if self.delivered >= self._factor_since else self._factor_before
 
     @property
     def factor_since(self) -> int:
         """Number in the run of the first batch that `factor` counts for."""
         return self._factor_since
+
+    @property
+    def settled_at(self) -> int:
+        """Number in the run of the batch by which the buffer is full: before, more of each batch is fresh than ``1 / factor``."""
+        if self._factor == 1:
+            return self._factor_since
+        batches = self._buffer_size if self._by_batches else -(-self._buffer_size // self._layout().batch_size)
+        return self._factor_since + batches
 
     @property
     def delivered(self) -> int:
@@ -335,6 +360,7 @@ class EchoLoader:
         self._seed = state["seed"] if state["seed"] is not None else self._seed
         pending = state["plan"]["pending"] if state["plan"] else ()
         self._factor_since = max((number for number, _ in pending), default=0)
+        self._factor_before = state["plan"]["factor"] if state["plan"] else self._factor
         self._progress = Progress.from_state(state, self.limit_train_batches)
         self._counts, self._last_counts = EchoCounts(*state["counts"]), EchoCounts()
         if self._progress.resuming and state["layout"] == self._layout().state():
@@ -351,7 +377,7 @@ class EchoLoader:
         self._iterations, self._progress = Iterations(), Progress()
         self._counts = self._last_counts = EchoCounts()
         self._seconds = StageSeconds()
-        self._factor_since = 0
+        self._factor_since, self._factor_before = 0, self._factor
 
     def _start(self) -> Run:
         if self._seed is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_echo.echoing.run import Layout
 
-__all__ = ["STATE_VERSION", "EchoStateError", "check_state", "differences", "where_to_go_on"]
+__all__ = ["STATE_VERSION", "EchoStateError", "check_state", "differences", "is_state", "where_to_go_on"]
 
 STATE_VERSION = 1
 _KEYS = (
@@ -26,6 +26,11 @@ _KEYS = (
 
 class EchoStateError(ValueError):
     """A state that cannot be gone on with."""
+
+
+def is_state(state: Any) -> bool:
+    """Whether something is a state of an `EchoLoader`, of whatever version, and not of another stateful loader."""
+    return isinstance(state, dict) and {"version", "insertion_point", "layout"} <= state.keys()
 
 
 def check_state(state: Any) -> None:

@@ -29,6 +29,11 @@ class Reason(Enum):
     guarded = "guarded"  # a metric got no better: less than the wrapped controller wants
     custom = "custom"  # for controllers of one's own
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether the decision rests on what was measured of the pipeline alone."""
+        return self not in (Reason.not_measured, Reason.scheduled, Reason.guarded, Reason.custom)
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -82,7 +87,7 @@ class Decision:
 class Controller(ABC):
     """Decides on the echo factor between epochs. Subclass it and write `decide`.
 
-    Rank 0 decides, and all ranks get its decision: a controller runs on rank 0 alone.
+    Every rank shows its controller the same observation, and the decision of rank 0 counts.
 
     Example:
         >>> class Halve(Controller):
@@ -98,6 +103,10 @@ class Controller(ABC):
 
     def initial_factor(self) -> float | None:
         """The factor to begin with; None: that of the loader."""
+        return None
+
+    def largest_factor(self) -> float | None:
+        """The largest factor that it may choose, so that what cannot hold it is found before training; None: unknown."""
         return None
 
     def state_dict(self) -> dict[str, Any]:

@@ -72,6 +72,9 @@ class MetricGuard(Controller):
     def initial_factor(self) -> float | None:
         return self.controller.initial_factor()
 
+    def largest_factor(self) -> float | None:
+        return self.controller.largest_factor()
+
     def decide(self, observation: Observation) -> Decision:
         wanted = self.controller.decide(observation)
         value = observation.metrics.get(self.monitor)

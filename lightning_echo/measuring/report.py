@@ -42,7 +42,7 @@ class EpochReport:
         step_seconds: Time per step without waiting.
         upstream_seconds: Host time per fresh batch, before the insertion point.
         examples_per_second: Delivered on all ranks, fresh and echoed.
-        recommended_factor: What `TargetIdle` would choose, were it asked for the first time.
+        recommended_factor: What was measured to be right.
         first_batch_seconds: Wait for the epoch's first batch, of the rank that waited longest.
         speedup: Estimated steps per second, relative to factor 1.
         next_factor: The factor decided on.

@@ -35,6 +35,9 @@ class FactorSchedule(Controller):
     def initial_factor(self) -> float | None:
         return self.factors.get(0)
 
+    def largest_factor(self) -> float | None:
+        return max(self.factors.values())
+
     def decide(self, observation: Observation) -> Decision:
         following = observation.epoch + 1
         entries = [epoch for epoch in self.factors if epoch <= following]

@@ -55,6 +55,9 @@ class TargetIdle(Controller):
     def __repr__(self) -> str:
         return f"TargetIdle({self.target:g}, min_factor={self.min_factor:g}, max_factor={self.max_factor:g})"
 
+    def largest_factor(self) -> float | None:
+        return self.max_factor
+
     def decide(self, observation: Observation) -> Decision:
         idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
         if idle is None or observation.step_seconds is None:

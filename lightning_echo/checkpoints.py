@@ -1,0 +1,39 @@
+"""Checkpoints between runs with and without echoing: what belongs to the other kind of run is translated or dropped.
+
+Lightning keeps the states of the training loaders in the checkpoint of its loop, and that of a data module under the name of its
+class. It refuses loader states for which there is no stateful loader, and says nothing where a data module finds no state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_echo.datamodule import EchoDataModule
+from lightning_echo.echoing.state import is_state
+
+__all__ = ["adapt_checkpoint"]
+
+
+def adapt_checkpoint(
+    checkpoint: dict[str, Any], datamodule: pl.LightningDataModule | None, *, echoed_before: bool, echoes: bool
+) -> None:
+    """Makes a checkpoint fit the run that resumes from it.
+
+    Args:
+        checkpoint: As Lightning has loaded it; changed in place.
+        datamodule: Of the run that resumes.
+        echoed_before: Whether the run that was saved was echoed by `EchoCallback` or `EchoDataModule`, not by the user's loader.
+        echoes: Whether the run that resumes is.
+    """
+    loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+    are_ours = all(map(is_state, loop.get("combined_loader", ())))
+    if (echoes and not are_ours) or (echoed_before and are_ours and not echoes):
+        loop.pop("combined_loader", None)
+    if isinstance(datamodule, EchoDataModule):
+        name = type(datamodule.datamodule).__qualname__
+        if EchoDataModule.__qualname__ not in checkpoint and name in checkpoint:
+            datamodule.datamodule.load_state_dict(checkpoint[name])
+    elif datamodule is not None and type(datamodule).__qualname__ not in checkpoint and EchoDataModule.__qualname__ in checkpoint:
+        datamodule.load_state_dict(checkpoint[EchoDataModule.__qualname__]["datamodule"])

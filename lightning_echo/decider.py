@@ -1,0 +1,101 @@
+"""`Decider`: shows a controller the same observation on every rank, and lets rank 0's decision count for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor
+
+from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
+from lightning_echo.meter import EpochMeasures
+
+__all__ = ["Decider"]
+
+
+class Decider:
+    """Asks a controller at the end of each epoch. All ranks must call its methods together.
+
+    Args:
+        controller: None: nothing is decided, but everything observed.
+
+    Attributes:
+        validated: Whether validation has run in this ``fit``.
+    """
+
+    def __init__(self, controller: Controller | None) -> None:
+        self._controller = controller
+        self.validated = False
+        self._seen: dict[str, Tensor] = {}  # the logged tensors themselves: a value logged anew may be equal
+
+    def check(self, loader: EchoLoader | None) -> None:
+        """Finds out before training what would end it later.
+
+        Raises:
+            MisconfigurationException: There is nothing to decide on.
+            ValueError: The buffer cannot hold what the largest factor needs.
+        """
+        if self._controller is None:
+            return
+        if loader is None:
+            raise MisconfigurationException(
+                f"EchoCallback({self._controller!r}) has no EchoLoader to drive: loaders that are passed to fit cannot be "
+                "wrapped from outside. Pass EchoLoader(loader, 1) to fit, or let the train_dataloader of the model or of a data module "
+                "return the loader"
+            )
+        largest = self._controller.largest_factor()
+        if largest is not None:
+            loader.check_factor(largest)
+
+    def observe(self, trainer: pl.Trainer, pl_module: pl.LightningModule, factor: float, measures: EpochMeasures) -> Observation:
+        """What is known at the end of an epoch, the same on all ranks."""
+        logged = {name: value for name, value in trainer.callback_metrics.items() if not name.startswith("echo/")}
+        names = trainer.strategy.broadcast(sorted(logged))
+        anew = frozenset(trainer.strategy.broadcast([name for name in names if self._is_new(name, logged[name])]))
+        self._seen.update(logged)
+        judged = measures.judged
+        return Observation(
+            epoch=trainer.current_epoch,
+            factor=factor,
+            steps=0 if judged is None else judged.steps,
+            idle_fraction=None if judged is None else judged.idle_fraction,
+            step_seconds=None if judged is None else judged.wait_seconds + judged.step_seconds,
+            costs=measures.costs,
+            metrics=_mean_over_ranks(pl_module, names, logged),
+            logged=anew,
+            validated=self.validated or not trainer.enable_validation,
+        )
+
+    def decide(self, trainer: pl.Trainer, observation: Observation) -> Decision | None:
+        """The decision of rank 0; None without a controller."""
+        if self._controller is None:
+            return None
+        decision = self._controller.decide(observation)
+        factor, reason, message = trainer.strategy.broadcast((decision.factor, decision.reason.value, decision.message))
+        return Decision(factor, Reason(reason), message)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain types and tensors."""
+        return {} if self._controller is None else {type(self._controller).__name__: self._controller.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The state of another kind of controller is left alone."""
+        if self._controller is not None and (own := state.get(type(self._controller).__name__)) is not None:
+            self._controller.load_state_dict(own)
+
+    def _is_new(self, name: str, value: Tensor) -> bool:
+        """Whether a metric was logged since the last epoch's end: ``callback_metrics`` keeps old values."""
+        seen = self._seen.get(name)
+        return seen is None or seen.data_ptr() != value.data_ptr()
+
+
+def _mean_over_ranks(pl_module: pl.LightningModule, names: list[str], logged: dict[str, Tensor]) -> dict[str, float]:
+    if not names:
+        return {}
+    values = torch.tensor([float(logged.get(name, float("nan"))) for name in names], device=pl_module.device)
+    gathered = pl_module.all_gather(values)
+    assert isinstance(gathered, Tensor)
+    return dict(zip(names, gathered.reshape(-1, len(names)).nanmean(dim=0).tolist(), strict=True))
