@@ -42,9 +42,9 @@ class Decider:
             return
         if loader is None:
             raise MisconfigurationException(
-                f"EchoCallback({self._controller!r}) has no EchoLoader to drive: loaders that are passed to fit cannot be "
-                "wrapped from outside. Pass EchoLoader(loader, 1) to fit, or let the train_dataloader of the model or of a data module "
-                "return the loader"
+                f"EchoCallback({self._controller!r}) has no EchoLoader to drive: loaders passed to fit cannot be wrapped from "
+                "outside. Pass EchoLoader(loader, 1) to fit, or let the train_dataloader of the model or of a data module return "
+                "the loader"
             )
         largest = self._controller.largest_factor()
         if largest is not None:
