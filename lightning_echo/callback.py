@@ -229,9 +229,7 @@ class EchoCallback(pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if (
-            self.attachment.trainer is not None and state_dict["loader"] is not None
-        ):  # else this run is not echoed by this callback
+        if self.attachment.trainer is not None and state_dict["attached"]:  # else one of the runs is not echoed by its callback
             self.attachment.echo.load_state_dict(state_dict["loader"])
         self._meter.load_state_dict(state_dict["meter"])
         self._decider.load_state_dict(state_dict["controller"])

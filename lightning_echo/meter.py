@@ -159,6 +159,8 @@ class RunMeter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Before `start`."""
         fresh, echoed = state["counts"]
+        self.counter.reset()
+        self.idle.reset()
         self.counter.update(fresh, echoed)
         self.totals = (fresh, echoed)
         self._at_epoch_start = (state["at_epoch_start"][0], state["at_epoch_start"][1])

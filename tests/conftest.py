@@ -1,8 +1,11 @@
 """Property tests are the same in every run, and never fail because a machine is slow. Ctrl-C interrupts, as at a terminal."""
 
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+from torch.utils.data import DataLoader
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
@@ -12,3 +15,15 @@ settings.load_profile("repeatable")
 # A shell starts background jobs with interrupts ignored, and Python leaves it at that, also in the programs that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _data_loader_as_it_was() -> Iterator[None]:
+    """Lightning patches ``DataLoader`` while it asks for loaders, and does not undo that where the user's hook raises."""
+    before = dict(vars(DataLoader))
+    yield
+    for name in vars(DataLoader).keys() - before.keys():
+        delattr(DataLoader, name)
+    for name in ("__init__", "__setattr__", "__delattr__"):
+        if name in before and vars(DataLoader)[name] is not before[name]:
+            setattr(DataLoader, name, before[name])
