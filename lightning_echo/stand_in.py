@@ -12,6 +12,7 @@ from inspect import getattr_static
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities.parsing import save_hyperparameters
 
 __all__ = ["StandIn"]
 
@@ -39,6 +40,7 @@ class StandIn(pl.LightningDataModule):
             )
         # The base class is not initialised: it would set its attributes anew, and they are the user's (see __setattr__).
         self.__dict__["_inner"] = datamodule
+        _put_hparams_right(datamodule)
         self._bind_overridden()
 
     @property
@@ -85,6 +87,23 @@ class StandIn(pl.LightningDataModule):
             setattr(self._inner, name, value)
             if hasattr(pl.LightningDataModule, name):
                 self._bind_overridden()
+
+
+def _put_hparams_right(datamodule: pl.LightningDataModule) -> None:
+    """Makes the hyperparameters those that LightningCLI would have recorded without a stand-in.
+
+    Where it builds both, ``save_hyperparameters`` in the user's constructor records the configuration of the outer one. A data
+    module that reads its ``hparams`` in its own constructor cannot be helped this way.
+    """
+    outer = dict(datamodule.hparams)
+    node = outer.get("datamodule")
+    if "_instantiator" not in outer or not isinstance(node, dict) or "class_path" not in node:
+        return
+    if node["class_path"].rpartition(".")[2] != type(datamodule).__name__:
+        return
+    own = {"_class_path": node["class_path"], **node.get("init_args", {}), **node.get("dict_kwargs", {})}
+    datamodule.hparams.clear()
+    save_hyperparameters(datamodule, given_hparams={**own, "_instantiator": outer["_instantiator"]})
 
 
 def _refuse_other_package(name: str, value: Any) -> None:

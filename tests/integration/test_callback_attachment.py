@@ -229,6 +229,7 @@ def test_detaching_twice_or_without_having_been_attached_does_nothing() -> None:
     assert not is_bound(run.data)
 
 
+@pytest.mark.filterwarnings("ignore:You are using `torch.load` with `weights_only=False`:FutureWarning")  # torch 2.4, of pickle
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copied", "pickled"])
 def test_a_copy_of_the_model_made_during_training_has_its_own_plain_hook(duplicate: Any) -> None:
     copies = []
