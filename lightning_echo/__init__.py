@@ -38,11 +38,13 @@ from lightning_echo.measuring.target_idle import TargetIdle
 
 if TYPE_CHECKING:
     from lightning_echo.callback import EchoCallback
+    from lightning_echo.cli import EchoCLI
     from lightning_echo.datamodule import EchoDataModule
 
 __version__ = "0.1.0"
 __all__ = [
     "Controller",
+    "EchoCLI",
     "EchoCallback",
     "EchoConfig",
     "EchoCounts",
@@ -63,7 +65,7 @@ if not logging.getLogger().hasHandlers():
     _logger.addHandler(logging.StreamHandler())
     _logger.propagate = False
 
-_NEED_LIGHTNING = {"EchoCallback": "callback", "EchoDataModule": "datamodule"}
+_NEED_LIGHTNING = {"EchoCLI": "cli", "EchoCallback": "callback", "EchoDataModule": "datamodule"}
 
 
 def __getattr__(name: str) -> Any:

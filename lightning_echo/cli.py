@@ -1,0 +1,116 @@
+"""`EchoCLI`: a LightningCLI with one more group of options, ``echo``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+from lightning_echo.callback import EchoCallback
+from lightning_echo.config import EchoConfig
+from lightning_echo.measuring.control import Controller
+
+__all__ = ["EchoCLI", "EchoOptions"]
+
+
+@dataclass
+class EchoOptions(EchoConfig):
+    """Data echoing: every fresh example is used factor times; by default it is only measured what that would gain.
+
+    Args:
+        factor: Uses per fresh example, a real number >= 1; 1 is no echoing.
+        insertion_point: Where the echo stage stands: before_augmentation, after_augmentation, after_batching, or auto.
+        buffer_size: Most live examples per rank (batches for after_batching). Default: chosen.
+        epoch_length: 'fixed', as without echoing, or 'full_pass': as many fresh examples as one pass over the data holds.
+        seed: Seed of order, draws and augmentation. Default: that of seed_everything.
+        controller: Decides the factor from epoch to epoch, e.g. TargetIdle.
+        enabled: False switches echoing off, whatever else is said here, and goes on measuring.
+    """
+
+    controller: Controller | None = None
+    enabled: bool = True
+
+    def callback(self) -> EchoCallback:
+        """What these options ask for; with nothing but defaults, a callback that only measures."""
+        if not self.enabled:
+            return EchoCallback()
+        config = EchoConfig(**self.as_options())
+        return EchoCallback(self.controller, echo=None if config == EchoConfig() else config)
+
+
+class EchoCLI(LightningCLI):
+    """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.controller TargetIdle``, nothing else changed.
+
+    The group ``echo`` holds the options of `EchoConfig`, ``controller`` and ``enabled``. With neither factor nor controller an
+    `EchoCallback` only measures, and its advice says whether echoing would pay. ``--echo.enabled false`` does the same, whatever
+    the other options say. Where an `EchoCallback` is configured already, in ``trainer.callbacks`` or otherwise, it stays the only
+    one, and options in the group are refused. The data may come from a data module or from the model's own ``train_dataloader``.
+
+    Arguments are those of ``LightningCLI``.
+
+    Example:
+        >>> from unittest.mock import patch
+        >>> from lightning.pytorch.demos.boring_classes import BoringModel
+        >>> started = ["train.py", "--echo.factor=4", "--trainer.accelerator=cpu", "--trainer.logger=false"]
+        >>> with patch("sys.argv", started):  # as from the command line
+        ...     cli = EchoCLI(BoringModel, run=False, seed_everything_default=False)
+        >>> cli.config.echo.factor, any(isinstance(callback, EchoCallback) for callback in cli.trainer.callbacks)
+        (4.0, True)
+    """
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the group beside trainer, model and data, and leaves ``add_arguments_to_parser`` to the user."""
+        super().add_core_arguments_to_parser(parser)
+        parser.add_class_arguments(EchoOptions, "echo", sub_configs=True)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses, and ends in the parser's message where the options of echoing are impossible."""
+        super().parse_arguments(parser, args)
+        try:
+            _build(self._chosen(self.config).echo)
+        except (TypeError, ValueError) as error:
+            parser.error(f"echo: {error}")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The Trainer with an `EchoCallback`, unless it has one."""
+        config = self._chosen(self.config_init)
+        if "callbacks" in config.trainer:  # else Lightning says that the Trainer takes none
+            callbacks = _as_list(kwargs.get("callbacks", config.trainer.callbacks))
+            groups = [value for value in vars(config).values() if isinstance(value, Callback)]
+            if not _echoing([*callbacks, *_as_list(self.trainer_defaults.get("callbacks")), *groups]):
+                callbacks.append(config.echo.callback())
+            elif config.echo != EchoOptions():
+                self.parser.error(
+                    "echo: options are given here and in an EchoCallback that is configured already, e.g. in trainer.callbacks: "
+                    "give all of them in one of the two"
+                )
+            kwargs["callbacks"] = callbacks
+        return super().instantiate_trainer(**kwargs)
+
+    def _chosen(self, config: Namespace) -> Namespace:
+        """The part of the configuration that belongs to the subcommand, if there are any."""
+        subcommand = config.get("subcommand")
+        return config[subcommand] if subcommand else config
+
+
+def _build(config: Namespace) -> EchoOptions:
+    """The options with their controller, built apart from model and data to find bad values before these are made."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(EchoOptions, "echo")
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name before jsonargparse 4.49
+    built: EchoOptions = instantiate(Namespace({"echo": config})).echo  # type: ignore[no-untyped-call]
+    return built
+
+
+def _as_list(callbacks: Any) -> list[Callback]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, list) else [callbacks]
+
+
+def _echoing(callbacks: Iterable[Callback]) -> bool:
+    return any(isinstance(callback, EchoCallback) for callback in callbacks)
