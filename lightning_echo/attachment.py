@@ -98,10 +98,11 @@ class Attachment:
         if trainer is None or trainer.overfit_batches > 0:
             return
         used = trainer.train_dataloader
-        if isinstance(used, EchoLoader) and (self._takes_echoed or used is self.echo.loader):
-            self.echo.use(used)
-        else:
+        if used is self.echo.loader and used is not None:
+            return
+        if not isinstance(used, EchoLoader) or not self._takes_echoed:
             raise self._unreachable()
+        self.echo.adopt(used)
 
     def _answer(self, ask: Callable[[], Any]) -> Any:
         """What Lightning gets where the user's ``train_dataloader`` is ``ask``."""

@@ -98,7 +98,7 @@ class EchoCallback(pl.Callback):
         self._meter, self._decider = RunMeter(), Decider(self.controller)
         self._progress = ProgressText()
         self._loader: EchoLoader | None = None
-        self._last_step = -1
+        self._epoch = self._last_step = 0
         self._last: tuple[Observation, Decision] | None = None  # with what is recommended
 
     # ------------------------------------------------------------------ beginning and end of a fit
@@ -120,7 +120,9 @@ class EchoCallback(pl.Callback):
         self._loader = _loader_in_use(trainer)
         if not trainer.overfit_batches:  # type: ignore[attr-defined]
             self._decider.check(self._loader)
+        self._last_step = trainer.global_step
         self._meter.start(trainer, pl_module, self._loader)
+        self._catch_up(trainer, pl_module)
         log_hyperparameters(trainer, self._loader, self.controller)
         self._progress.show(trainer)
         self._say_progress()
@@ -147,6 +149,7 @@ class EchoCallback(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.echo.end_own_reload()
+        self._catch_up(trainer, pl_module)
         self._loader = _loader_in_use(trainer)
         self._meter.begin_epoch(self._loader)
 
@@ -173,9 +176,18 @@ class EchoCallback(pl.Callback):
         self._decider.validated |= not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._end_epoch(trainer, pl_module, trainer.current_epoch)
+
+    def _catch_up(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A run that was saved between an epoch's last step and its end goes on, in Lightning, without that end."""
+        if self._meter.is_in_epoch and self._epoch < trainer.current_epoch:
+            self._end_epoch(trainer, pl_module, self._epoch)
+        self._epoch = trainer.current_epoch
+
+    def _end_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
         loader = self._loader
         measures = self._meter.end_epoch(loader)
-        observation = self._decider.observe(trainer, pl_module, 1.0 if loader is None else loader.factor, measures)
+        observation = self._decider.observe(trainer, pl_module, epoch, 1.0 if loader is None else loader.factor, measures)
         decision = None if loader is None else self._decider.decide(trainer, observation)
         recommended = decision if decision is not None and decision.reason.is_measured else recommend(observation)
         report = self._report(observation, measures, recommended, decision)
@@ -221,6 +233,7 @@ class EchoCallback(pl.Callback):
         """Plain types and tensors. The loader's state is Lightning's to save, which forgets it where the model reads
         ``trainer.estimated_stepping_batches``."""
         return {
+            "epoch": self._epoch,
             "attached": self.attachment.trainer is not None,
             "loader": self.attachment.echo.state_dict(),
             "meter": self._meter.state_dict(self._loader),
@@ -231,6 +244,7 @@ class EchoCallback(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.attachment.trainer is not None and state_dict["attached"]:  # else one of the runs is not echoed by its callback
             self.attachment.echo.load_state_dict(state_dict["loader"])
+        self._epoch = state_dict["epoch"]
         self._meter.load_state_dict(state_dict["meter"])
         self._decider.load_state_dict(state_dict["controller"])
         self.reports = [EpochReport(**report) for report in state_dict["reports"]]

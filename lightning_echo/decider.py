@@ -50,7 +50,9 @@ class Decider:
         if largest is not None:
             loader.check_factor(largest)
 
-    def observe(self, trainer: pl.Trainer, pl_module: pl.LightningModule, factor: float, measures: EpochMeasures) -> Observation:
+    def observe(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int, factor: float, measures: EpochMeasures
+    ) -> Observation:
         """What is known at the end of an epoch, the same on all ranks."""
         logged = {name: value for name, value in trainer.callback_metrics.items() if not name.startswith("echo/")}
         names = trainer.strategy.broadcast(sorted(logged))
@@ -58,7 +60,7 @@ class Decider:
         self._seen.update(logged)
         judged = measures.judged
         return Observation(
-            epoch=trainer.current_epoch,
+            epoch=epoch,
             factor=factor,
             steps=0 if judged is None else judged.steps,
             idle_fraction=None if judged is None else judged.idle_fraction,

@@ -71,6 +71,11 @@ class RunMeter:
         self._tap: ProfilerTap | None = None
         self._world_size = 1
 
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether steps were measured of an epoch that has not ended."""
+        return self.idle.per_step.shape[-1] > 0
+
     # ------------------------------------------------------------------ told by hooks
 
     def start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: EchoLoader | None) -> None:

@@ -54,6 +54,7 @@ class TrainingEcho:
         self._loader: EchoLoader | None = None
         self._state: dict[str, Any] | None = None  # of a loader that does not exist yet
         self._users_reload: int | None = None  # the Trainer's setting while ours stands in its place
+        self._is_asked = False  # whether the Trainer asks here for its loader
         self._said = False
 
     @property
@@ -84,7 +85,8 @@ class TrainingEcho:
         if changes_length:
             if value > self.factor:
                 _refuse_fixed_schedules(trainer)
-            loader.keep_length()
+            if self._is_asked:  # then it answers the reload, and says the new length there
+                loader.keep_length()
         loader.set_factor(value)
         if changes_length:
             self._order_reload()
@@ -97,7 +99,7 @@ class TrainingEcho:
         Raises:
             MisconfigurationException: The user's loader cannot be echoed, or is already.
         """
-        only_for_length = self.end_own_reload()
+        self._is_asked, only_for_length = True, self.end_own_reload()
         if self._loader is not None:
             self._loader.release_length()
             if only_for_length:
@@ -113,6 +115,20 @@ class TrainingEcho:
         if self._loader is None or (loader is not self._loader.loader and loader is not self._loader):
             return self.use(self._as_echo_loader(loader))
         return self.use(self._loader)
+
+    def adopt(self, loader: EchoLoader) -> None:
+        """Takes a loader that the Trainer has already, and trains with now.
+
+        Raises:
+            MisconfigurationException: The factor to begin with would change the length of the epoch that is about to begin.
+        """
+        self._is_asked = False
+        if loader.epoch_length == "full_pass" and self._loader is None and self._factor not in (None, loader.factor):
+            raise MisconfigurationException(
+                f"{self._owner} begins with factor {self._factor:g}, but the epoch's length is settled already: with "
+                f"epoch_length='full_pass' pass EchoLoader(loader, {self._factor:g}, ...) to fit"
+            )
+        self.use(loader)
 
     def use(self, loader: EchoLoader) -> EchoLoader:
         """Makes a loader the one in use; it goes on where the one before stands, or with a state that waits for it."""
