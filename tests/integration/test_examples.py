@@ -4,6 +4,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,3 +32,107 @@ def test_the_demo_prints_its_table_and_saves_its_plot(tmp_path: Path) -> None:
     assert "bound" in output.lower()
     plots = list(tmp_path.rglob("*.png"))
     assert any(plot.read_bytes()[:4] == b"\x89PNG" and plot.stat().st_size > 10_000 for plot in plots)
+
+
+class Outcome(NamedTuple):
+    """What a program of waves.py says at its end."""
+
+    factor: float | None
+    fresh: int
+    echoed: int
+    loss: str
+
+
+EXAMPLES_OF_A_PASS, BUFFER = 512, 64
+NOTHING_SAVED = "--trainer.enable_checkpointing=false"
+
+
+def outcome(program: str, *arguments: str, cwd: Path) -> Outcome:
+    output = run(program, *arguments, cwd=cwd)
+    loss = re.search(r"last loss (\S+)", output)
+    assert loss is not None, output[-3000:]
+    counts = re.search(r"^EchoCounts\(fresh=(\d+), echoed=(\d+)", output, re.MULTILINE)
+    factor = re.search(r"factor (\S+): reuse .*\nEchoCounts", output)
+    if counts is None or factor is None:
+        assert "not echoed" in output
+        return Outcome(None, 0, 0, loss[1])
+    return Outcome(float(factor[1]), int(counts[1]), int(counts[2]), loss[1])
+
+
+def assert_echoed(found: Outcome, factor: float, epochs: int) -> None:
+    """As many examples as without echoing, of which one in ``factor`` is fresh, give or take the buffer."""
+    delivered = epochs * EXAMPLES_OF_A_PASS
+    assert found.fresh + found.echoed == delivered
+    assert abs(found.fresh - delivered / factor) <= BUFFER
+
+
+CALLBACK = ["--data=WavesDataModule", "--trainer.callbacks+=lightning_echo.EchoCallback"]
+DATA_MODULE = ["--data=lightning_echo.EchoDataModule", "--data.datamodule=waves.WavesDataModule"]
+
+
+def test_an_unchanged_cli_program_echoes_by_a_callback_on_its_command_line(tmp_path: Path) -> None:
+    options = [*CALLBACK, "--trainer.callbacks.echo.factor=4", f"--trainer.callbacks.echo.buffer_size={BUFFER}"]
+    controller = "--trainer.callbacks.controller=lightning_echo.TargetIdle"
+    found = outcome("plain_cli.py", "fit", *options, controller, "--trainer.max_epochs=1", cwd=tmp_path)
+    assert_echoed(found, 4, epochs=1)  # the controller decides for the first time at the end of the epoch
+    (saved,) = tmp_path.rglob("config.yaml")
+    (callback,) = yaml.safe_load(saved.read_text())["trainer"]["callbacks"]
+    assert callback["init_args"]["controller"]["class_path"].endswith("TargetIdle")
+
+
+def test_an_unchanged_cli_program_echoes_by_a_data_module_on_its_command_line(tmp_path: Path) -> None:
+    options = ["--data.datamodule.batch_size=16", "--data.factor=2.5", f"--data.buffer_size={BUFFER}", "--trainer.max_epochs=2"]
+    found = outcome("plain_cli.py", "fit", *DATA_MODULE, *options, NOTHING_SAVED, cwd=tmp_path)
+    assert found.factor == 2.5
+    assert_echoed(found, 2.5, epochs=2)
+
+
+def test_a_cli_program_with_an_echo_group_echoes_by_one_option(tmp_path: Path) -> None:
+    found = outcome("echo_cli.py", "fit", "--echo.factor=4", "--echo.buffer_size=64", "--trainer.max_epochs=2", cwd=tmp_path)
+    assert found.factor == 4
+    assert_echoed(found, 4, epochs=2)
+    options = ["--echo.controller=TargetIdle", "--echo.controller.target=0.1", "--trainer.max_epochs=1"]
+    found = outcome("echo_cli.py", "fit", *options, NOTHING_SAVED, cwd=tmp_path)
+    assert (found.fresh, found.echoed) == (EXAMPLES_OF_A_PASS, 0)  # from factor 1 on
+    config = str(EXAMPLES / "echo_cli.yaml")
+    found = outcome("echo_cli.py", "fit", "--config", config, "--echo.enabled=false", NOTHING_SAVED, cwd=tmp_path)
+    assert found.factor is None
+
+
+CONFIGS = {
+    "plain_cli_callback.yaml": "plain_cli.py",
+    "plain_cli_datamodule.yaml": "plain_cli.py",
+    "echo_cli.yaml": "echo_cli.py",
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_cli_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_the_run(config: str, tmp_path: Path) -> None:
+    program = CONFIGS[config]
+    first = outcome(program, "fit", "--config", str(EXAMPLES / config), NOTHING_SAVED, cwd=tmp_path)
+    assert first.factor == 2.5
+    assert_echoed(first, 2.5, epochs=2)
+    (saved,) = tmp_path.rglob("config.yaml")
+    (tmp_path / "again").mkdir()
+    assert outcome(program, "fit", "--config", str(saved), cwd=tmp_path / "again") == first
+
+
+def test_a_bad_value_of_the_echo_group_ends_in_the_parsers_message(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "echo_cli.py"), "fit", "--echo.factor=0.5"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 2
+    assert "error: echo: factor must be a finite number >= 1, got 0.5" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_omegaconf_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_the_run(tmp_path: Path) -> None:
+    first = outcome("omegaconf_run.py", cwd=tmp_path)
+    assert first.factor == 2.5
+    assert_echoed(first, 2.5, epochs=2)
+    assert outcome("omegaconf_run.py", "config=config.yaml", cwd=tmp_path) == first
+
+
+def test_an_omegaconf_program_echoes_by_a_dot_list(tmp_path: Path) -> None:
+    found = outcome("omegaconf_run.py", "echo.factor=4", "trainer.max_epochs=1", cwd=tmp_path)
+    assert found.factor == 4
+    assert_echoed(found, 4, epochs=1)

@@ -1,0 +1,16 @@
+"""A LightningCLI program with a group of options for echoing: `EchoCLI` in place of `LightningCLI`.
+
+    python echo_cli.py fit --echo.factor 4
+    python echo_cli.py fit --echo.controller TargetIdle --echo.controller.target 0.1
+    python echo_cli.py fit --config echo_cli.yaml
+    python echo_cli.py fit --config echo_cli.yaml --echo.enabled false
+
+With none of these options the run is only measured, and the summary says whether echoing would pay.
+"""
+
+from waves import WaveClassifier, WavesDataModule
+
+from lightning_echo import EchoCLI
+
+if __name__ == "__main__":
+    EchoCLI(WaveClassifier, WavesDataModule, parser_kwargs={"parser_mode": "omegaconf"})  # the mode: for ${...} in files
