@@ -14,7 +14,7 @@ import yaml
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from torch.utils.data import DataLoader
-from trainer_runs import Data, Recorder, echoed, fit
+from trainer_runs import Data, Recorder, SaveAt, echoed, fit
 
 from lightning_echo import EchoCallback, EchoCLI, EchoConfig, EchoLoader, FactorSchedule, MetricGuard, TargetIdle
 
@@ -402,3 +402,14 @@ def test_the_saved_config_of_a_run_reproduces_it(options: list[str], tmp_path: P
     assert again.model.batches == first.model.batches
     assert getattr(loader_of(again), "counts", None) == getattr(loader_of(first), "counts", None)
     assert yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())["echo"] == yaml.safe_load(saved.read_text())["echo"]
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")  # of the plain loader
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_checkpoint_resumes_exactly_with_echoing_and_also_with_echoing_switched_off(enabled: bool, tmp_path: Path) -> None:
+    save = SaveAt(tmp_path, [8])
+    whole = run("fit", *ECHO, trainer_defaults={**QUIET, **HIDDEN, "callbacks": save})
+    resumed = run("fit", *ECHO, f"--echo.enabled={str(enabled).lower()}", f"--ckpt_path={save.path(8)}")
+    assert len(resumed.model.batches) == len(whole.model.batches) - 8
+    assert (resumed.model.batches == whole.model.batches[8:]) is enabled
+    assert type(loader_of(resumed)) is (EchoLoader if enabled else DataLoader)
