@@ -110,6 +110,7 @@ class StepTimer:
 
     def begin_step(self) -> None:
         """What follows uses the batch."""
+        self.resume()
         if self._new_event is not None:
             self._begin = self._event(self._new_event)
 
@@ -117,16 +118,19 @@ class StepTimer:
         """The optimizer has stepped, or the gradients are accumulated."""
         now, last = self._clock(), self._last_end
         waited, paused = self._waited, self._paused
-        self._last_end, self._waited, self._paused = now, 0.0, 0.0
-        if last is None:  # nobody has seen a batch come: nothing to count from
+        self._waited = self._paused = 0.0
+        if last is None:  # nobody has seen a batch come: nothing to count from, and no telling what was waited for
+            if self._begin is not None:
+                self._spare.append(self._begin)
             self._begin = None
             return
+        self._last_end = now
         if self._new_event is None:
             self._count(waited, now - last - paused)
             return
-        assert self._begin is not None
+        begin = self._begin or self._event(self._new_event)  # for a batch of None, Lightning ends a step that did not begin
         end = self._event(self._new_event)
-        self._pending.append(_Pending(waited, paused, self._last_event, self._begin, end))
+        self._pending.append(_Pending(waited, paused, self._last_event, begin, end))
         self._last_event, self._begin = end, None
         while self._pending and self._pending[0].end.query():
             self._settle(self._pending.popleft())
