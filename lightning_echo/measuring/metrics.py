@@ -66,7 +66,7 @@ class IdleFraction(Metric):
 
     is_differentiable = False
     higher_is_better = False
-    full_state_update = False
+    full_state_update = True  # else ``forward`` would stack the new steps on the old ones, as if they were another rank's
     per_step: Tensor
 
     def __init__(self, **kwargs: Any) -> None:
@@ -95,8 +95,11 @@ class IdleFraction(Metric):
 
     def steps(self, first: int = 0) -> JobSteps | None:
         """More than the fraction, of the steps from ``first`` on; within ``sync_context()`` over all ranks. None: no steps."""
-        per_step = self.per_step.reshape(-1, 2, self.per_step.shape[-1])[:, :, first:].cpu()  # (ranks, 2, steps)
-        return job_steps(per_step[:, 0], per_step[:, 1]) if per_step.shape[-1] else None
+        count = self.per_step.shape[-1]
+        if first >= count:
+            return None
+        per_step = self.per_step.reshape(-1, 2, count)[:, :, first:].cpu()  # (ranks, 2, steps)
+        return job_steps(per_step[:, 0], per_step[:, 1])
 
 
 class EchoCounter(Metric):
