@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, SetFactor, echoed, trainer
 
-from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader
+from lightning_echo import Controller, EchoCallback, EchoConfig, EchoDataModule, EchoLoader, TargetIdle
+from lightning_echo.measuring.control import Decision, Observation, Reason
 
 LENGTH = 61  # odd: DistributedSampler fills the last place up with the first example
 UNEVEN = {"length": LENGTH, "batch_size": 4}
@@ -225,10 +227,60 @@ def scenario_callback(folder: Path) -> Any:
     return found
 
 
+class LocalDecisions(Controller):
+    """Would decide differently on each rank: by what the rank itself has logged, and by its number."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.seen = rank, []  # type: ignore[var-annotated]
+
+    def decide(self, observation: Observation) -> Decision:
+        self.seen.append(dict(observation.metrics))
+        factor = 1 + observation.epoch + observation.metrics["rank"] + self.rank
+        return Decision(factor, Reason.custom, f"of rank {self.rank}")
+
+
+class LogsItsRank(TwoRankRecorder):
+    """Logs a metric that is another one on each rank."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.log("rank", float(self.global_rank), on_step=False, on_epoch=True, sync_dist=False)
+
+
+def scenario_controller(folder: Path) -> Any:
+    """Ranks that measure, log and would decide differently."""
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    found = {}
+    for epoch_length in ("fixed", "full_pass"):
+        controller = LocalDecisions(rank)
+        echo = EchoCallback(controller, echo=EchoConfig(2, "after_augmentation", seed=7, epoch_length=epoch_length))
+        run = Run(LogsItsRank(), echo.attachment.echo, trainer(strategy="ddp", devices=2, max_epochs=4, callbacks=[echo]))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+            run.trainer.fit(run.model, datamodule=Data(2, delay=0.002 * rank, **UNEVEN))
+        reports = [report.state() for report in echo.reports]
+        found[epoch_length] = {**seen(run), "reports": reports, "shown": controller.seen}
+    return found
+
+
+def scenario_reports_resumed(folder: Path) -> Any:
+    """Counts of all ranks, when a run was saved in the middle of an epoch and goes on."""
+    (folder / "reports").mkdir(exist_ok=True)
+    save = SaveAt(folder / "reports", [11], dies=True)
+
+    def run(*callbacks: Any, ckpt_path: Any = None) -> Any:
+        echo = EchoCallback(TargetIdle(), echo=EchoConfig(2, "after_augmentation", seed=7))
+        runner = trainer(strategy="ddp", devices=2, max_epochs=3, callbacks=[echo, *callbacks])
+        runner.fit(TwoRankRecorder(), datamodule=Data(2, **UNEVEN), ckpt_path=ckpt_path)
+        return [report.state() for report in echo.reports]
+
+    try:
+        run(save)
+    except Killed:
+        return {"whole": run(), "resumed": run(ckpt_path=save.path(11))}
+
+
 def scenario_from_one_rank(folder: Path) -> Any:
     """A checkpoint that a single process saved at step 8, see test_ddp.py."""
-    import warnings
-
     data = echoed(2, **UNEVEN)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -216,6 +216,39 @@ def test_ranks_change_factor_and_length_together(ranks: Ranks) -> None:
     assert fresh[0] == fresh[1]
 
 
+@pytest.mark.parametrize("epoch_length", ["fixed", "full_pass"])
+def test_ranks_that_measure_differently_decide_alike(ranks: Ranks, epoch_length: str) -> None:
+    first, second = ranks.of("controller", epoch_length)
+    assert first["reports"] == second["reports"], "what is reported is of the job"
+    # the metric is 0 and 1 on the ranks, 0.5 in the mean, and rank 0 decides: 1 + epoch + 0.5
+    assert [report["next_factor"] for report in first["reports"]] == [1.5, 2.5, 3.5, 4.5]
+    assert [report["message"] for report in second["reports"]] == ["of rank 0"] * 4
+    for shown in (first["shown"], second["shown"]):
+        assert [metrics["rank"] for metrics in shown] == [0.5] * 4
+    steps = [8, 8, 8, 8] if epoch_length == "fixed" else [16, 12, 20, 28]
+    assert first["steps"] == second["steps"] == steps
+    assert_shares(fresh_stream(first["batches"]), fresh_stream(second["batches"]), set(range(LENGTH)), EACH)
+
+
+@pytest.mark.parametrize("epoch_length", ["fixed", "full_pass"])
+def test_counts_in_reports_are_those_of_all_ranks(ranks: Ranks, epoch_length: str) -> None:
+    runs = ranks.of("controller", epoch_length)
+    for epoch, report in enumerate(runs[0]["reports"]):
+        delivered = fresh = 0
+        for run in runs:
+            until = sum(run["steps"][: epoch + 1])
+            delivered += sum(len(indices) for indices, _ in run["batches"][:until])
+            fresh += sum(map(len, first_uses(run["batches"])[:until]))
+        assert (report["fresh_examples"], report["echoed_examples"]) == (fresh, delivered - fresh)
+
+
+def test_counts_in_reports_go_on_after_a_resume_within_an_epoch(ranks: Ranks) -> None:
+    for each in ranks.of("reports_resumed"):
+        for whole, resumed in zip(each["whole"], each["resumed"], strict=True):
+            for name in ("epoch", "fresh_examples", "echoed_examples", "effective_factor", "passes", "steps"):
+                assert whole[name] == resumed[name], name
+
+
 def test_validation_is_sharded_as_without_echoing(ranks: Ranks) -> None:
     plain, echoing = ranks.of("plain"), ranks.of("module")
     assert sorted(plain[0]["validated"] + plain[1]["validated"]) == list(range(6))
