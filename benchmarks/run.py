@@ -13,13 +13,15 @@ from pathlib import Path
 
 import torch
 from factor_one import factor_one
+from measuring import measuring
 from memory import memory
 from planning import planning, start
 from protection import protection
 from report import machine
 from speedup import speedup
+from target_idle import target_idle
 
-_BENCHMARKS = {run.__name__: run for run in (speedup, factor_one, planning, start, memory, protection)}
+_BENCHMARKS = {run.__name__: run for run in (speedup, factor_one, planning, start, memory, protection, measuring, target_idle)}
 _HERE = Path(__file__).parent
 
 

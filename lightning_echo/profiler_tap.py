@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lightning.pytorch.profilers import PassThroughProfiler
+
 from lightning_echo.measuring.timing import StepTimer
 
 __all__ = ["ProfilerTap"]
@@ -26,32 +28,41 @@ class ProfilerTap:
     """
 
     def __init__(self, profiler: Any, timer: StepTimer) -> None:
-        self._profiler, self._timer = profiler, timer
-        self._start: Callable[[str], None] = profiler.start
-        self._stop: Callable[[str], None] = profiler.stop
+        self._profiler = profiler
         self._had = {name: vars(profiler)[name] for name in ("start", "stop") if name in vars(profiler)}
-        profiler.start, profiler.stop = self.start, self.stop
-
-    def start(self, action_name: str) -> None:
-        """Stands in for the profiler's."""
-        self._start(action_name)
-        if action_name.endswith(_FETCH):
-            self._timer.begin_fetch()
-        elif action_name.endswith(_COPY):
-            self._timer.begin_copy()
-        elif action_name.endswith(_VALIDATION):
-            self._timer.pause()
-
-    def stop(self, action_name: str) -> None:
-        """Stands in for the profiler's."""
-        if action_name.endswith(_FETCH):
-            self._timer.end_fetch()
-        elif action_name.endswith(_COPY):
-            self._timer.end_copy()
-        self._stop(action_name)
+        hears_nothing = type(profiler) is PassThroughProfiler
+        start = {_FETCH: timer.begin_fetch, _COPY: timer.begin_copy, _VALIDATION: timer.pause}
+        stop = {_FETCH: timer.end_fetch, _COPY: timer.end_copy}
+        profiler.start = _Told(None if hears_nothing else profiler.start, start, timer_first=False)
+        profiler.stop = _Told(None if hears_nothing else profiler.stop, stop, timer_first=True)
 
     def close(self) -> None:
         """Gives the profiler its own methods back."""
         for name in ("start", "stop"):
             vars(self._profiler).pop(name, None)
         vars(self._profiler).update(self._had)
+
+
+class _Told:
+    """Stands in for a profiler's ``start`` or ``stop``. Called some fifty times in a step: one look into a dictionary."""
+
+    def __init__(
+        self, original: Callable[[str], None] | None, tells: dict[str, Callable[[], None]], *, timer_first: bool
+    ) -> None:
+        self._original, self._tells, self._timer_first = original, tells, timer_first
+        self._known: dict[str, Callable[[], None] | None] = {}
+
+    def __call__(self, action_name: str) -> None:
+        known = self._known
+        tell = known[action_name] if action_name in known else self._learn(action_name)
+        if tell is not None and self._timer_first:
+            tell()
+        if self._original is not None:
+            self._original(action_name)
+        if tell is not None and not self._timer_first:
+            tell()
+
+    def _learn(self, action_name: str) -> Callable[[], None] | None:
+        tell = next((tell for end, tell in self._tells.items() if action_name.endswith(end)), None)
+        self._known[action_name] = tell
+        return tell

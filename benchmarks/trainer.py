@@ -1,0 +1,72 @@
+"""Trainers that do nothing but what is measured, and models whose step takes a known time."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+_QUIET = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class SleepingModel(pl.LightningModule):
+    """A step that takes a while, as on an accelerator: the processor is free."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.seconds = seconds
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        if self.seconds:
+            time.sleep(self.seconds)
+
+    def configure_optimizers(self) -> None:
+        return None
+
+
+class Ready:
+    """Batches that cost nothing to fetch."""
+
+    def __init__(self, batches: int) -> None:
+        self._batches, self._batch = batches, torch.zeros(32, 4)
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([self._batch] * self._batches)
+
+
+class Clock(pl.Callback):
+    """When the first step began and each epoch ended."""
+
+    def __init__(self) -> None:
+        self.start: float | None = None
+        self.ends: list[float] = []
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        if self.start is None:
+            self.start = time.perf_counter()
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.ends.append(time.perf_counter())
+
+
+def fit(model: pl.LightningModule, loader: Any, callbacks: list[pl.Callback], **options: Any) -> None:
+    """Trains without a word."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pl.Trainer(**_QUIET, callbacks=callbacks, **options).fit(model, loader)
