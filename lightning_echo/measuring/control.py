@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Real
 from typing import Any
 
 from lightning_echo.measuring.cost import PipelineCosts
 
-__all__ = ["Controller", "Decision", "Observation", "Reason"]
+__all__ = ["Controller", "Decision", "Observation", "Reason", "check_number"]
 
 
 class Reason(Enum):
@@ -115,3 +116,14 @@ class Controller(ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027 (nothing to load is a state, too)
         """Goes on from a `state_dict`."""
+
+
+def check_number(name: str, value: Any) -> float:
+    """An option as a float.
+
+    Raises:
+        TypeError: It is no number.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
 
 __all__ = ["MetricGuard"]
 
@@ -25,7 +25,7 @@ class MetricGuard(Controller):
         shrink: In (0, 1).
 
     Raises:
-        TypeError: ``controller`` is none.
+        TypeError: ``controller`` is none, or an option no number.
         ValueError: An option has an impossible value; or, from `decide`, nothing of the name ``monitor`` is ever logged.
 
     Example:
@@ -51,11 +51,13 @@ class MetricGuard(Controller):
             raise TypeError(f"controller must be a Controller to guard, e.g. TargetIdle(), got {controller!r}")
         if mode not in ("min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}")
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise ValueError(f"patience must be a number of checks >= 1, got {patience!r}")
-        if not 0 <= min_delta < math.inf:
-            raise ValueError(f"min_delta must be a number >= 0, got {min_delta!r}")
-        if not 0 < shrink < 1:
+        if isinstance(patience, bool) or not isinstance(patience, int):
+            raise TypeError(f"patience must be an integer (a number of checks), got {patience!r}")
+        if patience < 1:
+            raise ValueError(f"patience must be a number of checks >= 1, got {patience!r}; 1 acts at once")
+        if not 0 <= check_number("min_delta", min_delta) < math.inf:
+            raise ValueError(f"min_delta must be a finite number >= 0, got {min_delta!r}; 0 counts any improvement")
+        if not 0 < check_number("shrink", shrink) < 1:
             raise ValueError(f"shrink must be a number between 0 and 1, both excluded, got {shrink!r}; 0.5 halves the ceiling")
         self.controller, self.monitor, self.mode = controller, monitor, mode
         self.patience, self.min_delta, self.shrink = patience, float(min_delta), float(shrink)
@@ -63,7 +65,7 @@ class MetricGuard(Controller):
         self._row = 0  # checks in a row: with improvement > 0, without < 0
         self._ceiling = math.inf
         self._first_ceiling = math.inf  # where it is gone again
-        self._missing = 0
+        self._missing = 0  # decisions in this process that could have seen the metric and did not
 
     def __repr__(self) -> str:
         options = f"monitor={self.monitor!r}, mode={self.mode!r}, patience={self.patience}"
@@ -81,7 +83,9 @@ class MetricGuard(Controller):
         if value is None:
             self._check_known(observation)
             return wanted
-        said = self._check(value, observation.factor) if self.monitor in observation.logged else f"{self.monitor} is not new"
+        self._missing = 0
+        is_new = self.monitor in observation.logged
+        said = self._check(value, observation.factor) if is_new else f"{self.monitor} {value:.4g} is not new"
         if wanted.factor <= self._ceiling:
             return wanted
         return Decision(self._ceiling, Reason.guarded, f"{said}: at most factor {self._ceiling:g} instead of {wanted.factor:g}")
@@ -122,10 +126,9 @@ class MetricGuard(Controller):
             "row": self._row,
             "ceiling": self._ceiling,
             "first_ceiling": self._first_ceiling,
-            "missing": self._missing,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.controller.load_state_dict(state_dict["controller"])
-        self._best, self._row, self._missing = state_dict["best"], state_dict["row"], state_dict["missing"]
+        self._best, self._row = state_dict["best"], state_dict["row"]
         self._ceiling, self._first_ceiling = state_dict["ceiling"], state_dict["first_ceiling"]

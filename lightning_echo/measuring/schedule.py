@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
 
 __all__ = ["FactorSchedule"]
 
@@ -17,7 +19,7 @@ class FactorSchedule(Controller):
         factors: Epoch -> echo factor. Before the first entry the factor stays what it is.
 
     Raises:
-        TypeError: An epoch is no integer, or a factor no number.
+        TypeError: There is no mapping, an epoch is no integer, or a factor no number.
         ValueError: There is no entry, an epoch is negative, or a factor below 1.
 
     Example:
@@ -47,17 +49,15 @@ class FactorSchedule(Controller):
 
 
 def _check_schedule(factors: Any) -> dict[int, float]:
-    if not isinstance(factors, dict) or not factors:
-        raise ValueError(f"factors must map epochs to echo factors, e.g. {{0: 1.0, 2: 4.0}}, got {factors!r}")
+    if not isinstance(factors, Mapping):
+        raise TypeError(f"factors must map epochs to echo factors, e.g. {{0: 1.0, 2: 4.0}}, got {factors!r}")
+    if not factors:
+        raise ValueError("factors must have at least one entry, e.g. {0: 1.0, 2: 4.0}, got {}")
     for epoch, factor in factors.items():
-        if isinstance(epoch, bool) or not isinstance(epoch, int):
+        if isinstance(epoch, bool) or not isinstance(epoch, Integral):
             raise TypeError(f"factors must have epochs (integers) as keys, got {epoch!r}")
         if epoch < 0:
-            raise ValueError(f"factors must have epochs from 0 on as keys, got {epoch}")
-        if isinstance(factor, bool) or not isinstance(factor, int | float):
-            raise TypeError(f"factors must have real numbers >= 1 as values, got {factor!r} for epoch {epoch}")
-        if not 1 <= factor < math.inf:
-            raise ValueError(
-                f"factors must have finite numbers >= 1 as values, got {factor!r} for epoch {epoch}; 1 is no echoing"
-            )
-    return {epoch: float(factors[epoch]) for epoch in sorted(factors)}
+            raise ValueError(f"factors must have epochs from 0 on as keys, got {epoch}; 0 is the first epoch")
+        if not 1 <= check_number(f"factors[{epoch}]", factor) < math.inf:
+            raise ValueError(f"factors[{epoch}] must be a finite number >= 1, got {factor!r}; 1 switches echoing off")
+    return {int(epoch): float(factors[epoch]) for epoch in sorted(factors)}

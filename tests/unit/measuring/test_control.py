@@ -1,0 +1,55 @@
+"""Observations and decisions: what holds for every controller."""
+
+import math
+
+import pytest
+
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
+
+
+@pytest.mark.parametrize("factor", [0.99, 0, -2, math.nan, math.inf])
+def test_a_decision_for_an_impossible_factor_is_refused_with_the_way_out(factor):
+    with pytest.raises(ValueError, match=r"Decision\.factor must be a finite number >= 1, got .*; use 1 to switch echoing off"):
+        Decision(factor, Reason.custom, "why not")
+
+
+def test_a_decision_carries_factor_reason_and_message():
+    decision = Decision(1, Reason.custom, "half of it")
+    assert (decision.factor, decision.reason, decision.message) == (1, Reason.custom, "half of it")
+
+
+def test_every_reason_has_its_name_as_value_so_that_it_can_be_logged():
+    assert [reason.value for reason in Reason] == [reason.name for reason in Reason]
+
+
+def test_an_observation_of_which_nothing_is_measured_says_so():
+    seen = Observation(epoch=3, factor=2.0)
+    assert (seen.steps, seen.idle_fraction, seen.step_seconds, seen.costs) == (0, None, None, None)
+    assert (dict(seen.metrics), seen.logged, seen.validated) == ({}, frozenset(), True)
+
+
+def test_a_controller_of_ones_own_needs_nothing_but_decide():
+    class Always(Controller):
+        def decide(self, observation):
+            return Decision(2, Reason.custom, "always")
+
+    controller = Always()
+    assert controller.initial_factor() is None
+    assert controller.state_dict() == {}
+    controller.load_state_dict({})
+    assert controller.decide(Observation(0, 1.0)).factor == 2
+
+
+def test_a_controller_without_decide_cannot_be_made():
+    with pytest.raises(TypeError, match="decide"):
+        Controller()
+
+
+@pytest.mark.parametrize("value", ["2", None, True, 1j, [1]])
+def test_an_option_that_is_no_number_is_refused_by_its_name(value):
+    with pytest.raises(TypeError, match="shrink must be a number, got"):
+        check_number("shrink", value)
+
+
+def test_an_option_becomes_a_float():
+    assert type(check_number("shrink", 1)) is float
