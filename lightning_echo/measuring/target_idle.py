@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
 from lightning_echo.measuring.cost import PipelineCosts
 
 __all__ = ["TargetIdle", "recommend"]
 
-_MARGIN = 1.1  # aimed at above the balance point, where jitter still costs; a change below it is none
+_AIM = 1.07  # above what just feeds the device: a sample of jitter must not bring idle over the target again
+_CHANGE = 1.1  # less is no change while idle is under the target
 
 
 class TargetIdle(Controller):
@@ -30,6 +31,7 @@ class TargetIdle(Controller):
         max_factor: Largest factor to choose.
 
     Raises:
+        TypeError: An option is no number.
         ValueError: An option has an impossible value.
 
     Example:
@@ -37,20 +39,22 @@ class TargetIdle(Controller):
         >>> seen = Observation(epoch=0, factor=1.0, steps=100, idle_fraction=0.67, step_seconds=0.03, costs=costs)
         >>> decision = TargetIdle().decide(seen)
         >>> decision.factor, decision.reason.value
-        (3.14, 'starved')
+        (3.05, 'starved')
     """
 
     def __init__(self, target: float = 0.05, *, min_factor: float = 1.0, max_factor: float = 4.0) -> None:
-        if not 0 < target < 1:
+        self.target = check_number("target", target)
+        self.min_factor, self.max_factor = check_number("min_factor", min_factor), check_number("max_factor", max_factor)
+        if not 0 < self.target < 1:
             raise ValueError(f"target must be an idle fraction between 0 and 1, both excluded, got {target!r}; 0.05 is usual")
-        if not 1 <= min_factor <= max_factor < math.inf:
+        if not 1 <= self.min_factor < math.inf:
+            raise ValueError(f"min_factor must be a finite number >= 1, got {min_factor!r}; 1 lets echoing be switched off")
+        if not self.min_factor <= self.max_factor < math.inf:
             raise ValueError(
-                "min_factor and max_factor must be numbers with 1 <= min_factor <= max_factor, got "
-                f"min_factor={min_factor!r} and max_factor={max_factor!r}"
+                f"max_factor must be a finite number >= min_factor={min_factor!r}, got {max_factor!r}; 4 is the default"
             )
-        self.target, self.min_factor, self.max_factor = float(target), float(min_factor), float(max_factor)
-        # The largest factor at which the device was seen waiting too long, relative to what the costs said was enough.
-        self._too_small = 0.0
+        # How much slower than its costs the host was when the device last waited, and the least of it that was ever needed.
+        self._slowness = self._least_slowness = 1.0
 
     def __repr__(self) -> str:
         return f"TargetIdle({self.target:g}, min_factor={self.min_factor:g}, max_factor={self.max_factor:g})"
@@ -61,56 +65,60 @@ class TargetIdle(Controller):
     def decide(self, observation: Observation) -> Decision:
         idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
         if idle is None or observation.step_seconds is None:
-            return self._keep(factor, Reason.not_measured, f"only {observation.steps} steps were measured with this factor")
+            return self._within_bounds(
+                factor, Reason.not_measured, f"only {observation.steps} steps were measured with this factor"
+            )
+        what = f"idle {idle * 100:.3g} %, target {self.target * 100:.3g} %"
         if idle <= self.target:
-            return self._lower(factor, idle, costs)
+            return self._lower(factor, what, costs)
         if costs is None:
-            return self._keep(factor, Reason.not_measured, f"idle {idle:.0%}, but the pipeline's costs are not known")
-        return self._raise(factor, idle, costs, observation.step_seconds)
+            return self._within_bounds(factor, Reason.not_measured, f"{what}, but what the pipeline costs is not known")
+        return self._raise(factor, what, costs, observation.step_seconds)
 
-    def _lower(self, factor: float, idle: float, costs: PipelineCosts | None) -> Decision:
+    def _lower(self, factor: float, what: str, costs: PipelineCosts | None) -> Decision:
         """Idle is under the target: less, if much less is enough."""
         if costs is None:
-            return self._keep(factor, Reason.fits, f"idle {idle:.0%}; how much faster the source could be is not known")
-        balance = costs.feeding_factor(self.target)
-        wanted = _round_up(balance * _MARGIN)
-        if (too_small := self._too_small * balance) < factor:  # halfway to what was seen not to be enough, no nearer
-            wanted = max(wanted, _round_up(math.sqrt(too_small * factor)))
-        wanted = max(wanted, self.min_factor)
-        if wanted * _MARGIN > factor:
-            return self._keep(factor, Reason.fits, f"idle {idle:.0%}, target {self.target:.0%}")
-        reason = Reason.at_minimum if wanted == self.min_factor > balance * _MARGIN else Reason.cheaper_source
-        return Decision(wanted, reason, f"idle {idle:.0%}, target {self.target:.0%}: a factor of {wanted:g} is enough")
+            return self._within_bounds(factor, Reason.fits, f"{what}; how much less would do is not known")
+        if self._slowness >= _CHANGE**2 * self._least_slowness:  # it may have been a passing one: halfway back
+            self._slowness = math.sqrt(self._slowness * self._least_slowness)
+        wanted = self._aim(costs)
+        if wanted * _CHANGE > factor:
+            return self._within_bounds(factor, Reason.fits, what)
+        enough = f"{what}: a factor of {wanted:g} is enough"
+        if self.min_factor <= factor < self.min_factor * _CHANGE:
+            return Decision(factor, Reason.at_minimum, f"{enough}; min_factor is {self.min_factor:g}")
+        return self._within_bounds(wanted, Reason.cheaper_source, enough)
 
-    def _raise(self, factor: float, idle: float, costs: PipelineCosts, step_seconds: float) -> Decision:
+    def _raise(self, factor: float, what: str, costs: PipelineCosts, step_seconds: float) -> Decision:
         """Idle is over the target: more, if that helps."""
-        balance = costs.feeding_factor(self.target)
-        if math.isfinite(balance):
-            self._too_small = max(self._too_small, factor / balance)
-        host = costs.host_seconds(factor)
-        if costs.workers and 0 < host < step_seconds:  # while the device waits, the host takes as long as a step lasts
-            costs = costs.slower(step_seconds / host)
-        balance = costs.feeding_factor(self.target)
-        what = f"idle {idle:.0%}, target {self.target:.0%}"
-        if not math.isfinite(balance):
-            return self._keep(factor, *_why_not(costs, self.target, what))
-        wanted = _round_up(balance * _MARGIN)
-        if wanted > self.max_factor:
-            largest = max(factor, self.max_factor)
-            return Decision(largest, Reason.at_maximum, f"{what}: that takes {wanted:g}, max_factor is {self.max_factor:g}")
-        wanted = max(wanted, self.min_factor, factor)
-        return Decision(wanted, Reason.starved, f"{what}: a factor of {wanted:g} feeds the device")
+        if costs.workers and (host := costs.host_seconds(factor)):
+            # While the device waits, the host takes as long as a step lasts; at the target it would take less.
+            enough = costs.device_seconds / (1 - self.target)
+            self._slowness = max(1.0, step_seconds / host)
+            self._least_slowness = max(self._least_slowness, min(enough / host, self._slowness))
+        wanted = max(self._aim(costs), _round_up(factor * _AIM))
+        if wanted > self.max_factor and (not costs.workers or not math.isfinite(wanted)):
+            return self._within_bounds(factor, *_why_not(costs.slower(self._slowness), self.target, what))
+        return self._within_bounds(wanted, Reason.starved, f"{what}: a factor of {wanted:g} feeds the device")
 
-    def _keep(self, factor: float, reason: Reason, message: str) -> Decision:
+    def _aim(self, costs: PipelineCosts) -> float:
+        """A little more than what feeds the device; 1 if nothing has to be echoed."""
+        balance = costs.slower(self._slowness).feeding_factor(self.target)
+        return _round_up(balance * _AIM) if balance > 1 else 1.0
+
+    def _within_bounds(self, factor: float, reason: Reason, message: str) -> Decision:
+        """The factor, within the bounds."""
         if factor < self.min_factor:
             return Decision(self.min_factor, Reason.at_minimum, f"{message}; min_factor is {self.min_factor:g}")
+        if factor > self.max_factor:
+            return Decision(self.max_factor, Reason.at_maximum, f"{message}; max_factor is {self.max_factor:g}")
         return Decision(factor, reason, message)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"too_small": self._too_small}
+        return {"slowness": self._slowness, "least_slowness": self._least_slowness}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._too_small = state_dict["too_small"]
+        self._slowness, self._least_slowness = state_dict["slowness"], state_dict["least_slowness"]
 
 
 def recommend(observation: Observation, target: float = 0.05) -> Decision:
@@ -138,4 +146,4 @@ def _why_not(costs: PipelineCosts, target: float, what: str) -> tuple[Reason, st
 
 def _round_up(factor: float) -> float:
     """Two decimals: what is said is what is used."""
-    return max(1.0, math.ceil(round(factor * 100, 6)) / 100)
+    return math.ceil(round(factor * 100, 6)) / 100 if math.isfinite(factor) else factor

@@ -1,0 +1,400 @@
+"""`TargetIdle` in a simulated pipeline: what it decides has to be right there, whatever the cost model says.
+
+The ideal factor is found by trying constant factors one by one, and idle time is what the simulated training loop waited.
+Workers hand over what no clock sees, so that the costs alone would mislead.
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from pipeline import Pipeline, World, ideal_factor, steady_idle
+
+from lightning_echo.measuring.control import Observation, Reason
+from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.measuring.target_idle import TargetIdle, recommend
+
+TARGET, STEPS = 0.05, 800
+POINTS = ("before_augmentation", "after_augmentation", "after_batching")
+# What the workers' clocks do not tell: nothing; a share of their time, and jitter; a hand-over that costs each batch the same.
+HIDDEN = {
+    "exact": {},
+    "jitter": {"jitter": 0.15, "unseen_share": 0.08},
+    "hand_over": {"unseen": 0.07},
+}
+
+
+def world_of(point, ratio, workers, *, jitter=0.0, unseen=0.0, unseen_share=0.0):
+    """Where a fresh batch takes ``ratio`` times as long as a step before the insertion point, all workers working on it."""
+    parts = {
+        "before_augmentation": (1.0, 0.08 / ratio, 0.02 / ratio),
+        "after_augmentation": (1.0, 0.0, 0.05 / ratio),
+        "after_batching": (0.6, 0.3, 0.1),
+    }
+    source, rest, collate = (part * ratio * workers for part in parts[point])
+    return World(
+        point=point,
+        source=source,
+        rest=rest,
+        collate=collate,
+        workers=workers,
+        jitter=jitter,
+        unseen=unseen * workers,
+        unseen_share=unseen_share,
+    )
+
+
+def train(pipeline, controller, epochs, steps=STEPS):
+    """Epochs and decisions in turn; the observations and the decisions."""
+    seen, decided = [], []
+    for _ in range(epochs):
+        seen.append(pipeline.epoch(steps))
+        decided.append(controller.decide(seen[-1]))
+        pipeline.change_factor(decided[-1].factor)
+    return seen, decided
+
+
+def observe(factor, idle, costs=None, step_seconds=None, steps=100):
+    """An observation at an epoch's end; the device takes 10 ms of each step."""
+    step_seconds = step_seconds if step_seconds is not None else 0.01 / (1 - idle)
+    return Observation(0, factor, steps=steps, idle_fraction=idle, step_seconds=step_seconds, costs=costs)
+
+
+def costs_of(source, redone=0.0, device=0.01, workers=1, point="after_augmentation"):
+    return PipelineCosts(point, source, 0.0, redone, device, workers)
+
+
+# ---------------------------------------------------------------- in the simulated pipeline
+
+
+def test_the_simulated_pipeline_is_fed_at_the_factor_that_anyone_would_work_out():
+    """Before it judges anything it has to be right itself: a step takes 1 s here, and all workers 3 s per fresh batch."""
+    world = World(point="after_augmentation", source=6.0, workers=2)
+    assert steady_idle(world, 1.0) == pytest.approx(2 / 3, abs=0.01)
+    assert steady_idle(world, 2.0) == pytest.approx(1 / 3, abs=0.01)
+    assert steady_idle(world, 3.05) < 0.01
+    assert ideal_factor(world, TARGET) == pytest.approx(3 * 0.95, rel=0.01)
+    assert ideal_factor(replace(world, unseen=0.2), TARGET) == pytest.approx(3 / (1 / 0.95 - 0.1), rel=0.01)
+    assert ideal_factor(replace(world, unseen_share=0.1), TARGET) == pytest.approx(3.3 * 0.95, rel=0.01)
+    assert 1.005 < ideal_factor(replace(world, jitter=0.2), TARGET) / (3 * 0.95) < 1.15
+    in_turn = World(point="after_augmentation", source=1.0, workers=0)
+    assert Pipeline(in_turn).epoch(100).idle_fraction == pytest.approx(0.5, abs=0.01)
+
+
+def test_what_the_simulation_observes_are_the_seconds_that_its_workers_measure():
+    world = World(point="before_augmentation", source=5.0, rest=0.4, collate=0.2, unseen=0.3, workers=2)
+    pipeline = Pipeline(world, 4.0)
+    seen = pipeline.epoch(400)
+    assert seen.costs == PipelineCosts("before_augmentation", *map(pytest.approx, (5.0, 0.4, 0.2)), 1.0, 2)
+    pipeline.change_factor(1.0)
+    after = pipeline.epoch(400)
+    assert after.steps == 400 - (4 + 2) - 4  # prefetched, in the thread, and while buffers are filled
+    assert after.step_seconds == pytest.approx((5.0 + 0.4 + 0.2 + 0.3) / 2, rel=0.01)
+    pipeline.change_factor(2.0)
+    assert pipeline.epoch(8).idle_fraction is None
+
+
+@pytest.mark.parametrize(("workers", "hidden"), [(1, "exact"), (2, "hand_over"), (4, "exact"), (4, "jitter")])
+@pytest.mark.parametrize("ratio", [1.5, 3, 6])
+@pytest.mark.parametrize("point", POINTS)
+def test_two_decisions_lead_from_factor_1_to_within_a_tenth_of_the_ideal_factor_and_idle_under_target(
+    point, ratio, workers, hidden
+):
+    world = world_of(point, ratio, workers, **HIDDEN[hidden])
+    ideal = ideal_factor(world, TARGET)
+    seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=3)
+    assert decided[0].reason is Reason.starved
+    assert decided[1].factor <= 1.1 * ideal
+    assert seen[2].idle_fraction <= TARGET
+    assert steady_idle(world, decided[1].factor) <= TARGET
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_it_does_not_need_to_know_that_buffers_are_being_filled_if_epochs_are_long(point):
+    world = world_of(point, 3, 2, **HIDDEN["jitter"])
+    pipeline = Pipeline(world, judges_filling=True)
+    _, decided = train(pipeline, TargetIdle(TARGET, max_factor=8), epochs=3, steps=1500)
+    assert decided[1].factor <= 1.1 * ideal_factor(world, TARGET)
+    assert steady_idle(world, decided[1].factor) <= TARGET
+
+
+@pytest.mark.parametrize("hidden", ["jitter", "hand_over"])
+@pytest.mark.parametrize("point", POINTS)
+def test_it_does_not_oscillate(point, hidden):
+    """Thirty epochs after the second decision: never down, and up at most once more, by a little."""
+    seen, decided = train(Pipeline(world_of(point, 3, 2, **HIDDEN[hidden])), TargetIdle(TARGET, max_factor=8), epochs=32)
+    factors = [decision.factor for decision in decided[1:]]
+    assert factors == sorted(factors)
+    assert len(set(factors)) <= 2
+    assert factors[-1] <= 1.1 * factors[0]
+    assert max(observation.idle_fraction for observation in seen[4:]) <= TARGET * 1.5
+
+
+@pytest.mark.parametrize("hidden", ["exact", "jitter"])
+@pytest.mark.parametrize("point", POINTS)
+def test_it_comes_down_when_the_source_gets_faster_and_goes_up_again_when_it_gets_slower(point, hidden):
+    slow, fast = world_of(point, 6, 2, **HIDDEN[hidden]), world_of(point, 2, 2, **HIDDEN[hidden])
+    pipeline, controller = Pipeline(slow), TargetIdle(TARGET, max_factor=8)
+    train(pipeline, controller, epochs=3)
+    for world in (fast, slow, fast):
+        pipeline.world = world
+        seen, decided = train(pipeline, controller, epochs=3)
+        assert ideal_factor(world, TARGET) * 0.97 <= decided[1].factor <= 1.1 * ideal_factor(world, TARGET)
+        assert seen[2].idle_fraction <= TARGET
+    assert Reason.cheaper_source in {decision.reason for decision in decided}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_where_the_source_no_longer_starves_the_device_nothing_is_echoed(point):
+    pipeline, controller = Pipeline(world_of(point, 3, 2, unseen_share=0.08)), TargetIdle(TARGET)
+    train(pipeline, controller, epochs=3)
+    pipeline.world = world_of(point, 0.5, 2, unseen_share=0.08)
+    _, decided = train(pipeline, controller, epochs=3)
+    assert [decision.factor for decision in decided] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("size", [1.15, 1.3, 2.0])
+@pytest.mark.parametrize("point", POINTS)
+def test_one_epoch_that_was_slow_for_no_reason_that_its_costs_show_is_overcome(point, size):
+    """It ends at most a fifth above what was aimed at then: nearer it would have to try what may starve the device again."""
+    world = world_of(point, 3, 2, **HIDDEN["jitter"])
+    pipeline, controller = Pipeline(world), TargetIdle(TARGET, max_factor=8)
+    _, before = train(pipeline, controller, epochs=3)
+    pipeline.world = replace(world, unseen_share=(1 + world.unseen_share) * size - 1)
+    train(pipeline, controller, epochs=1)
+    pipeline.world = world
+    seen, decided = train(pipeline, controller, epochs=10)
+    factors = [decision.factor for decision in decided]
+    assert len(set(factors[3:])) == 1, "it stays"
+    assert factors[-1] <= 1.07 * 1.1**2 * 1.02 * before[-1].factor
+    assert max(observation.idle_fraction for observation in seen[1:]) <= TARGET
+
+
+@pytest.mark.parametrize("size", [1.3, 3.0])
+def test_a_first_epoch_that_was_slow_is_overcome_too(size):
+    world = world_of("after_augmentation", 2, 2)
+    pipeline, controller = Pipeline(replace(world, unseen_share=size - 1)), TargetIdle(TARGET, max_factor=8)
+    train(pipeline, controller, epochs=1)
+    pipeline.world = world
+    _, decided = train(pipeline, controller, epochs=8)
+    assert decided[-1].factor <= 1.3 * ideal_factor(world, TARGET)
+    assert decided[-1].factor == decided[-2].factor
+
+
+def test_an_epoch_too_short_to_judge_the_new_factor_decides_nothing():
+    pipeline, controller = Pipeline(world_of("after_augmentation", 3, 2)), TargetIdle(TARGET)
+    _, (first, second) = train(pipeline, controller, epochs=2, steps=11)  # 10 of them are not judged
+    assert first.reason is Reason.starved
+    assert (second.factor, second.reason) == (first.factor, Reason.not_measured)
+    assert second.message == "only 1 steps were measured with this factor"
+
+
+def test_a_run_that_goes_on_from_its_state_decides_the_same(tmp_path):
+    world = world_of("before_augmentation", 3, 2, **HIDDEN["jitter"])
+
+    def run(resumes):
+        pipeline, controller, decided = Pipeline(world), TargetIdle(TARGET, max_factor=8), []
+        for epoch in range(8):
+            if resumes:
+                torch.save(controller.state_dict(), tmp_path / "state.ckpt")
+                controller = TargetIdle(TARGET, max_factor=8)
+                controller.load_state_dict(torch.load(tmp_path / "state.ckpt", weights_only=True))
+            pipeline.world = replace(world, unseen_share=0.5 if epoch == 2 else 0.08)
+            decided += train(pipeline, controller, epochs=1)[1]
+        return decided
+
+    assert run(resumes=True) == run(resumes=False)
+
+
+def test_without_workers_it_echoes_as_far_as_that_feeds_the_device():
+    world = World(point="after_augmentation", source=0.2, workers=0)
+    ideal = ideal_factor(world, TARGET)
+    seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=3)
+    assert ideal <= decided[1].factor <= 1.1 * ideal
+    assert seen[2].idle_fraction <= TARGET
+
+
+@pytest.mark.parametrize(("source", "collate"), [(3.0, 0.0), (0.2, 0.2)])
+def test_without_workers_a_device_that_cannot_be_fed_needs_workers_first(source, collate):
+    world = World(point="after_augmentation", source=source, collate=collate, workers=0)
+    _, (decision,) = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=1)
+    assert (decision.factor, decision.reason) == (1, Reason.no_workers)
+    assert "set num_workers to 1 or more first" in decision.message
+
+
+# ---------------------------------------------------------------- one decision at a time
+
+
+@pytest.mark.parametrize(("factor", "source"), [(3.3, 0.0296), (3.3, 0.033), (3.3, 0.05), (1.05, 0.005), (1.0, 0.005)])
+def test_under_the_target_a_change_under_a_tenth_is_no_change(factor, source):
+    """What would be chosen today: 3.01, 3.36, 5.09 and twice 1."""
+    decision = TargetIdle().decide(observe(factor, 0.04, costs_of(source)))
+    assert (decision.factor, decision.reason) == (factor, Reason.fits)
+    assert decision.message == "idle 4 %, target 5 %"
+
+
+def test_under_the_target_a_change_of_more_than_a_tenth_is_one():
+    decision = TargetIdle().decide(observe(3.3, 0.0, costs_of(0.0285)))
+    assert (decision.factor, decision.reason) == (2.9, Reason.cheaper_source)  # 2.85 / 1.053 = 2.7075, 7 % above it: 2.897
+    assert decision.message == "idle 0 %, target 5 %: a factor of 2.9 is enough"
+
+
+def test_exactly_at_the_target_it_is_met():
+    assert TargetIdle(0.25).decide(observe(2.0, 0.25, costs_of(0.03))).reason is Reason.fits
+
+
+@pytest.mark.parametrize("idle", [0.0501, 0.06, 0.08])
+@pytest.mark.parametrize("believed", [0.5, 1.0, 1.05])
+def test_over_the_target_every_change_upward_counts(idle, believed):
+    """Whatever the costs say: the factor was seen not to be enough."""
+    factor = 3.0
+    decision = TargetIdle(TARGET).decide(observe(factor, idle, costs_of(0.03 * believed)))
+    assert decision.reason is Reason.starved
+    assert factor < decision.factor < 1.15 * factor
+    needed = factor * (1 - TARGET) / (1 - idle)  # echoing divides all of the host's time here
+    assert decision.factor >= needed
+
+
+def test_the_seconds_that_costs_do_not_show_are_added_to_them():
+    """The host takes half as long again as its workers say: 45 ms instead of 30 per fresh batch, for a step of 10 ms."""
+    decision = TargetIdle(TARGET, max_factor=8).decide(observe(1.0, 1 - 10 / 45, costs_of(0.03), step_seconds=0.045))
+    assert decision.factor == pytest.approx(4.5 * 0.95 * 1.07, abs=0.01)
+
+
+def test_a_binding_maximum_is_a_reason_of_its_own():
+    decision = TargetIdle().decide(observe(1.0, 0.9, costs_of(0.1)))
+    assert (decision.factor, decision.reason) == (4, Reason.at_maximum)
+    assert decision.message == "idle 90 %, target 5 %: a factor of 10.17 feeds the device; max_factor is 4"
+    stays = TargetIdle().decide(observe(4.0, 0.6, costs_of(0.1)))
+    assert (stays.factor, stays.reason) == (4, Reason.at_maximum)
+    just = TargetIdle(max_factor=4.07).decide(observe(1.0, 0.75, costs_of(0.04)))
+    assert (just.factor, just.reason) == (4.07, Reason.starved)
+
+
+def test_a_factor_above_the_maximum_is_brought_down_to_it():
+    for idle, costs in ((0.0, costs_of(0.05)), (0.5, costs_of(0.12)), (0.0, None), (0.5, None)):
+        decision = TargetIdle().decide(observe(6.0, idle, costs))
+        assert (decision.factor, decision.reason) == (4, Reason.at_maximum)
+        assert decision.message.endswith("max_factor is 4")
+
+
+def test_a_binding_minimum_is_a_reason_of_its_own():
+    controller = TargetIdle(min_factor=2)
+    decision = controller.decide(observe(4.0, 0.0, costs_of(0.005)))
+    assert (decision.factor, decision.reason) == (2, Reason.at_minimum)
+    assert decision.message == "idle 0 %, target 5 %: a factor of 1 is enough; min_factor is 2"
+    stays = controller.decide(observe(2.0, 0.0, costs_of(0.005)))
+    assert (stays.factor, stays.reason) == (2, Reason.at_minimum)
+    assert stays.message == decision.message
+    little = controller.decide(observe(2.15, 0.0, costs_of(0.005)))
+    assert (little.factor, little.reason) == (2.15, Reason.at_minimum), "a change under a tenth is no change"
+    assert controller.decide(observe(2.2, 0.0, costs_of(0.005))).factor == 2
+
+
+def test_a_factor_below_the_minimum_is_brought_up_to_it():
+    unknown = Observation(0, 1.0)
+    for seen in (observe(1.0, 0.0, costs_of(0.005)), observe(1.0, 0.0), observe(1.0, 0.3), unknown):
+        decision = TargetIdle(min_factor=2).decide(seen)
+        assert (decision.factor, decision.reason) == (2, Reason.at_minimum)
+        assert decision.message.endswith("min_factor is 2")
+    assert TargetIdle(min_factor=2).decide(observe(1.0, 0.6, costs_of(0.025))).reason is Reason.starved
+
+
+def test_the_minimum_may_be_the_maximum():
+    controller = TargetIdle(min_factor=2, max_factor=2)
+    assert [controller.decide(observe(2.0, idle, costs_of(0.1))).factor for idle in (0.0, 0.8)] == [2, 2]
+
+
+def test_what_follows_the_echo_may_be_too_slow_then_the_first_later_point_that_works_is_named():
+    """A step takes 10 ms. Per batch, all workers on it: augmentation 12 ms, collate 2 ms, reading 60 ms."""
+    costs = PipelineCosts("before_augmentation", 0.12, 0.024, 0.004, device_seconds=0.01, workers=2)
+    decision = TargetIdle(max_factor=8).decide(observe(1.0, 1 - 10 / 74, costs))
+    assert (decision.factor, decision.reason) == (1, Reason.downstream_too_slow)
+    needed = 72 / (10 / 0.95 - 2)
+    assert decision.message == (
+        "idle 86.5 %, target 5 %: what comes after the echo takes 14 ms per batch by itself, a step 10 ms; "
+        f"echo at insertion_point='after_augmentation' with factor {needed:.3g}"
+    )
+
+
+def test_where_collate_alone_is_too_slow_only_whole_batches_can_be_echoed():
+    costs = PipelineCosts("before_augmentation", 0.06, 0.01, 0.012, device_seconds=0.01, workers=1)
+    decision = TargetIdle().decide(observe(3.0, 1 - 10 / 42, costs))
+    assert (decision.factor, decision.reason) == (3, Reason.downstream_too_slow)
+    assert decision.message.endswith("echo at insertion_point='after_batching' with factor 7.79")
+
+
+def test_a_device_that_does_nothing_cannot_be_fed_at_any_point():
+    costs = PipelineCosts("after_augmentation", 0.06, 0.01, 0.012, device_seconds=0.0, workers=1)
+    decision = TargetIdle().decide(observe(3.0, 1.0, costs, step_seconds=0.042))
+    assert (decision.factor, decision.reason) == (3, Reason.downstream_too_slow)
+    assert "insertion_point" not in decision.message
+
+
+def test_a_factor_under_the_target_stays_where_the_costs_say_that_it_cannot_be():
+    assert TargetIdle().decide(observe(3.0, 0.0, costs_of(0.03, redone=0.02))).reason is Reason.fits
+
+
+def test_what_is_not_known_changes_nothing():
+    controller = TargetIdle()
+    unmeasured = controller.decide(Observation(4, 2.5, steps=3, costs=costs_of(0.1)))
+    assert (unmeasured.factor, unmeasured.reason) == (2.5, Reason.not_measured)
+    assert unmeasured.message == "only 3 steps were measured with this factor"
+    starved = controller.decide(observe(2.5, 0.5))
+    assert (starved.factor, starved.reason) == (2.5, Reason.not_measured)
+    assert starved.message == "idle 50 %, target 5 %, but what the pipeline costs is not known"
+    fed = controller.decide(observe(2.5, 0.01))
+    assert (fed.factor, fed.reason) == (2.5, Reason.fits)
+    assert fed.message == "idle 1 %, target 5 %; how much less would do is not known"
+
+
+def test_a_pipeline_known_only_by_its_waiting_gets_a_factor_too():
+    """As for a plain loader: the device waits two thirds of each step, so three uses feed it."""
+    decision = recommend(observe(1.0, 2 / 3, PipelineCosts.of_waiting(0.03, 2 / 3, 1.0)))
+    assert (decision.factor, decision.reason) == (pytest.approx(3 * 0.95 * 1.07, abs=0.01), Reason.starved)
+
+
+def test_a_recommendation_is_that_of_a_new_controller():
+    seen = observe(1.0, 0.5, costs_of(0.02))
+    assert recommend(seen) == TargetIdle().decide(seen)
+    assert recommend(seen, target=0.3).factor < recommend(seen).factor
+    assert recommend(observe(1.0, 0.2, costs_of(0.0125)), target=0.3).reason is Reason.fits
+
+
+def test_the_state_is_made_of_plain_numbers():
+    controller = TargetIdle()
+    controller.decide(observe(3.0, 0.5, costs_of(0.03)))
+    assert {type(value) for value in controller.state_dict().values()} == {float}
+
+
+def test_defaults_and_printing():
+    controller = TargetIdle()
+    assert (controller.target, controller.min_factor, controller.max_factor) == (0.05, 1, 4)
+    assert repr(TargetIdle(0.1, min_factor=2, max_factor=8)) == "TargetIdle(0.1, min_factor=2, max_factor=8)"
+    assert controller.initial_factor() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"target": 0}, ValueError, "target must be an idle fraction between 0 and 1, both excluded, got 0; 0.05 is usual"),
+        ({"target": 1}, ValueError, "target must be an idle fraction .*, got 1;"),
+        ({"target": 5}, ValueError, "target must be an idle fraction .*, got 5;"),
+        ({"target": -0.1}, ValueError, r"target must be an idle fraction .*, got -0\.1;"),
+        ({"target": math.nan}, ValueError, "target must be an idle fraction .*, got nan;"),
+        ({"target": "0.05"}, TypeError, "target must be a number, got '0.05'"),
+        ({"min_factor": 0.5}, ValueError, r"min_factor must be a finite number >= 1, got 0\.5; 1 lets echoing be switched off"),
+        ({"min_factor": math.nan}, ValueError, "min_factor must be a finite number >= 1, got nan"),
+        ({"min_factor": math.inf}, ValueError, "min_factor must be a finite number >= 1, got inf"),
+        ({"min_factor": None}, TypeError, "min_factor must be a number, got None"),
+        ({"min_factor": 5}, ValueError, "max_factor must be a finite number >= min_factor=5, got 4.0; 4 is the default"),
+        ({"max_factor": 0.5}, ValueError, r"max_factor must be a finite number >= min_factor=1\.0, got 0\.5"),
+        ({"max_factor": math.inf}, ValueError, "max_factor must be a finite number .*, got inf"),
+        ({"max_factor": math.nan}, ValueError, "max_factor must be a finite number .*, got nan"),
+        ({"max_factor": True}, TypeError, "max_factor must be a number, got True"),
+    ],
+)
+def test_an_impossible_option_is_refused_with_its_name_its_value_and_the_way_out(options, error, message):
+    with pytest.raises(error, match=message):
+        TargetIdle(**options)
