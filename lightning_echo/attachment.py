@@ -47,7 +47,6 @@ class Attachment:
         way_out = None if config is None else "leave echo out of EchoCallback"
         self.echo = TrainingEcho(config or EchoConfig(), self, owner="EchoCallback", way_out=way_out)
         self._bound: list[tuple[Any, Any, Any]] = []  # instance, our hook, the attribute that was there
-        self._asking = False
 
     def attach(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Binds the hook, but where an `EchoDataModule` echoes already; to be called in ``setup`` of a ``fit``.
@@ -68,7 +67,7 @@ class Attachment:
             raise self._unreachable()
         self.trainer = trainer
         for instance in asked:
-            hook = _Hook(getattr(instance, HOOK), self._answer).train_dataloader
+            hook = _Hook(getattr(instance, HOOK), self.echo.train_dataloader).train_dataloader
             self._bound.append((instance, hook, vars(instance).get(HOOK, NOTHING)))
             vars(instance)[HOOK] = hook
 
@@ -99,20 +98,11 @@ class Attachment:
             return
         used = trainer.train_dataloader
         if used is self.echo.loader and used is not None:
+            self.echo.use(used)  # it may have been passed to fit again
             return
         if not isinstance(used, EchoLoader) or not self._takes_echoed:
             raise self._unreachable()
         self.echo.adopt(used)
-
-    def _answer(self, ask: Callable[[], Any]) -> Any:
-        """What Lightning gets where the user's ``train_dataloader`` is ``ask``."""
-        if self._asking:  # a data module hands on what the model has, or the other way round: echoed once
-            return ask()
-        self._asking = True
-        try:
-            return self.echo.train_dataloader(ask)
-        finally:
-            self._asking = False
 
     def _unreachable(self) -> MisconfigurationException:
         return MisconfigurationException(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from pathlib import Path
@@ -204,6 +205,23 @@ def test_nothing_is_left_on_data_module_model_and_machine_after_fit(ending: str)
     assert run.trainer.reload_dataloaders_every_n_epochs == 0
 
 
+@pytest.mark.parametrize("ending", ["at its end", "with an exception"])
+def test_the_trainers_own_setting_is_back_after_fit_also_where_no_epoch_follows_the_new_factor(ending: str) -> None:
+    echo = callback(epoch_length="full_pass", factor=2)
+
+    def last(trainer: Any) -> None:
+        echo.attachment.echo.factor = 3
+        assert trainer.reload_dataloaders_every_n_epochs == 1
+        if ending == "with an exception":
+            raise Killed
+
+    run = Run(Recorder(), Data(), trainer(max_epochs=2, callbacks=[echo, At({1: last})]))
+    with contextlib.suppress(Killed):
+        run.trainer.fit(run.model, datamodule=run.data)
+    assert run.model.steps == [12, 12]
+    assert run.trainer.reload_dataloaders_every_n_epochs == 0  # type: ignore[attr-defined]
+
+
 def test_an_attribute_of_the_instance_that_was_there_before_is_put_back() -> None:
     user: Any = pl.LightningDataModule()  # as LightningDataModule.from_datasets makes them
     user.train_dataloader, user.val_dataloader = Data().train_dataloader, Data().val_dataloader
@@ -276,6 +294,13 @@ def test_with_a_controller_alone_a_loader_that_is_echoed_already_is_taken_as_it_
     assert used.limit_train_batches is None
 
 
+@pytest.mark.parametrize("passed", [False, True], ids=["of a data module", "passed to fit"])
+def test_the_first_factor_of_a_controller_is_that_of_a_users_echo_loader_too(passed: bool) -> None:
+    data = Echoes().train_dataloader() if passed else Echoes()
+    run = fit(data, callbacks=[EchoCallback(keeps(1))])
+    assert [len(new) for new in first_uses(run.model.batches)] == [4, 4, 4, 4, 4, 2] * 3
+
+
 def test_a_users_echo_loader_that_changes_with_each_reload_goes_on() -> None:
     run = fit(Echoes(), callbacks=[EchoCallback(keeps(3))], reload_dataloaders_every_n_epochs=1)
     assert run.model.batches == fit(Echoes()).model.batches
@@ -285,14 +310,15 @@ def test_a_users_echo_loader_that_changes_with_each_reload_goes_on() -> None:
 def test_an_echo_loader_passed_to_fit_is_taken_by_a_controller() -> None:
     echo, loader = EchoCallback(keeps(3)), Echoes().train_dataloader()
     owners: list[str] = []
-    runner = trainer(callbacks=[echo, At({0: lambda trainer: owners.append(loader.factor_owner)})])
+    note = {epoch: lambda trainer: owners.append(loader.factor_owner) for epoch in (0, 3)}
+    runner = trainer(callbacks=[echo, At(note)])
     models = [Recorder(), Recorder()]
     for model in models:
         runner.fit_loop.max_epochs += 3 * (model is models[1])  # type: ignore[operator]
         runner.fit(model, loader, Data().val_dataloader())
         assert echo.attachment.echo.loader is loader
         assert loader.factor_owner == ""
-    assert owners == ["EchoCallback"]
+    assert owners == ["EchoCallback", "EchoCallback"]
     whole = fit(Echoes().train_dataloader(), max_epochs=6).model
     assert models[0].batches + models[1].batches == whole.batches
 
@@ -355,6 +381,13 @@ def test_loaders_passed_to_fit_beside_a_models_own_are_found_before_the_first_st
         fit(Data().train_dataloader(), model=model, callbacks=[echo])
     assert model.batches == []
     assert not is_bound(model)
+
+
+def test_options_with_an_echo_loader_passed_to_fit_beside_a_models_own_are_refused() -> None:
+    model = OwnLoaders()
+    with pytest.raises(MisconfigurationException, match=r"passed to fit.*no echo in EchoCallback"):
+        fit(Echoes().train_dataloader(), model=model, callbacks=[callback()])
+    assert model.batches == []
 
 
 def test_loaders_passed_to_a_fit_after_one_with_a_data_module_are_found_before_the_first_step() -> None:
