@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from textwrap import fill
 
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
 
 __all__ = ["advise", "summarize"]
 
+_COLUMNS = 120
+_LARGE_FACTOR = 4  # see TargetIdle: beyond it the paper saw no gains throughout
+
 
 def summarize(reports: Sequence[EpochReport], advice: str) -> str:
-    """The summary of a training, some lines of at most about 120 columns.
+    """The summary of a training, lines of at most 120 columns.
 
     Args:
         reports: Of its epochs, in order.
@@ -21,21 +25,21 @@ def summarize(reports: Sequence[EpochReport], advice: str) -> str:
     Example:
         >>> report = EpochReport(0, 10, 1.0, 80, 0, idle_fraction=0.5, data_wait_seconds=0.01, step_seconds=0.01)
         >>> print(summarize([report], "Echo with factor 2."))
-        lightning_echo: 10 steps in 0.2 s: 0.1 s of work, 0.1 s waiting for input (idle 50%), 0 s for first batches
+        lightning_echo: 10 steps in 0.2 s: 0.1 s of work, 0.1 s waiting for input (idle 50%); 0 s more for first batches
           epoch 0: factor 1, idle 50%
           80 fresh and 0 echoed examples
           Echo with factor 2.
     """
     if not reports:
-        return f"lightning_echo: no epoch was measured\n  {advice}"
+        return _join(["lightning_echo: no epoch was measured", advice])
     lines = [_times(reports)]
     lines += [_stretch(list(stretch)) for _, stretch in groupby(reports, key=lambda report: report.factor)]
     last = reports[-1]
-    passes = f", {last.passes:.3g} passes over the data" if last.passes is not None else ""
+    passes = f", {_many(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
     lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
     if last.speedup is not None and last.factor > 1:
         lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
-    return "\n  ".join([*lines, advice])
+    return _join([*lines, advice])
 
 
 def advise(observation: Observation, recommended: Decision) -> str:
@@ -45,24 +49,68 @@ def advise(observation: Observation, recommended: Decision) -> str:
         observation: At the end of the last epoch.
         recommended: What `recommend` says to it.
     """
-    idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
+    idle, factor = observation.idle_fraction, observation.factor
     if idle is None:
         return "Too few steps were measured for advice."
     busy = f"the accelerator is busy {1 - idle:.0%} of the time"
-    if recommended.reason in (Reason.downstream_too_slow, Reason.no_workers, Reason.not_measured):
-        return f"{'Do not echo' if factor == 1 else 'Echoing alone does not help'}: {recommended.message}."
-    if recommended.factor <= 1 and factor == 1:
+    if recommended.reason is Reason.not_measured:
+        return f"No advice: {recommended.message}."
+    is_starved = recommended.reason in (Reason.starved, Reason.at_maximum)
+    if recommended.reason is Reason.no_workers or (
+        is_starved and observation.costs is not None and not observation.costs.workers
+    ):
+        return f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {busy}."
+    if recommended.reason is Reason.downstream_too_slow:
+        return f"At this insertion point no factor is enough; {recommended.message}."
+    if recommended.reason is Reason.at_maximum:
+        larger = "a larger factor seldom does" if recommended.factor >= _LARGE_FACTOR else "or a larger max_factor"
+        busy += f"; a faster source helps further, {larger}"
+    elif recommended.factor == factor == 1:
         return f"Do not echo: {busy}."
     if recommended.factor == factor:
         return f"Keep factor {factor:g}: {busy}."
     if recommended.factor < factor:
-        what = "Do not echo" if recommended.factor == 1 else f"Lower the factor to {recommended.factor:g}"
-        return f"{what}: that is enough to feed the accelerator, and fresh data is worth more than echoed data."
-    gain = costs.step_seconds(factor) / costs.step_seconds(recommended.factor) if costs is not None else None
-    times = f"about {gain:.2g} times as fast" if gain is not None else "faster"
-    what = "Echo with" if factor == 1 else "Raise the factor to"
-    limit = "; more than that is seldom worth it, a faster source is" if recommended.reason is Reason.at_maximum else ""
-    return f"{what} factor {recommended.factor:g}: {times}, for {busy}{limit}."
+        if recommended.factor == 1:
+            return "Do not echo: fresh examples alone feed the accelerator, and are worth more than echoed ones."
+        enough = "that is enough to feed the accelerator, and fresh examples are worth more than echoed ones"
+        return f"Lower the factor to {recommended.factor:g}: {enough}."
+    what = "Echo with factor" if factor == 1 else "Raise the factor to"
+    if recommended.reason is Reason.at_minimum:
+        return f"{what} {recommended.factor:g}, since min_factor says so: {busy}."
+    busy = busy.replace("is busy", "is busy only")
+    return f"{what} {recommended.factor:g}{_times_as_fast(observation, recommended.factor)}: {busy}."
+
+
+def _times_as_fast(observation: Observation, factor: float) -> str:
+    """What another factor is worth; while the device waits, the host takes as long as a step lasts."""
+    costs, seconds = observation.costs, observation.step_seconds
+    if costs is None or seconds is None:
+        return ""
+    host = costs.host_seconds(observation.factor)
+    if costs.workers and 0 < host < seconds:
+        costs = costs.slower(seconds / host)
+    gain = f"{costs.step_seconds(observation.factor) / costs.step_seconds(factor):.1f}".removesuffix(".0")
+    return f", about {gain} times as fast" if gain != "1" else ""
+
+
+def _join(lines: Sequence[str]) -> str:
+    """Each line after the first stands under it; what is too long goes on further in."""
+    indents = ["", *["  "] * (len(lines) - 1)]
+    said = [
+        fill(line, _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
+        for indent, line in zip(indents, lines, strict=True)
+    ]
+    return "\n".join(said)
+
+
+def _many(number: float, one: str, many: str) -> str:
+    said = _short(number)
+    return f"{said} {one if said == '1' else many}"
+
+
+def _short(number: float) -> str:
+    """Three digits, or all of an integer part: 0.0123, 12.3, 12,345."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _times(reports: Sequence[EpochReport]) -> str:
@@ -72,10 +120,10 @@ def _times(reports: Sequence[EpochReport]) -> str:
     first = sum(report.first_batch_seconds or 0 for report in reports)
     total = waited + worked
     if not total:
-        return f"lightning_echo: {steps:,} steps; how long they waited for input could not be measured"
+        return "lightning_echo: how long steps waited for input could not be measured"
     return (
-        f"lightning_echo: {steps:,} steps in {total:.3g} s: {worked:.3g} s of work, {waited:.3g} s waiting for input "
-        f"(idle {waited / total:.0%}), {first:.2g} s for first batches"
+        f"lightning_echo: {_many(steps, 'step', 'steps')} in {_short(total)} s: {_short(worked)} s of work, "
+        f"{_short(waited)} s waiting for input (idle {waited / total:.0%}); {_short(first)} s more for first batches"
     )
 
 
