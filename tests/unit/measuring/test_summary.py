@@ -1,0 +1,220 @@
+"""What people read at the end of a training: the summary's lines, and one sentence of advice for each situation."""
+
+import pytest
+
+from lightning_echo.measuring.control import Decision, Observation, Reason
+from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.measuring.report import EpochReport
+from lightning_echo.measuring.summary import advise, summarize
+from lightning_echo.measuring.target_idle import TargetIdle
+
+
+def report(epoch, factor=1.0, *, idle=0.5, steps=100, seconds=0.02, **values):
+    """An epoch whose steps last ``seconds``, of which a share of ``idle`` is waited."""
+    times = {"idle_fraction": idle, "data_wait_seconds": seconds * idle, "step_seconds": seconds * (1 - idle)}
+    counts = {"fresh_examples": 800 * (epoch + 1), "echoed_examples": 0}
+    return EpochReport(epoch, steps, factor, **{**counts, **times, **values})
+
+
+def lines_of(reports, advice="The advice."):
+    return summarize(reports, advice).splitlines()
+
+
+# ---------------------------------------------------------------------- the summary
+
+
+def test_the_first_line_says_where_the_time_went():
+    reports = [
+        report(0, idle=0.5, first_batch_seconds=1.5),  # 1 s of work, 1 s of waiting
+        report(1, idle=0.25, steps=300, first_batch_seconds=0.5),  # 4.5 s, 1.5 s
+        report(2, idle=0.0, steps=100),  # 2 s; when the first batch came is not known
+    ]
+    expected = "500 steps in 10 s: 7.5 s of work, 2.5 s waiting for input (idle 25%); 2 s more for first batches"
+    assert lines_of(reports)[0] == f"lightning_echo: {expected}"
+
+
+def test_long_times_and_large_counts_are_written_out():
+    (first, *_, counts, _) = lines_of([report(0, steps=1_000_000, fresh_examples=12_345_678, passes=1.0)])
+    assert first.startswith("lightning_echo: 1,000,000 steps in 20,000 s: 10,000 s of work, 10,000 s waiting")
+    assert counts == "  12,345,678 fresh and 0 echoed examples, 1 pass over the data"
+
+
+def test_one_step_is_no_steps():
+    assert lines_of([report(0, steps=1, idle=0.0)])[0].startswith("lightning_echo: 1 step in 0.02 s")
+
+
+@pytest.mark.parametrize(
+    ("passes", "said"), [(0.25, "0.25 passes"), (1.0, "1 pass"), (2.5, "2.5 passes"), (1200.4, "1,200 passes")]
+)
+def test_passes_are_said_as_people_say_them(passes, said):
+    assert lines_of([report(0, passes=passes)])[-2].endswith(f", {said} over the data")
+
+
+def test_passes_are_left_out_where_they_are_not_known():
+    assert lines_of([report(0)])[-2] == "  800 fresh and 0 echoed examples"
+
+
+def test_epochs_in_a_row_with_the_same_factor_share_a_line_with_their_common_idle_fraction():
+    reports = [
+        report(0, 1.0, idle=0.6, next_factor=3.0, message="idle 60%, target 5%: a factor of 3 feeds the device"),
+        report(1, 3.0, idle=0.5, steps=100, next_factor=3.0, message="not said"),
+        report(2, 3.0, idle=0.0, steps=300, next_factor=1.5, message="a factor of 1.5 is enough"),
+        report(3, 1.5, idle=0.0, next_factor=3.0, message="up again"),
+        report(4, 3.0, idle=0.0, next_factor=3.0, message="not said"),
+    ]
+    assert lines_of(reports)[1:5] == [
+        "  epoch 0: factor 1, idle 60%; idle 60%, target 5%: a factor of 3 feeds the device",
+        "  epochs 1 to 2: factor 3, idle 12%; a factor of 1.5 is enough",  # 1 of 8 s
+        "  epoch 3: factor 1.5, idle 0%; up again",
+        "  epoch 4: factor 3, idle 0%",
+    ]
+
+
+def test_without_a_controller_no_reason_is_given_and_a_slow_rank_is_named():
+    assert lines_of([report(4, 2.5, slowest_rank=3)])[1] == "  epoch 4: factor 2.5, idle 50%, slowest rank 3"
+
+
+def test_the_speed_up_is_told_only_where_there_was_echoing():
+    told = "  about 2.25 times as fast as factor 1 (estimated from the measured costs)"
+    assert told in lines_of([report(0, 3.0, speedup=2.25)])
+    assert told not in lines_of([report(0, 1.0, speedup=2.25)])
+    assert len(lines_of([report(0, 3.0)])) == 4
+
+
+def test_what_was_not_measured_is_not_said():
+    unknown = EpochReport(0, 0, 1.0, fresh_examples=8, echoed_examples=0)
+    assert lines_of([unknown]) == [
+        "lightning_echo: how long steps waited for input could not be measured",
+        "  epoch 0: factor 1",
+        "  8 fresh and 0 echoed examples",
+        "  The advice.",
+    ]
+    assert lines_of([]) == ["lightning_echo: no epoch was measured", "  The advice."]
+
+
+def test_the_advice_comes_last_and_no_line_is_longer_than_120_columns():
+    long = (
+        "idle 60%, target 5%: what comes after the echo takes 17.5 ms per batch by itself, a step 10 ms; echo at insertion_point="
+    )
+    reports = [report(epoch, 1.0 + epoch, steps=10**9, next_factor=9.0, message=long * 2) for epoch in range(3)]
+    lines = lines_of(reports, long * 3)
+    assert max(map(len, lines)) <= 120
+    assert " ".join("\n".join(lines).split()).endswith(" ".join((long * 3).split()))
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert sum(not line.startswith("   ") for line in lines) == 1 + 3 + 1 + 1  # what goes on is further in
+
+
+# ---------------------------------------------------------------------- the advice
+
+POINT = "after_augmentation"
+BUSY = "the accelerator is busy"
+
+
+def costs(source, *, rest=0.0, collate=0.0, point=POINT, workers=2):
+    """With 10 ms of work per step."""
+    return PipelineCosts(point, source, rest, collate, device_seconds=0.01, workers=workers)
+
+
+LATER = "what comes after the echo takes 17.5 ms per batch by itself, a step 10 ms; echo at insertion_point='after_augmentation'"
+SITUATIONS = {  # name: factor, costs, controller, and the reason and advice expected
+    "busy": (1, costs(0.01), TargetIdle(), Reason.fits, f"Do not echo: {BUSY} 100% of the time."),
+    "busy, source unknown": (1, None, TargetIdle(), Reason.fits, f"Do not echo: {BUSY} 100% of the time."),
+    "well echoed": (3.3, costs(0.06), TargetIdle(), Reason.fits, f"Keep factor 3.3: {BUSY} 100% of the time."),
+    "starved": (
+        *(1, costs(0.04), TargetIdle(), Reason.starved),
+        f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50% of the time.",
+    ),
+    "starved at a factor": (
+        *(1.5, costs(0.06), TargetIdle(), Reason.starved),
+        f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50% of the time.",
+    ),
+    "hardly starved": (
+        *(1, costs(0.0206), TargetIdle(0.01), Reason.starved),
+        f"Echo with factor 1.13: {BUSY} only 97% of the time.",
+    ),
+    "a cheaper source": (
+        *(4, costs(0.04), TargetIdle(), Reason.cheaper_source),
+        "Lower the factor to 2.09: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
+    ),
+    "at the maximum from below": (
+        *(1, costs(0.2), TargetIdle(), Reason.at_maximum),
+        f"Echo with factor 4, about 4 times as fast: {BUSY} only 10% of the time; a faster source helps further, "
+        "a larger factor seldom does.",
+    ),
+    "at the maximum": (
+        *(4, costs(0.2), TargetIdle(), Reason.at_maximum),
+        f"Keep factor 4: {BUSY} 40% of the time; a faster source helps further, a larger factor seldom does.",
+    ),
+    "at a low maximum": (
+        *(1, costs(0.05), TargetIdle(max_factor=1), Reason.at_maximum),
+        f"Keep factor 1: {BUSY} 40% of the time; a faster source helps further, or a larger max_factor.",
+    ),
+    "at the minimum": (
+        *(4, costs(0.01), TargetIdle(min_factor=3), Reason.at_minimum),
+        "Lower the factor to 3: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
+    ),
+    "under the minimum": (
+        *(1, None, TargetIdle(min_factor=2), Reason.at_minimum),
+        f"Echo with factor 2, since min_factor says so: {BUSY} 100% of the time.",
+    ),
+    "too slow after the echo": (
+        *(1, costs(0.01, rest=0.03, collate=0.005, point="before_augmentation"), TargetIdle(), Reason.downstream_too_slow),
+        f"At this insertion point no factor is enough; idle 56%, target 5%: {LATER} with factor 2.49.",
+    ),
+    "no workers": (
+        *(1, costs(0.03, collate=0.001, workers=0), TargetIdle(), Reason.no_workers),
+        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 24% of the time.",
+    ),
+    "no workers, but a factor that would do": (
+        *(1, costs(0.03, workers=0), TargetIdle(max_factor=100), Reason.starved),
+        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 25% of the time.",
+    ),
+}
+
+
+def observed(factor, costs):
+    """What would be seen if the model of the costs were right."""
+    idle, seconds = (0.0, 0.01) if costs is None else (costs.idle_fraction(factor), costs.step_seconds(factor))
+    return Observation(epoch=5, factor=factor, steps=100, idle_fraction=idle, step_seconds=seconds, costs=costs)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_advice(situation):
+    factor, its_costs, controller, reason, expected = SITUATIONS[situation]
+    observation = observed(factor, its_costs)
+    decision = controller.decide(observation)
+    assert decision.reason is reason
+    said = advise(observation, decision)
+    assert said == expected
+    assert said.count(". ") == 0, "one sentence"
+
+
+def test_every_reason_that_rests_on_measurements_has_its_advice():
+    assert {reason for *_, reason, _ in SITUATIONS.values()} == {reason for reason in Reason if reason.is_measured}
+
+
+def test_a_source_that_needs_no_echo_is_not_to_be_echoed():
+    said = advise(observed(1.5, costs(0.01)), Decision(1.0, Reason.cheaper_source, ""))
+    assert said == "Do not echo: fresh examples alone feed the accelerator, and are worth more than echoed ones."
+
+
+def test_too_few_steps_give_no_advice():
+    few = Observation(epoch=0, factor=1.0, steps=2)
+    assert advise(few, TargetIdle().decide(few)) == "Too few steps were measured for advice."
+
+
+def test_without_costs_a_starved_accelerator_gives_no_advice():
+    seen = Observation(epoch=0, factor=2.0, steps=50, idle_fraction=0.3, step_seconds=0.02)
+    assert advise(seen, TargetIdle().decide(seen)) == "No advice: idle 30%, but the pipeline's costs are not known."
+
+
+def test_what_echoing_would_gain_is_told_from_the_measured_step_where_the_model_takes_the_host_for_faster():
+    """The model says 12 ms for the host, a step was measured to take 20 ms: of these 10 are waited."""
+    seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=costs(0.024))
+    assert ", about 2 times as fast:" in advise(seen, TargetIdle().decide(seen))
+
+
+def test_what_echoing_would_gain_is_never_a_loss():
+    """The model takes the host for slower than it was."""
+    seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=costs(0.2))
+    assert "Echo with factor 4, about 4 times as fast" in advise(seen, Decision(4.0, Reason.at_maximum, ""))
