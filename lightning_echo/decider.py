@@ -56,7 +56,7 @@ class Decider:
         """What is known at the end of an epoch, the same on all ranks."""
         logged = {name: value for name, value in trainer.callback_metrics.items() if not name.startswith("echo/")}
         names = trainer.strategy.broadcast(sorted(logged))
-        anew = frozenset(trainer.strategy.broadcast([name for name in names if self._is_new(name, logged[name])]))
+        anew = frozenset(trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)]))
         self._seen.update(logged)
         judged = measures.judged
         return Observation(
