@@ -31,8 +31,8 @@ def target_idle(quick: bool) -> Table:
             shares = (idle[0] or 0.0, left or 0.0)
             rows.append((ratio, point.value, found, decisions, *shares, ideal, found / ideal, verdict(passed)))
     text = (
-        f"step {_STEP_SECONDS * 1e3:g} ms, batch {BATCH_SIZE}, {WORKERS} workers, target {_TARGET:g}, max_factor {_MAX_FACTOR:g}; "
-        f"4 epochs of {steps} steps; ideal = smallest of a 4 % grid of constant factors with idle under target"
+        f"step {_STEP_SECONDS * 1e3:g} ms, batch {BATCH_SIZE}, {WORKERS} workers, target {_TARGET:g}, "
+        f"max_factor {_MAX_FACTOR:g}, 4 epochs of {steps} steps; ideal: smallest of a 4 % grid with idle under target"
     )
     columns = ("R", "point", "factor", "decisions", "idle at 1", "idle at the end", "ideal", "factor / ideal", "passed")
     return Table("target_idle", text, columns, rows)

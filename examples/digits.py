@@ -1,10 +1,10 @@
-"""The same training without and with data echoing, side by side: `make demo`.
+"""The same training without data echoing, with a fixed factor, and with a factor found by `TargetIdle`: `make demo`.
 
 The 1,797 scanned digits bundled with scikit-learn are written once as image files, then read through a stated
 delay per file, which stands for network storage. Two workers cannot read as fast as the model trains: it
 waits. With echoing (`before_augmentation`) each image that was read and decoded is augmented and trained on
-`factor` times. Both runs start from the same weights, take the same number of optimizer steps and are
-evaluated at the same steps; only the data module differs. The result is one table and one plot.
+`factor` times. All runs start from the same weights, take the same number of optimizer steps and are
+evaluated at the same steps; only the `EchoCallback` differs. The result is one table and one plot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from lightning_echo import EchoDataModule
+from lightning_echo import EchoCallback, EchoConfig, TargetIdle
+from lightning_echo.measuring.report import EpochReport
 
 FILE_PIXELS = 96  # width and height of the image files; the scans themselves are 8 x 8
 BATCH_SIZE = 32
@@ -138,7 +139,7 @@ class Evaluation(NamedTuple):
 class Recorder(Callback):
     """Notes how far a run was at each evaluation, and when its steps ended."""
 
-    def __init__(self, echo: EchoDataModule | None = None) -> None:
+    def __init__(self, echo: EchoCallback | None = None) -> None:
         self.echo = echo
         self.delivered = 0
         self.step_ends: list[float] = []
@@ -155,7 +156,8 @@ class Recorder(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         seconds = time.perf_counter() - self.start
-        fresh = self.delivered if self.echo is None else self.echo.loader.counts.fresh
+        loader = None if self.echo is None else self.echo.attachment.echo.loader
+        fresh = self.delivered if loader is None else loader.counts.fresh
         accuracy_percent = 100 * trainer.callback_metrics["val_accuracy"].item()
         so_far = Evaluation(seconds, trainer.global_step, fresh, self.delivered, accuracy_percent)
         self.evaluations.append(so_far)
@@ -196,49 +198,71 @@ def measure_bound(datamodule: DigitsDataModule, factor: float) -> float:
     return max(host(1), step) / max(host(factor), step)
 
 
-def train(name: str, datamodule: LightningDataModule, args: argparse.Namespace) -> list[Evaluation]:
-    """One run. Nothing but `datamodule` differs between the two."""
+class Run(NamedTuple):
+    """What is left of a run."""
+
+    evaluations: list[Evaluation]
+    reports: list[EpochReport]
+
+    @property
+    def end(self) -> Evaluation:
+        """The last evaluation, which is at the run's end."""
+        return self.evaluations[-1]
+
+
+def train(name: str, echo: EchoCallback, datamodule: LightningDataModule, args: argparse.Namespace) -> Run:
+    """One run. Nothing but `echo` differs between them."""
     print(f"\n{name}", flush=True)
     seed_everything(args.seed, workers=True)
-    recorder = Recorder(datamodule if isinstance(datamodule, EchoDataModule) else None)
+    recorder = Recorder(echo)
     trainer = Trainer(
         max_epochs=QUICK_EPOCHS if args.quick else args.epochs,
         limit_train_batches=QUICK_BATCHES if args.quick else 1.0,
         num_sanity_val_steps=0,
         log_every_n_steps=5,
         logger=[TensorBoardLogger(args.root / "tensorboard", name), CSVLogger(args.root / "csv", name)],
-        callbacks=[recorder],
+        callbacks=[recorder, echo],
         **TRAINER,
     )
     trainer.fit(DigitsModel(), datamodule=datamodule)
-    return recorder.evaluations
+    return Run(recorder.evaluations, echo.reports)
 
 
-def print_table(plain: Evaluation, echoed: Evaluation, factor: float, pass_examples: int, bound: float) -> None:
-    """Print the last evaluations of both runs, which are at the runs' ends."""
-    print(f"\n{'':34}without echoing{f'factor {factor:g}':>18}")
-    rows: dict[str, Callable[[Evaluation], str]] = {
-        "wall-clock, with evaluations (s)": lambda run: f"{run.seconds:.1f}",
-        "optimizer steps": lambda run: f"{run.steps:,}",
-        "fresh examples": lambda run: f"{run.fresh:,}",
-        "echoed examples": lambda run: f"{run.delivered - run.fresh:,}",
-        "passes over the data": lambda run: f"{run.fresh / pass_examples:.2f}",
-        "accuracy at the end (%)": lambda run: f"{run.accuracy_percent:.1f}",
-        "speed-up": lambda run: f"{plain.seconds / run.seconds:.2f}",
+def print_table(runs: dict[str, Run], pass_examples: int, bound: float) -> None:
+    """Print how the runs ended."""
+    plain, *_ = runs.values()
+    rows: dict[str, Callable[[Run], str]] = {
+        "wall-clock, with evaluations (s)": lambda run: f"{run.end.seconds:.1f}",
+        "optimizer steps": lambda run: f"{run.end.steps:,}",
+        "fresh examples": lambda run: f"{run.end.fresh:,}",
+        "echoed examples": lambda run: f"{run.end.delivered - run.end.fresh:,}",
+        "passes over the data": lambda run: f"{run.end.fresh / pass_examples:.2f}",
+        "factor in the last epoch": lambda run: f"{run.reports[-1].factor:g}",
+        "idle in the last epoch (%)": lambda run: f"{100 * (run.reports[-1].idle_fraction or 0):.0f}",
+        "accuracy at the end (%)": lambda run: f"{run.end.accuracy_percent:.1f}",
+        "speed-up": lambda run: f"{plain.end.seconds / run.end.seconds:.2f}",
     }
+    print(f"\n{'':34}" + "".join(f"{name:>18}" for name in runs))
     for label, value in rows.items():
-        print(f"{label:34}{value(plain):>15}{value(echoed):>18}")
-    print(f"{'bound on the speed-up':34}{'':15}{bound:18.2f}")
+        print(f"{label:34}" + "".join(f"{value(run):>18}" for run in runs.values()))
+    fixed = list(runs)[1]
+    print(f"The bound on the speed-up with {fixed} is {bound:.2f}.")
 
 
-def save_plot(runs: dict[str, list[Evaluation]], path: Path, title: str) -> None:
-    figure, (over_time, over_fresh) = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
-    for name, evaluations in runs.items():
-        accuracies = [run.accuracy_percent for run in evaluations]
+def save_plot(runs: dict[str, Run], path: Path, title: str) -> None:
+    """Accuracy over time and over fresh examples; under it factor and idle fraction per epoch."""
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7), height_ratios=[2, 1], layout="constrained")
+    (over_time, over_fresh), (factors, idle) = axes
+    for name, (evaluations, reports) in runs.items():
+        accuracies, epochs = [run.accuracy_percent for run in evaluations], [report.epoch + 1 for report in reports]
         over_time.plot([run.seconds for run in evaluations], accuracies, marker="o", label=name)
-        over_fresh.plot([run.fresh for run in evaluations], accuracies, marker="o", label=name)
+        over_fresh.plot([run.fresh for run in evaluations], accuracies, marker="o")
+        factors.plot(epochs, [report.factor for report in reports], marker="o")
+        idle.plot(epochs, [100 * (report.idle_fraction or 0) for report in reports], marker="o")
     over_time.set(xlabel="wall-clock time (s)", ylabel="validation accuracy (%)", xlim=(0, None))
     over_fresh.set(xlabel="fresh examples", xlim=(0, None))
+    factors.set(xlabel="epoch", ylabel="echo factor", ylim=(0, None))
+    idle.set(xlabel="epoch", ylabel="idle (%)", ylim=(0, 100))
     over_time.legend(loc="lower right")
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
@@ -258,15 +282,18 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(THREADS)
-    datamodule, to_echo = (DigitsDataModule(args.root / "images", args.delay_ms / 1000) for _ in range(2))
+    datamodule = DigitsDataModule(args.root / "images", args.delay_ms / 1000)
     bound = measure_bound(datamodule, args.factor)
-    plain = train("without echoing", datamodule, args)
-    name = f"factor {args.factor:g}"
-    echoed = train(name, EchoDataModule(to_echo, args.factor, insertion_point="before_augmentation"), args)
-    print_table(plain[-1], echoed[-1], args.factor, len(datamodule.train_set), bound)
+    point = "before_augmentation"
+    callbacks = {
+        "without echoing": EchoCallback(),
+        f"factor {args.factor:g}": EchoCallback(echo=EchoConfig(args.factor, point)),
+        "TargetIdle": EchoCallback(TargetIdle(max_factor=8), echo=EchoConfig(1, point)),
+    }
+    runs = {name: train(name, callback, datamodule, args) for name, callback in callbacks.items()}
+    print_table(runs, len(datamodule.train_set), bound)
     plot = args.root / "digits.png"
-    title = f"Digits, {args.delay_ms:g} ms per file, before_augmentation"
-    save_plot({"without echoing": plain, name: echoed}, plot, title)
+    save_plot(runs, plot, f"Digits, {args.delay_ms:g} ms per file, {point}")
     print(f"\nPlot: {plot}\nCurves: tensorboard --logdir {args.root / 'tensorboard'}")
 
 
