@@ -16,6 +16,7 @@ Words, the same in code, logs and docs:
     epoch            what Lightning calls an epoch: one exhaustion of the train loader
     live example     read, used at least once, uses left
     buffer           the live examples (or batches) that echoes are drawn from
+    idle fraction    share of training time in which the accelerator had nothing to do because input was not there
 
 `EchoCallback` echoes what a Trainer trains on, `EchoDataModule` a data module, `EchoLoader` a loader; `EchoConfig` holds their
 options. How it works: ``echoing/README.md``.
@@ -31,7 +32,7 @@ from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.staged import StagedDataset
 from lightning_echo.echoing.state import EchoStateError
-from lightning_echo.measuring.control import Controller
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
 from lightning_echo.measuring.guard import MetricGuard
 from lightning_echo.measuring.schedule import FactorSchedule
 from lightning_echo.measuring.target_idle import TargetIdle
@@ -40,20 +41,26 @@ if TYPE_CHECKING:
     from lightning_echo.callback import EchoCallback
     from lightning_echo.cli import EchoCLI
     from lightning_echo.datamodule import EchoDataModule
+    from lightning_echo.measuring.metrics import EchoCounter, IdleFraction
 
 __version__ = "0.1.0"
 __all__ = [
     "Controller",
+    "Decision",
     "EchoCLI",
     "EchoCallback",
     "EchoConfig",
+    "EchoCounter",
     "EchoCounts",
     "EchoDataModule",
     "EchoLoader",
     "EchoStateError",
     "FactorSchedule",
+    "IdleFraction",
     "InsertionPoint",
     "MetricGuard",
+    "Observation",
+    "Reason",
     "StagedDataset",
     "TargetIdle",
 ]
@@ -65,11 +72,17 @@ if not logging.getLogger().hasHandlers():
     _logger.addHandler(logging.StreamHandler())
     _logger.propagate = False
 
-_NEED_LIGHTNING = {"EchoCLI": "cli", "EchoCallback": "callback", "EchoDataModule": "datamodule"}
+_NEED_LIGHTNING_OR_TORCHMETRICS = {
+    "EchoCLI": "cli",
+    "EchoCallback": "callback",
+    "EchoCounter": "measuring.metrics",
+    "EchoDataModule": "datamodule",
+    "IdleFraction": "measuring.metrics",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports Lightning only where it is needed: a spawned worker, which needs the rest, starts seconds sooner."""
-    if name in _NEED_LIGHTNING:
-        return getattr(import_module(f"lightning_echo.{_NEED_LIGHTNING[name]}"), name)
+    """Imports these packages only where they are needed: a spawned worker, which needs the rest, starts seconds sooner."""
+    if name in _NEED_LIGHTNING_OR_TORCHMETRICS:
+        return getattr(import_module(f"lightning_echo.{_NEED_LIGHTNING_OR_TORCHMETRICS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

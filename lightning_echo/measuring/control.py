@@ -50,6 +50,11 @@ class Observation:
         metrics: Everything in ``trainer.callback_metrics``.
         logged: Names of those that were logged since the last decision.
         validated: Whether validation has run in this ``fit``, or is switched off.
+
+    Example:
+        >>> seen = Observation(epoch=3, factor=2.0, steps=100, idle_fraction=0.25, step_seconds=0.02, metrics={"val_loss": 0.5})
+        >>> seen.step_seconds * (1 - seen.idle_fraction)  # what a step takes without waiting
+        0.015
     """
 
     epoch: int
@@ -74,6 +79,10 @@ class Decision:
 
     Raises:
         ValueError: The factor is below 1 or not finite.
+
+    Example:
+        >>> Decision(2.5, Reason.custom, "as my formula says").factor
+        2.5
     """
 
     factor: float

@@ -9,7 +9,7 @@ import pytest
 import lightning_echo
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(lightning_echo.__path__, "lightning_echo."))
-WITHOUT_EXAMPLE = {"InsertionPoint", "EchoStateError"}  # an enumeration and an exception: nothing to show
+WITHOUT_EXAMPLE = {"InsertionPoint", "Reason", "EchoStateError"}  # enumerations and an exception: nothing to show
 
 
 @pytest.mark.parametrize("name", MODULES)
