@@ -119,7 +119,7 @@ class EchoCallback(pl.Callback):
         self.attachment.check_in_use()
         self._loader = _loader_in_use(trainer)
         if not trainer.overfit_batches:  # type: ignore[attr-defined]
-            self._decider.check(self._loader)
+            self._decider.check(trainer, self._loader)
         self._last_step = trainer.global_step
         self._meter.start(trainer, pl_module, self._loader)
         self._catch_up(trainer, pl_module)

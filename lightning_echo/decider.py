@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
 from lightning_echo.meter import EpochMeasures
+from lightning_echo.training import check_factor
 
 __all__ = ["Decider"]
 
@@ -31,11 +32,11 @@ class Decider:
         self.validated = False
         self._seen: dict[str, Tensor] = {}  # the logged tensors themselves: a value logged anew may be equal
 
-    def check(self, loader: EchoLoader | None) -> None:
+    def check(self, trainer: pl.Trainer, loader: EchoLoader | None) -> None:
         """Finds out before training what would end it later.
 
         Raises:
-            MisconfigurationException: There is nothing to decide on.
+            MisconfigurationException: There is nothing to decide on, or a schedule of the learning rate forbids longer epochs.
             ValueError: The buffer cannot hold what the largest factor needs.
         """
         if self._controller is None:
@@ -48,7 +49,7 @@ class Decider:
             )
         largest = self._controller.largest_factor()
         if largest is not None:
-            loader.check_factor(largest)
+            check_factor(trainer, loader, largest)
 
     def observe(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int, factor: float, measures: EpochMeasures

@@ -18,7 +18,7 @@ from lightning_echo.config import EchoConfig
 from lightning_echo.echoing import options
 from lightning_echo.echoing.loader import EchoLoader
 
-__all__ = ["Attached", "TrainingEcho"]
+__all__ = ["Attached", "TrainingEcho", "check_factor"]
 
 
 class Attached(Protocol):
@@ -83,8 +83,7 @@ class TrainingEcho:
         trainer = self._attached.trainer
         changes_length = loader.epoch_length == "full_pass" and trainer is not None and trainer.training
         if changes_length:
-            if value > self.factor:
-                _refuse_fixed_schedules(trainer)
+            check_factor(trainer, loader, value)
             if self._is_asked:  # then it answers the reload, and says the new length there
                 loader.keep_length()
         loader.set_factor(value)
@@ -233,7 +232,16 @@ class TrainingEcho:
             self._loader.load_state_dict(state)
 
 
-def _refuse_fixed_schedules(trainer: pl.Trainer) -> None:
+def check_factor(trainer: pl.Trainer, loader: EchoLoader, factor: float) -> None:
+    """Whether a factor could be set during training, now or later.
+
+    Raises:
+        ValueError: The loader's buffer cannot hold what it needs.
+        MisconfigurationException: It would make epochs longer than a schedule of the learning rate expects.
+    """
+    loader.check_factor(factor)
+    if loader.epoch_length == "fixed" or factor <= loader.factor:
+        return
     for config in trainer.lr_scheduler_configs:
         if isinstance(config.scheduler, OneCycleLR) and config.interval == "step":
             raise MisconfigurationException(

@@ -383,6 +383,23 @@ def test_too_small_a_buffer_for_the_largest_factor_is_found_before_training() ->
     assert model.batches == []
 
 
+def test_longer_epochs_than_a_schedule_of_the_learning_rate_expects_are_refused_before_training() -> None:
+    class OneCycle(Recorder):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            steps = int(self.trainer.estimated_stepping_batches)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    for controller in (TargetIdle(), FactorSchedule({2: 3.0})):
+        model = OneCycle()
+        with pytest.raises(MisconfigurationException, match=r"full_pass.*OneCycleLR.*epoch_length='fixed'"):
+            fit(Data(), model=model, callbacks=[echo(1, controller=controller, epoch_length="full_pass")])
+        assert model.batches == []
+    falling = fit(Data(), model=OneCycle(), callbacks=[echo(3, controller=FactorSchedule({1: 1}), epoch_length="full_pass")])
+    assert falling.model.steps == [18, 6, 6]
+
+
 # ---------------------------------------------------------------------- state
 
 

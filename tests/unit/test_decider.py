@@ -84,16 +84,16 @@ def echo_loader(**options):
 
 def test_a_controller_without_a_loader_to_drive_is_refused_with_the_way_out():
     with pytest.raises(MisconfigurationException, match=r"TargetIdle\(.*EchoLoader\(loader, 1\)"):
-        Decider(TargetIdle()).check(None)
-    Decider(None).check(None)
+        Decider(TargetIdle()).check(SimpleNamespace(lr_scheduler_configs=[]), None)
+    Decider(None).check(SimpleNamespace(lr_scheduler_configs=[]), None)
 
 
 def test_a_factor_that_the_buffer_could_not_hold_is_found_before_training():
     loader = echo_loader(buffer_size=8)  # factor 2 needs half a batch
-    Decider(FactorSchedule({0: 1.0, 3: 2.0})).check(loader)
+    Decider(FactorSchedule({0: 1.0, 3: 2.0})).check(SimpleNamespace(lr_scheduler_configs=[]), loader)
     with pytest.raises(ValueError, match="buffer_size"):
-        Decider(FactorSchedule({0: 1.0, 3: 8.0})).check(loader)
-    Decider(Fixed(8.0)).check(loader)  # which does not say how far it would go
+        Decider(FactorSchedule({0: 1.0, 3: 8.0})).check(SimpleNamespace(lr_scheduler_configs=[]), loader)
+    Decider(Fixed(8.0)).check(SimpleNamespace(lr_scheduler_configs=[]), loader)  # which does not say how far it would go
     assert loader.factor == 1
 
 
