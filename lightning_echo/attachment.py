@@ -65,7 +65,7 @@ class Attachment:
         asked = [each for each in (trainer.datamodule, pl_module) if is_overridden(HOOK, each)]
         if not asked and not self._takes_echoed:
             raise self._unreachable()
-        self.trainer = trainer
+        self.trainer, self.echo.is_asked = trainer, False
         for instance in asked:
             hook = _Hook(getattr(instance, HOOK), self.echo.train_dataloader).train_dataloader
             self._bound.append((instance, hook, vars(instance).get(HOOK, NOTHING)))

@@ -235,6 +235,7 @@ class EchoCallback(pl.Callback):
         return {
             "epoch": self._epoch,
             "attached": self.attachment.trainer is not None,
+            "wrapped": self.attachment.echo.is_asked,
             "loader": self.attachment.echo.state_dict(),
             "meter": self._meter.state_dict(self._loader),
             "controller": self._decider.state_dict(),
@@ -251,7 +252,7 @@ class EchoCallback(pl.Callback):
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint.get("callbacks", {}).get(self.state_key, {})
-        echoed_before = saved.get("attached", False) or EchoDataModule.__qualname__ in checkpoint
+        echoed_before = saved.get("wrapped", False) or EchoDataModule.__qualname__ in checkpoint
         echoes = self.attachment.trainer is not None or isinstance(_datamodule(trainer), EchoDataModule)
         adapt_checkpoint(checkpoint, _datamodule(trainer), echoed_before=echoed_before, echoes=echoes)
 

@@ -39,6 +39,9 @@ class TrainingEcho:
         way_out: What to do where the user's loader is an `EchoLoader` already, to end a sentence; None: it is taken as it is.
         shard: Whether each rank gets its share of the data.
 
+    Attributes:
+        is_asked: Whether the Trainer of this ``fit`` asks here for its loader, and so gets one that was wrapped here.
+
     Raises:
         TypeError: ``shard`` is no truth value.
     """
@@ -54,7 +57,7 @@ class TrainingEcho:
         self._loader: EchoLoader | None = None
         self._state: dict[str, Any] | None = None  # of a loader that does not exist yet
         self._users_reload: int | None = None  # the Trainer's setting while ours stands in its place
-        self._is_asked = False  # whether the Trainer asks here for its loader
+        self.is_asked = False
         self._said = False
 
     @property
@@ -84,7 +87,7 @@ class TrainingEcho:
         changes_length = loader.epoch_length == "full_pass" and trainer is not None and trainer.training
         if changes_length:
             check_factor(trainer, loader, value)
-            if self._is_asked:  # then it answers the reload, and says the new length there
+            if self.is_asked:  # then it answers the reload, and says the new length there
                 loader.keep_length()
         loader.set_factor(value)
         if changes_length:
@@ -98,7 +101,7 @@ class TrainingEcho:
         Raises:
             MisconfigurationException: The user's loader cannot be echoed, or is already.
         """
-        self._is_asked, only_for_length = True, self.end_own_reload()
+        self.is_asked, only_for_length = True, self.end_own_reload()
         if self._loader is not None:
             self._loader.release_length()
             if only_for_length:
@@ -121,7 +124,7 @@ class TrainingEcho:
         Raises:
             MisconfigurationException: The factor to begin with would change the length of the epoch that is about to begin.
         """
-        self._is_asked = False
+        self.is_asked = False
         if loader.epoch_length == "full_pass" and self._loader is None and self._factor not in (None, loader.factor):
             raise MisconfigurationException(
                 f"{self._owner} begins with factor {self._factor:g}, but the epoch's length is settled already: with "

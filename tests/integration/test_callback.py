@@ -458,7 +458,7 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, step: int) -> None
     fit(Data(), callbacks=[guarded(), SaveAt(tmp_path, [step])])
     checkpoint = torch.load(SaveAt(tmp_path, []).path(step), weights_only=True)
     state = checkpoint["callbacks"]["EchoCallback"]
-    assert set(state) == {"epoch", "attached", "loader", "meter", "controller", "reports"}
+    assert set(state) == {"epoch", "attached", "wrapped", "loader", "meter", "controller", "reports"}
     assert len(state["reports"]) == (step - 1) // STEPS
 
 
@@ -500,6 +500,17 @@ def test_a_run_resumes_with_and_without_echoing_the_data_modules_state_included(
     assert run.trainer.global_step == 3 * STEPS
     assert [report.epoch for report in callbacks[0].reports] == [0, 1, 2]
     assert (callbacks[0].reports[-1].echoed_examples > 0) == (before != "plain" or after != "plain"), "counts go on"
+
+
+@pytest.mark.parametrize("after", [None, FactorSchedule({0: 2})])
+@pytest.mark.parametrize("before", [None, FactorSchedule({0: 2})])
+def test_a_loader_that_the_user_echoes_goes_on_whatever_the_callback_does(tmp_path: Path, before: Any, after: Any) -> None:
+    def loader() -> EchoLoader:
+        return EchoLoader(Data().train_dataloader(), 2, insertion_point="after_augmentation", seed=7)
+
+    whole = fit(loader(), callbacks=[EchoCallback(before), SaveAt(tmp_path, [8])])
+    resumed = fit(loader(), callbacks=[EchoCallback(after)], ckpt_path=SaveAt(tmp_path, []).path(8))
+    assert resumed.model.batches == whole.model.batches[8:]
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint")
