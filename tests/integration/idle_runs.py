@@ -1,0 +1,131 @@
+"""Runs whose idle fraction is known: sources and steps that sleep, and say by the clock of the machine what they did when.
+
+The truth is computed from these stamps alone. As a program (``python idle_runs.py FOLDER``) it trains on two ranks, whose
+stamps and logged figures go to ``FOLDER/rank-R.pt``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader
+from trainer_runs import trainer
+
+from lightning_echo import EchoCallback
+
+MS = 1e-3
+STEPS = 40
+
+
+class SleepingLoader:
+    """Batches that take ``waits[k]`` seconds each; remembers how long each really took, and when the first one came."""
+
+    def __init__(self, waits: list[float]) -> None:
+        self.waits = waits
+        self.waited: list[float] = []
+        self.arrived: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.waits)
+
+    def __iter__(self) -> Iterator[Any]:
+        for wait in self.waits:
+            begun = perf_counter()
+            if wait:
+                time.sleep(wait)
+            arrived = perf_counter()
+            self.waited.append(arrived - begun)
+            if self.arrived is None:
+                self.arrived = arrived
+            yield torch.ones(2, 1)
+
+
+class Sleeper(pl.LightningModule):
+    """A step takes ``seconds``; remembers when each began and ended, and how long validation took."""
+
+    def __init__(self, seconds: float, train_loader: Any = None, validation_seconds: float = 0.0) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seconds, self.train_loader, self.validation_seconds = seconds, train_loader, validation_seconds
+        self.begun: list[float] = []
+        self.ended: list[float] = []
+        self.validations: list[tuple[float, float]] = []
+
+    def train_dataloader(self) -> Any:
+        return self.train_loader
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(torch.ones(2, 1), 1)
+
+    def training_step(self, batch: Any) -> Any:
+        self.begun.append(perf_counter())
+        time.sleep(self.seconds)
+        return self.layer(batch["value"] if isinstance(batch, dict) else batch).mean()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.ended.append(perf_counter())
+
+    def on_validation_start(self) -> None:
+        self.validation_begun = perf_counter()
+
+    def validation_step(self, batch: Any) -> None:
+        time.sleep(self.validation_seconds / 2)
+
+    def on_validation_end(self) -> None:
+        self.validations.append((self.validation_begun, perf_counter()))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def fit(model: Sleeper, *callbacks: Any, echo: EchoCallback | None = None, **options: Any) -> dict[str, float]:
+    """Trains for an epoch; what was logged of echoing."""
+    callbacks = (echo or EchoCallback(summary=False), *callbacks)
+    its_trainer = trainer(**{"max_epochs": 1, "limit_val_batches": 0, "callbacks": list(callbacks), **options})
+    its_trainer.fit(model)
+    return {name: value.item() for name, value in its_trainer.callback_metrics.items() if name.startswith("echo/")}
+
+
+def job_waits(rank: int) -> dict[str, list[float]]:
+    """What each of two ranks waits in each scenario, with steps of 15 ms."""
+    return {
+        "unequal": [25 * MS if rank else 5 * MS] * STEPS,
+        "unequal, the first": [5 * MS if rank else 25 * MS] * STEPS,
+        "in turn": [30 * MS if step % 2 == rank else 0.0 for step in range(STEPS)],
+        "neither": [0.0] * STEPS,
+    }
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    found = {}
+    for scenario in job_waits(0):
+        # Lightning starts the other process in its first fit: before, no process knows its rank.
+        loader = SleepingLoader([])
+        model = Sleeper(15 * MS, loader)
+        set_up = SetUp(loader, scenario)
+        logged = fit(model, set_up, strategy="ddp", devices=2)
+        found[scenario] = {"logged": logged, "waited": loader.waited, "arrived": loader.arrived, "ended": model.ended}
+        torch.save(found, folder / f"rank-{os.environ.get('LOCAL_RANK', '0')}.pt")
+
+
+class SetUp(pl.Callback):
+    """Tells a loader what to wait once it is known on which rank it is."""
+
+    def __init__(self, loader: SleepingLoader, scenario: str) -> None:
+        self.loader, self.scenario = loader, scenario
+
+    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+        self.loader.waits = job_waits(trainer.global_rank)[self.scenario]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,233 @@
+"""The logged idle fraction against the truth of runs that sleep: within 0.03, whatever else the host does.
+
+The truth is computed from stamps of the sources, steps and validations themselves (idle_runs.py), so that a machine that sleeps
+too long or is busy otherwise moves truth and measurement alike. Sleeps are of 5 ms and more, runs of 40 steps.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import idle_runs
+import lightning.pytorch as pl
+import pytest
+import torch
+from idle_runs import MS, STEPS, Sleeper, SleepingLoader, fit
+from torch.utils.data import DataLoader
+
+from lightning_echo import EchoCallback, EchoConfig, EchoLoader, StagedDataset
+
+TOLERANCE = 0.03
+
+
+def truth(loader: SleepingLoader, model: Sleeper) -> float:
+    """Waits after the first batch, of the time from its arrival to the last step's end, without validation."""
+    assert loader.arrived is not None
+    inside = sum(end - begin for begin, end in model.validations if end < model.ended[-1])
+    return sum(loader.waited[1:]) / (model.ended[-1] - loader.arrived - inside)
+
+
+# ---------------------------------------------------------------------- one process
+
+
+@pytest.mark.parametrize(("wait", "step", "idle"), [(0, 20, 0.0), (5, 15, 0.25), (10, 10, 0.5), (45, 5, 0.9)])
+def test_idle_fraction_of_a_source_and_a_step_of_known_durations(wait: int, step: int, idle: float) -> None:
+    loader = SleepingLoader([300 * MS] + [wait * MS] * (STEPS - 1))  # the first batch takes long, which is another figure
+    model = Sleeper(step * MS, loader)
+    logged = fit(model)
+    assert logged["echo/idle_fraction"] == pytest.approx(truth(loader, model), abs=TOLERANCE)
+    assert logged["echo/idle_fraction"] == pytest.approx(idle, abs=0.15), "the run is what it should be, but for overhead"
+    assert logged["echo/first_batch_seconds"] == pytest.approx(loader.waited[0], abs=20 * MS)
+    waits = sum(loader.waited[1:]) / STEPS
+    assert logged["echo/data_wait_seconds"] == pytest.approx(waits, abs=2 * MS)
+
+
+def test_each_epoch_is_measured_by_itself() -> None:
+    """The source takes 15 ms longer in each epoch than in the one before."""
+
+    class Slowing(SleepingLoader):
+        def __iter__(self) -> Any:
+            self.waits = [len(self.waited) // STEPS * 15 * MS] * STEPS
+            yield from super().__iter__()
+
+    loader = Slowing([0.0] * STEPS)
+    model = Sleeper(15 * MS, loader)
+    echo = EchoCallback(summary=False)
+    fit(model, echo=echo, max_epochs=3)
+    assert len(echo.reports) == 3
+    for epoch, report in enumerate(echo.reports):
+        first, end = epoch * STEPS, (epoch + 1) * STEPS
+        true = sum(loader.waited[first + 1 : end]) / (model.ended[end - 1] - model.begun[first])
+        assert report.idle_fraction == pytest.approx(true, abs=TOLERANCE)
+
+
+class Slow(pl.Callback):
+    """What else a host does between steps."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        time.sleep(self.seconds)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        time.sleep(self.seconds)
+
+
+class SlowLogger(pl.loggers.CSVLogger):
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+        time.sleep(5 * MS)
+
+
+def test_slow_callbacks_and_loggers_are_no_idling(tmp_path: Path) -> None:
+    """10 ms of waiting, 10 of the step, and 15 of other things."""
+    loader = SleepingLoader([10 * MS] * STEPS)
+    model = Sleeper(10 * MS, loader)
+    logged = fit(model, Slow(5 * MS), logger=SlowLogger(tmp_path), log_every_n_steps=1)
+    assert logged["echo/idle_fraction"] == pytest.approx(truth(loader, model), abs=TOLERANCE)
+    assert logged["echo/idle_fraction"] < 0.4
+
+
+@pytest.mark.parametrize("accumulated", [1, 7])  # 7: some validations come in the middle of an accumulation
+def test_validation_in_the_middle_of_an_epoch_is_neither_idling_nor_time(accumulated: int) -> None:
+    """Four validations of 0.2 s: twice as long as what is measured."""
+    loader = SleepingLoader([10 * MS] * STEPS)
+    model = Sleeper(10 * MS, loader, validation_seconds=0.2)
+    options = {"val_check_interval": 10, "limit_val_batches": 1.0, "accumulate_grad_batches": accumulated}
+    logged = fit(model, **options)
+    assert len(model.validations) == 4
+    assert logged["echo/idle_fraction"] == pytest.approx(truth(loader, model), abs=TOLERANCE)
+    assert logged["echo/idle_fraction"] > 0.35
+    assert STEPS * (logged["echo/step_seconds"] + logged["echo/data_wait_seconds"]) < 0.2 * 4 + 0.8
+
+
+# ---------------------------------------------------------------------- workers
+
+
+class Slowly(StagedDataset):
+    """Reading takes a while."""
+
+    def __init__(self, length: int, seconds: float) -> None:
+        self.length, self.seconds = length, seconds
+
+    def __len__(self) -> int:
+        return self.length
+
+    def load(self, index: Any) -> Any:
+        time.sleep(self.seconds)
+        return torch.ones(1)
+
+    def augment(self, example: Any) -> Any:
+        return example
+
+
+def stamped(examples: list[Any]) -> Any:
+    """A batch that says when it was made, in the worker."""
+    return {"value": torch.stack(examples), "made": torch.tensor(perf_counter(), dtype=torch.float64)}
+
+
+def worker_loader(read: float, batches: int = STEPS) -> Any:
+    return DataLoader(Slowly(4 * batches, read), 4, num_workers=1, collate_fn=stamped)
+
+
+class StampedModel(Sleeper):
+    """Remembers when each batch was made."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.made: list[float] = []
+
+    def training_step(self, batch: Any) -> Any:
+        self.made.append(batch["made"].item())
+        return super().training_step(batch)
+
+
+def hand_over(read: float, pause: float, echo: EchoConfig | None) -> float:
+    """Seconds until a batch arrives: after it was made, or, if it was made during the pause before, after it is asked for."""
+    loader = worker_loader(read, 16)
+    batches = iter(loader if echo is None else EchoLoader(loader, 1, insertion_point=echo.insertion_point))
+    seconds = []
+    for _ in range(16):
+        time.sleep(pause)
+        asked = perf_counter()
+        made = next(batches)["made"].item()
+        seconds.append(perf_counter() - max(made, asked))
+    return median(seconds[4:])
+
+
+@pytest.mark.parametrize(
+    ("read", "step", "echo"),
+    [
+        (10, 10, None),  # four examples a batch: 40 ms against 10
+        (5, 25, None),  # 20 ms against 25: hidden behind the step
+        (20, 20, EchoConfig(2.0, "after_augmentation", seed=1)),  # 40 ms against 20
+        (20, 20, EchoConfig(2.0, "after_batching", seed=1)),  # 80 ms against 40, for every other step
+    ],
+)
+def test_with_a_worker_a_step_waits_from_the_end_of_the_one_before_until_its_batch_is_made(
+    read: int, step: int, echo: EchoConfig | None
+) -> None:
+    model = StampedModel(step * MS, worker_loader(read * MS))
+    logged = fit(model, echo=EchoCallback(echo=echo, summary=False))
+    after_waiting, at_hand = hand_over(5 * MS, 0.0, echo), hand_over(0.0, 5 * MS, echo)
+    waited = [max(made + after_waiting - ended, at_hand) for made, ended in zip(model.made[1:], model.ended, strict=False)]
+    true = sum(waited) / (model.ended[-1] - model.begun[0])
+    assert logged["echo/idle_fraction"] == pytest.approx(true, abs=TOLERANCE)
+    assert (logged["echo/idle_fraction"] > 0.2) == (read >= 10)
+
+
+# ---------------------------------------------------------------------- two ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    folder = tmp_path_factory.mktemp("idle")
+    environment = {name: value for name, value in os.environ.items() if name not in ("PL_GLOBAL_SEED", "LOCAL_RANK")}
+    command = [sys.executable, idle_runs.__file__, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+def of_the_job(ranks: list[Any], scenario: str) -> tuple[float, list[float]]:
+    """True idle fraction: per step the longest wait of any rank; and the ranks' own fractions."""
+    runs = [rank[scenario] for rank in ranks]
+    waited = [run["waited"][1:] for run in runs]
+    lasted = [run["ended"][-1] - run["arrived"] for run in runs]
+    own = [sum(its) / seconds for its, seconds in zip(waited, lasted, strict=True)]
+    return sum(map(max, zip(*waited, strict=True))) / max(lasted), own
+
+
+@pytest.mark.parametrize(("scenario", "slow"), [("unequal", 1), ("unequal, the first", 0)])
+def test_of_two_ranks_of_unequal_speed_the_slow_one_is_named_and_its_waits_are_the_job_s(
+    ranks: list[Any], scenario: str, slow: int
+) -> None:
+    true, own = of_the_job(ranks, scenario)
+    assert own[slow] > own[1 - slow] + 0.2
+    for rank in ranks:
+        assert rank[scenario]["logged"]["echo/idle_fraction"] == pytest.approx(true, abs=TOLERANCE)
+        assert rank[scenario]["logged"]["echo/slowest_rank"] == slow
+
+
+def test_two_ranks_that_stall_in_turn_stop_the_job_twice_as_often_as_each_of_them(ranks: list[Any]) -> None:
+    true, own = of_the_job(ranks, "in turn")
+    assert true > max(own) + 0.15
+    for rank in ranks:
+        assert rank["in turn"]["logged"]["echo/idle_fraction"] == pytest.approx(true, abs=TOLERANCE)
+
+
+def test_two_ranks_that_never_wait_are_not_idle_although_they_wait_for_each_other(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert rank["neither"]["logged"]["echo/idle_fraction"] < TOLERANCE
+
+
+def test_all_ranks_log_the_same(ranks: list[Any]) -> None:
+    for scenario in ranks[0]:
+        assert ranks[0][scenario]["logged"] == ranks[1][scenario]["logged"]
