@@ -25,26 +25,41 @@ MS = 1e-3
 STEPS = 40
 
 
-class SleepingLoader:
-    """Batches that take ``waits[k]`` seconds each; remembers how long each really took, and when the first one came."""
+class TimedLoader:
+    """Passes on the batches of a loader; remembers how long each was waited for, and when the first one came."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.waited: list[float] = []
+        self.arrived: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        for _ in range(len(self.loader)):
+            begun = perf_counter()
+            batch = next(batches)
+            arrived = perf_counter()
+            self.waited.append(arrived - begun)
+            self.arrived = self.arrived or arrived
+            yield batch
+
+
+class Sleeping:
+    """Batches that take ``waits[k]`` seconds each."""
 
     def __init__(self, waits: list[float]) -> None:
         self.waits = waits
-        self.waited: list[float] = []
-        self.arrived: float | None = None
 
     def __len__(self) -> int:
         return len(self.waits)
 
     def __iter__(self) -> Iterator[Any]:
         for wait in self.waits:
-            begun = perf_counter()
             if wait:
                 time.sleep(wait)
-            arrived = perf_counter()
-            self.waited.append(arrived - begun)
-            if self.arrived is None:
-                self.arrived = arrived
             yield torch.ones(2, 1)
 
 
@@ -68,7 +83,7 @@ class Sleeper(pl.LightningModule):
     def training_step(self, batch: Any) -> Any:
         self.begun.append(perf_counter())
         time.sleep(self.seconds)
-        return self.layer(batch["value"] if isinstance(batch, dict) else batch).mean()
+        return self.layer(batch).mean()
 
     def on_train_batch_end(self, *args: Any) -> None:
         self.ended.append(perf_counter())
@@ -109,22 +124,23 @@ def main(folder: Path) -> None:
     found = {}
     for scenario in job_waits(0):
         # Lightning starts the other process in its first fit: before, no process knows its rank.
-        loader = SleepingLoader([])
+        source = Sleeping([])
+        loader = TimedLoader(source)
         model = Sleeper(15 * MS, loader)
-        set_up = SetUp(loader, scenario)
+        set_up = SetUp(source, scenario)
         logged = fit(model, set_up, strategy="ddp", devices=2)
         found[scenario] = {"logged": logged, "waited": loader.waited, "arrived": loader.arrived, "ended": model.ended}
         torch.save(found, folder / f"rank-{os.environ.get('LOCAL_RANK', '0')}.pt")
 
 
 class SetUp(pl.Callback):
-    """Tells a loader what to wait once it is known on which rank it is."""
+    """Tells a source what to wait once it is known on which rank it is."""
 
-    def __init__(self, loader: SleepingLoader, scenario: str) -> None:
-        self.loader, self.scenario = loader, scenario
+    def __init__(self, source: Sleeping, scenario: str) -> None:
+        self.source, self.scenario = source, scenario
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
-        self.loader.waits = job_waits(trainer.global_rank)[self.scenario]
+        self.source.waits = job_waits(trainer.global_rank)[self.scenario]
 
 
 if __name__ == "__main__":
