@@ -30,7 +30,7 @@ class ProfilerTap:
     def __init__(self, profiler: Any, timer: StepTimer) -> None:
         self._profiler = profiler
         self._had = {name: vars(profiler)[name] for name in ("start", "stop") if name in vars(profiler)}
-        hears_nothing = type(profiler) is PassThroughProfiler
+        hears_nothing = type(profiler) is PassThroughProfiler and not self._had
         start = {_FETCH: timer.begin_fetch, _COPY: timer.begin_copy, _VALIDATION: timer.pause}
         stop = {_FETCH: timer.end_fetch, _COPY: timer.end_copy}
         profiler.start = _Told(None if hears_nothing else profiler.start, start, timer_first=False)
