@@ -25,8 +25,8 @@ def summarize(reports: Sequence[EpochReport], advice: str) -> str:
     Example:
         >>> report = EpochReport(0, 10, 1.0, 80, 0, idle_fraction=0.5, data_wait_seconds=0.01, step_seconds=0.01)
         >>> print(summarize([report], "Echo with factor 2."))
-        lightning_echo: 10 steps in 0.2 s: 0.1 s of work, 0.1 s waiting for input (idle 50%); 0 s more for first batches
-          epoch 0: factor 1, idle 50%
+        lightning_echo: 10 steps in 0.2 s: 0.1 s of work, 0.1 s waiting for input (idle 50 %); 0 s more for first batches
+          epoch 0: factor 1, idle 50 %
           80 fresh and 0 echoed examples
           Echo with factor 2.
     """
@@ -52,7 +52,7 @@ def advise(observation: Observation, recommended: Decision) -> str:
     idle, factor = observation.idle_fraction, observation.factor
     if idle is None:
         return "Too few steps were measured for advice."
-    busy = f"the accelerator is busy {1 - idle:.0%} of the time"
+    busy = f"the accelerator is busy {_percent(1 - idle)} of the time"
     if recommended.reason is Reason.not_measured:
         return f"No advice: {recommended.message}."
     is_starved = recommended.reason in (Reason.starved, Reason.at_maximum)
@@ -70,6 +70,9 @@ def advise(observation: Observation, recommended: Decision) -> str:
     if recommended.factor == factor:
         return f"Keep factor {factor:g}: {busy}."
     if recommended.factor < factor:
+        if recommended.reason is Reason.at_maximum:
+            why = "a larger one is seldom worth it" if recommended.factor >= _LARGE_FACTOR else "max_factor says so"
+            return f"Lower the factor to {recommended.factor:g}: {why}."
         if recommended.factor == 1:
             return "Do not echo: fresh examples alone feed the accelerator, and are worth more than echoed ones."
         enough = "that is enough to feed the accelerator, and fresh examples are worth more than echoed ones"
@@ -108,6 +111,10 @@ def _many(number: float, one: str, many: str) -> str:
     return f"{said} {one if said == '1' else many}"
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
 def _short(number: float) -> str:
     """Three digits, or all of an integer part: 0.0123, 12.3, 12,345."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
@@ -123,7 +130,7 @@ def _times(reports: Sequence[EpochReport]) -> str:
         return "lightning_echo: how long steps waited for input could not be measured"
     return (
         f"lightning_echo: {_many(steps, 'step', 'steps')} in {_short(total)} s: {_short(worked)} s of work, "
-        f"{_short(waited)} s waiting for input (idle {waited / total:.0%}); {_short(first)} s more for first batches"
+        f"{_short(waited)} s waiting for input (idle {_percent(waited / total)}); {_short(first)} s more for first batches"
     )
 
 
@@ -133,7 +140,7 @@ def _stretch(reports: Sequence[EpochReport]) -> str:
     epochs = f"epoch {first.epoch}" if first.epoch == last.epoch else f"epochs {first.epoch} to {last.epoch}"
     waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)
     total = waited + sum(report.steps * (report.step_seconds or 0) for report in reports)
-    idle = f", idle {waited / total:.0%}" if total else ""
+    idle = f", idle {_percent(waited / total)}" if total else ""
     slow = f", slowest rank {last.slowest_rank}" if last.slowest_rank else ""
     changes = last.next_factor not in (None, last.factor)
     return f"{epochs}: factor {last.factor:g}{idle}{slow}" + (f"; {last.message}" if changes else "")

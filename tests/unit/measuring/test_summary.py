@@ -29,7 +29,7 @@ def test_the_first_line_says_where_the_time_went():
         report(1, idle=0.25, steps=300, first_batch_seconds=0.5),  # 4.5 s, 1.5 s
         report(2, idle=0.0, steps=100),  # 2 s; when the first batch came is not known
     ]
-    expected = "500 steps in 10 s: 7.5 s of work, 2.5 s waiting for input (idle 25%); 2 s more for first batches"
+    expected = "500 steps in 10 s: 7.5 s of work, 2.5 s waiting for input (idle 25 %); 2 s more for first batches"
     assert lines_of(reports)[0] == f"lightning_echo: {expected}"
 
 
@@ -63,15 +63,15 @@ def test_epochs_in_a_row_with_the_same_factor_share_a_line_with_their_common_idl
         report(4, 3.0, idle=0.0, next_factor=3.0, message="not said"),
     ]
     assert lines_of(reports)[1:5] == [
-        "  epoch 0: factor 1, idle 60%; idle 60%, target 5%: a factor of 3 feeds the device",
-        "  epochs 1 to 2: factor 3, idle 12%; a factor of 1.5 is enough",  # 1 of 8 s
-        "  epoch 3: factor 1.5, idle 0%; up again",
-        "  epoch 4: factor 3, idle 0%",
+        "  epoch 0: factor 1, idle 60 %; idle 60%, target 5%: a factor of 3 feeds the device",
+        "  epochs 1 to 2: factor 3, idle 12 %; a factor of 1.5 is enough",  # 1 of 8 s
+        "  epoch 3: factor 1.5, idle 0 %; up again",
+        "  epoch 4: factor 3, idle 0 %",
     ]
 
 
 def test_without_a_controller_no_reason_is_given_and_a_slow_rank_is_named():
-    assert lines_of([report(4, 2.5, slowest_rank=3)])[1] == "  epoch 4: factor 2.5, idle 50%, slowest rank 3"
+    assert lines_of([report(4, 2.5, slowest_rank=3)])[1] == "  epoch 4: factor 2.5, idle 50 %, slowest rank 3"
 
 
 def test_the_speed_up_is_told_only_where_there_was_echoing():
@@ -115,60 +115,71 @@ def costs(source, *, rest=0.0, collate=0.0, point=POINT, workers=2):
     return PipelineCosts(point, source, rest, collate, device_seconds=0.01, workers=workers)
 
 
-LATER = "what comes after the echo takes 17.5 ms per batch by itself, a step 10 ms; echo at insertion_point='after_augmentation'"
-SITUATIONS = {  # name: factor, costs, controller, and the reason and advice expected
-    "busy": (1, costs(0.01), TargetIdle(), Reason.fits, f"Do not echo: {BUSY} 100% of the time."),
-    "busy, source unknown": (1, None, TargetIdle(), Reason.fits, f"Do not echo: {BUSY} 100% of the time."),
-    "well echoed": (3.3, costs(0.06), TargetIdle(), Reason.fits, f"Keep factor 3.3: {BUSY} 100% of the time."),
+SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expected
+    "busy": (1, costs(0.01), (1, Reason.fits), f"Do not echo: {BUSY} 100 % of the time."),
+    "busy, source unknown": (1, None, (1, Reason.fits), f"Do not echo: {BUSY} 100 % of the time."),
+    "well echoed": (3.3, costs(0.06), (3.3, Reason.fits), f"Keep factor 3.3: {BUSY} 100 % of the time."),
     "starved": (
-        *(1, costs(0.04), TargetIdle(), Reason.starved),
-        f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50% of the time.",
+        *(1, costs(0.04), (2.09, Reason.starved)),
+        f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50 % of the time.",
     ),
     "starved at a factor": (
-        *(1.5, costs(0.06), TargetIdle(), Reason.starved),
-        f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50% of the time.",
+        *(1.5, costs(0.06), (3.14, Reason.starved)),
+        f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50 % of the time.",
     ),
-    "hardly starved": (
-        *(1, costs(0.0206), TargetIdle(0.01), Reason.starved),
-        f"Echo with factor 1.13: {BUSY} only 97% of the time.",
+    "starved by far": (
+        *(1, costs(2.0), (110, Reason.starved)),
+        f"Echo with factor 110, about 100 times as fast: {BUSY} only 1 % of the time.",
+    ),
+    "starved, but not enough to tell by how much": (
+        *(1, costs(0.0206), (1.13, Reason.starved)),
+        f"Echo with factor 1.13: {BUSY} only 97 % of the time.",
     ),
     "a cheaper source": (
-        *(4, costs(0.04), TargetIdle(), Reason.cheaper_source),
+        *(4, costs(0.04), (2.09, Reason.cheaper_source)),
         "Lower the factor to 2.09: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
     ),
-    "at the maximum from below": (
-        *(1, costs(0.2), TargetIdle(), Reason.at_maximum),
-        f"Echo with factor 4, about 4 times as fast: {BUSY} only 10% of the time; a faster source helps further, "
+    "a source that needs no echo": (
+        *(4, costs(0.01), (1, Reason.cheaper_source)),
+        "Do not echo: fresh examples alone feed the accelerator, and are worth more than echoed ones.",
+    ),
+    "at the maximum, from below": (
+        *(1, costs(0.2), (4, Reason.at_maximum)),
+        f"Echo with factor 4, about 4 times as fast: {BUSY} only 10 % of the time; a faster source helps further, "
         "a larger factor seldom does.",
     ),
     "at the maximum": (
-        *(4, costs(0.2), TargetIdle(), Reason.at_maximum),
-        f"Keep factor 4: {BUSY} 40% of the time; a faster source helps further, a larger factor seldom does.",
+        *(4, costs(0.2), (4, Reason.at_maximum)),
+        f"Keep factor 4: {BUSY} 40 % of the time; a faster source helps further, a larger factor seldom does.",
     ),
     "at a low maximum": (
-        *(1, costs(0.05), TargetIdle(max_factor=1), Reason.at_maximum),
-        f"Keep factor 1: {BUSY} 40% of the time; a faster source helps further, or a larger max_factor.",
+        *(1, costs(0.05), (1, Reason.at_maximum)),
+        f"Keep factor 1: {BUSY} 40 % of the time; a faster source helps further, or a larger max_factor.",
     ),
-    "at the minimum": (
-        *(4, costs(0.01), TargetIdle(min_factor=3), Reason.at_minimum),
+    "over the maximum": (8, costs(0.2), (4, Reason.at_maximum), "Lower the factor to 4: a larger one is seldom worth it."),
+    "over a low maximum": (8, costs(0.2), (2, Reason.at_maximum), "Lower the factor to 2: max_factor says so."),
+    "at the minimum, from above": (
+        *(4, costs(0.01), (3, Reason.at_minimum)),
         "Lower the factor to 3: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
     ),
+    "at the minimum": (3, costs(0.01), (3, Reason.at_minimum), f"Keep factor 3: {BUSY} 100 % of the time."),
     "under the minimum": (
-        *(1, None, TargetIdle(min_factor=2), Reason.at_minimum),
-        f"Echo with factor 2, since min_factor says so: {BUSY} 100% of the time.",
+        *(1, None, (2, Reason.at_minimum)),
+        f"Echo with factor 2, since min_factor says so: {BUSY} 100 % of the time.",
     ),
     "too slow after the echo": (
-        *(1, costs(0.01, rest=0.03, collate=0.005, point="before_augmentation"), TargetIdle(), Reason.downstream_too_slow),
-        f"At this insertion point no factor is enough; idle 56%, target 5%: {LATER} with factor 2.49.",
+        *(2, costs(0.01, rest=0.04), (2, Reason.downstream_too_slow)),
+        "At this insertion point no factor is enough; the message.",
     ),
     "no workers": (
-        *(1, costs(0.03, collate=0.001, workers=0), TargetIdle(), Reason.no_workers),
-        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 24% of the time.",
+        *(1, costs(0.03, collate=0.01, workers=0), (1, Reason.no_workers)),
+        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 20 % of the time.",
     ),
     "no workers, but a factor that would do": (
-        *(1, costs(0.03, workers=0), TargetIdle(max_factor=100), Reason.starved),
-        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 25% of the time.",
+        *(1, costs(0.03, workers=0), (62, Reason.starved)),
+        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 25 % of the time.",
     ),
+    "not measured": (2, costs(0.04), (2, Reason.not_measured), "No advice: the message."),
 }
 
 
@@ -180,22 +191,23 @@ def observed(factor, costs):
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_advice(situation):
-    factor, its_costs, controller, reason, expected = SITUATIONS[situation]
-    observation = observed(factor, its_costs)
-    decision = controller.decide(observation)
-    assert decision.reason is reason
-    said = advise(observation, decision)
+    factor, its_costs, (recommended, reason), expected = SITUATIONS[situation]
+    said = advise(observed(factor, its_costs), Decision(recommended, reason, "the message"))
     assert said == expected
+    assert said.endswith(".")
     assert said.count(". ") == 0, "one sentence"
 
 
-def test_every_reason_that_rests_on_measurements_has_its_advice():
-    assert {reason for *_, reason, _ in SITUATIONS.values()} == {reason for reason in Reason if reason.is_measured}
+def test_every_reason_that_a_recommendation_may_have_has_its_advice():
+    reasons = {reason for _, _, (_, reason), _ in SITUATIONS.values()}
+    assert reasons == {reason for reason in Reason if reason.is_measured} | {Reason.not_measured}
 
 
-def test_a_source_that_needs_no_echo_is_not_to_be_echoed():
-    said = advise(observed(1.5, costs(0.01)), Decision(1.0, Reason.cheaper_source, ""))
-    assert said == "Do not echo: fresh examples alone feed the accelerator, and are worth more than echoed ones."
+def test_advice_of_target_idle_s_own_messages_reads_as_a_sentence():
+    slow = observed(1, costs(0.01, rest=0.03, collate=0.005, point="before_augmentation"))
+    assert advise(slow, TargetIdle().decide(slow)).startswith("At this insertion point no factor is enough; idle 55.6 %, target ")
+    seen = Observation(epoch=0, factor=2.0, steps=50, idle_fraction=0.3, step_seconds=0.02)
+    assert advise(seen, TargetIdle().decide(seen)).startswith("No advice: idle 30 %, target 5 %, but ")
 
 
 def test_too_few_steps_give_no_advice():
@@ -203,15 +215,15 @@ def test_too_few_steps_give_no_advice():
     assert advise(few, TargetIdle().decide(few)) == "Too few steps were measured for advice."
 
 
-def test_without_costs_a_starved_accelerator_gives_no_advice():
-    seen = Observation(epoch=0, factor=2.0, steps=50, idle_fraction=0.3, step_seconds=0.02)
-    assert advise(seen, TargetIdle().decide(seen)) == "No advice: idle 30%, but the pipeline's costs are not known."
-
-
 def test_what_echoing_would_gain_is_told_from_the_measured_step_where_the_model_takes_the_host_for_faster():
     """The model says 12 ms for the host, a step was measured to take 20 ms: of these 10 are waited."""
     seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=costs(0.024))
-    assert ", about 2 times as fast:" in advise(seen, TargetIdle().decide(seen))
+    assert ", about 2 times as fast:" in advise(seen, Decision(2.09, Reason.starved, ""))
+
+
+def test_what_echoing_would_gain_is_not_told_where_the_costs_are_not_known():
+    seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
+    assert advise(seen, Decision(2.0, Reason.starved, "")) == f"Echo with factor 2: {BUSY} only 50 % of the time."
 
 
 def test_what_echoing_would_gain_is_never_a_loss():
