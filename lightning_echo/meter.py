@@ -89,6 +89,8 @@ class RunMeter:
         if device.type == "cuda":
             self.timer = StepTimer(_timing_event)
         self._tap = ProfilerTap(trainer.profiler, self.timer)  # type: ignore[attr-defined]  # Trainer sets it outside __init__
+        # What prepares batches by other means than workers may do so during the steps.
+        self._workers = getattr(trainer.train_dataloader, "num_workers", 1) if loader is None else 1
         self._workers_run_at = 0 if loader is None else loader.delivered + loader.num_workers
         if self._at_epoch_start is None:
             self._at_epoch_start = self.count(loader)
@@ -228,7 +230,7 @@ class RunMeter:
             return max(of_ranks, key=lambda costs: costs.host_seconds(factor))
         if steps.idle_fraction < _LEAST_IDLE:
             return None
-        return PipelineCosts.of_waiting(steps.wait_seconds + steps.step_seconds, steps.idle_fraction, factor)
+        return PipelineCosts.of_waiting(steps.wait_seconds + steps.step_seconds, steps.idle_fraction, factor, self._workers)
 
 
 def _timing_event() -> DeviceEvent:

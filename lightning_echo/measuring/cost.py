@@ -47,15 +47,19 @@ class PipelineCosts:
     workers: int
 
     @classmethod
-    def of_waiting(cls, step_seconds: float, idle_fraction: float, factor: float) -> PipelineCosts:
+    def of_waiting(cls, step_seconds: float, idle_fraction: float, factor: float, workers: int = 1) -> PipelineCosts:
         """Of a pipeline that cannot be looked into: while the device waits, a step lasts as long as the host needs for it.
+
+        Where loading and training take turns the host needs what is waited.
 
         Args:
             step_seconds: Time per step, waiting included.
             idle_fraction: Share of it in which the device waited; more than next to nothing.
             factor: Echo factor in force; whole batches are assumed to be reused.
+            workers: 0: loading and training take turns. How many others there are makes no difference.
         """
-        return cls("after_batching", step_seconds * factor, 0.0, 0.0, step_seconds * (1 - idle_fraction), 1)
+        host = step_seconds if workers else step_seconds * idle_fraction
+        return cls("after_batching", host * factor, 0.0, 0.0, step_seconds * (1 - idle_fraction), min(workers, 1))
 
     @property
     def reused_seconds(self) -> float:

@@ -150,3 +150,12 @@ def test_a_pipeline_known_only_by_its_waiting_is_one_that_reuses_whole_batches(s
     assert costs.idle_fraction(factor) == pytest.approx(idle)
     assert costs.host_seconds(2 * factor) == pytest.approx(step / 2)
     assert costs.feeding_factor() == pytest.approx(factor / (1 - idle))
+
+
+@given(some_seconds, st.floats(0.01, 0.99), factors)
+def test_where_loading_and_training_take_turns_the_host_takes_what_is_waited(step, idle, factor):
+    costs = PipelineCosts.of_waiting(step, idle, factor, workers=0)
+    assert costs.step_seconds(factor) == pytest.approx(step)
+    assert costs.idle_fraction(factor) == pytest.approx(idle)
+    assert costs.step_seconds(2 * factor) == pytest.approx(step * (1 - idle / 2))
+    assert PipelineCosts.of_waiting(step, idle, factor, workers=7) == PipelineCosts.of_waiting(step, idle, factor)
