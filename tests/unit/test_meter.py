@@ -1,0 +1,315 @@
+"""What a training comes to, with a fake Trainer, loader and clock: times, counts and costs, joined over ranks and saved."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lightning_echo.echoing.counts import EchoCounts
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.seconds import StageSeconds
+from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.measuring.timing import StepTimer
+from lightning_echo.meter import RunMeter
+
+FETCH = "[_TrainingEpochLoop].train_dataloader_next"
+BATCH = torch.zeros(8, 3)
+
+
+class Loader:
+    """In the place of an `EchoLoader` with batches of 8."""
+
+    def __init__(self, factor=2.0, workers=2, settled_at=0):
+        self.factor, self.num_workers, self.settled_at = factor, workers, settled_at
+        self.insertion_point = InsertionPoint.after_augmentation
+        self.counts, self.delivered, self.seconds = EchoCounts(), 0, StageSeconds()
+
+    def deliver(self, fresh, stages):
+        self.counts += EchoCounts(fresh, 8 - fresh)
+        self.delivered += 1
+        self.seconds = StageSeconds(**vars(self.seconds))  # what was read before stays what it was
+        self.seconds.add((fresh, 8 - fresh, 0, *stages))
+
+
+class Run:
+    """A meter in a training on one rank of a job.
+
+    Args:
+        others: What the other ranks say when values are gathered: stages and first wait.
+        workers: Of the plain loader; None: it does not say.
+    """
+
+    def __init__(self, loader=None, *, others=(), rank=0, workers=None, hears=True, state=None):
+        self.loader, self.now, self.others = loader, 0.0, list(others)
+        self.profiler = SimpleNamespace(start=lambda name: None, stop=lambda name: None)
+        plain = SimpleNamespace() if workers is None else SimpleNamespace(num_workers=workers)
+        self.trainer = SimpleNamespace(
+            world_size=1 + len(self.others), is_global_zero=rank == 0, profiler=self.profiler, train_dataloader=loader or plain
+        )
+        self.module = SimpleNamespace(device=torch.device("cpu"), all_gather=self.all_gather)
+        self.meter, self.hears = RunMeter(), hears
+        self.meter.timer = StepTimer(clock=lambda: self.now)
+        if state is not None:
+            self.meter.load_state_dict(state)
+        self.meter.start(self.trainer, self.module, loader)
+
+    def all_gather(self, values):
+        if not self.others:
+            return values  # as Lightning does in a single process
+        return torch.stack([values, *(torch.tensor(other, dtype=values.dtype) for other in self.others)])
+
+    def step(self, wait=0.25, work=0.75, *, fresh=4, stages=(0.4, 0.2, 0.1)):
+        """One step of 1 s; what workers spent on its batch on source, rest and collate."""
+        if self.hears:
+            self.profiler.start(FETCH)
+        self.now += wait
+        if self.loader is not None:
+            self.loader.deliver(fresh, stages)
+        if self.hears:
+            self.profiler.stop(FETCH)
+        self.meter.begin_step(self.loader, BATCH)
+        self.now += work
+        self.meter.end_step(self.loader)
+
+    def epoch(self, steps=8, **options):
+        self.meter.begin_epoch(self.loader)
+        for _ in range(steps):
+            self.step(**options)
+        return self.meter.end_epoch(self.loader)
+
+
+# ---------------------------------------------------------------------- times
+
+
+def test_an_epoch_s_steps_are_all_but_the_wait_for_the_first_batch():
+    measures = Run().epoch(8)
+    assert measures.first_batch_seconds == 0.25
+    assert measures.whole.steps == 8
+    assert measures.whole.idle_fraction == pytest.approx(7 * 0.25 / (8 - 0.25))
+    assert measures.whole == measures.judged
+
+
+def test_each_epoch_is_measured_by_itself():
+    run = Run()
+    run.epoch(8, wait=0.5)
+    assert run.epoch(5, wait=0.0).whole.idle_fraction == 0
+    assert run.epoch(5, wait=0.25, work=0.25).whole.idle_fraction == pytest.approx(1 / 2.25)
+
+
+@pytest.mark.parametrize("loader", [None, Loader()])
+def test_where_nothing_of_the_fetching_is_seen_there_are_counts_alone(loader):
+    measures = Run(loader, hears=False).epoch(8)
+    assert (measures.whole, measures.judged, measures.costs, measures.first_batch_seconds) == (None, None, None, None)
+    assert measures.fresh + measures.echoed == 64
+
+
+def test_an_epoch_without_steps_comes_to_nothing():
+    run = Run(Loader())
+    measures = run.epoch(0)
+    assert (measures.whole, measures.judged, measures.costs, measures.fresh) == (None, None, None, 0)
+    assert run.epoch(8).whole.steps == 8
+
+
+@pytest.mark.parametrize(("settled_at", "judged"), [(0, 8 - 2), (5, 3 + 0), (2, 6), (4, 4), (99, 0)])
+def test_only_steps_planned_with_the_factor_in_force_and_from_running_workers_are_judged(settled_at, judged):
+    """Of batches 0 to 7 those from ``settled_at`` on; the first two are the workers' first ones. Fewer than 4 say nothing."""
+    measures = Run(Loader(workers=2, settled_at=settled_at)).epoch(8)
+    assert measures.whole.steps == 8
+    assert (measures.judged.steps if measures.judged else 0) == (judged if judged >= 4 else 0)
+
+
+def test_in_a_later_epoch_steps_before_the_factor_was_in_force_are_not_judged():
+    loader = Loader()
+    run = Run(loader)
+    run.epoch(8)
+    loader.settled_at = 8 + 3
+    measures = run.epoch(8)
+    assert (measures.whole.steps, measures.judged.steps) == (8, 5)
+
+
+# ---------------------------------------------------------------------- counts
+
+
+def test_without_echoing_every_example_is_fresh():
+    run = Run()
+    assert [(measures.fresh, measures.echoed) for measures in (run.epoch(3), run.epoch(5))] == [(24, 0), (40, 0)]
+    assert run.meter.totals == (64, 0)
+
+
+def test_fresh_and_echoed_are_the_loader_s_in_the_epoch_and_in_the_run():
+    run = Run(Loader())
+    assert [(measures.fresh, measures.echoed) for measures in (run.epoch(3, fresh=2), run.epoch(5, fresh=8))] == [
+        (6, 18),
+        (40, 0),
+    ]
+    assert run.meter.totals == (46, 18)
+
+
+def test_counting_in_between_counts_nothing_twice():
+    run = Run(Loader())
+    run.meter.begin_epoch(run.loader)
+    for step in range(1, 6):
+        run.step(fresh=3)
+        assert run.meter.count(run.loader) == (3 * step, 5 * step)
+    measures = run.meter.end_epoch(run.loader)
+    assert (measures.fresh, measures.echoed, measures.whole.steps) == (15, 25, 5)
+
+
+def test_what_a_loader_has_delivered_before_the_training_belongs_to_the_run_but_not_to_its_first_epoch():
+    loader = Loader()
+    loader.deliver(8, (0, 0, 0))
+    run = Run(loader)
+    assert run.epoch(4, fresh=2).fresh == 8
+    assert run.meter.totals == (16, 24)
+
+
+# ---------------------------------------------------------------------- costs
+
+
+def test_costs_are_those_of_a_batch_were_all_its_examples_fresh():
+    """4 of 8 examples are fresh and take 0.4 s: 0.8 s a batch. What workers spent before all of them ran does not count."""
+    loader = Loader(workers=2)
+    run = Run(loader)
+    run.meter.begin_epoch(loader)
+    for _ in range(2):
+        run.step(stages=(50.0, 50.0, 50.0))
+    for _ in range(6):
+        run.step()
+    measures = run.meter.end_epoch(loader)
+    expected = PipelineCosts("after_augmentation", 0.8, 0.2, 0.1, measures.judged.step_seconds, 2)
+    assert vars(measures.costs) == pytest.approx(vars(expected))
+    assert measures.judged.step_seconds == pytest.approx(0.75)
+
+
+def test_costs_are_those_of_the_epoch_and_of_the_one_before_where_nothing_was_read():
+    run = Run(Loader())
+    run.epoch(8, stages=(9.0, 9.0, 9.0))
+    assert run.epoch(8, stages=(0.4, 0.2, 0.1)).costs.source_seconds == pytest.approx(0.8)
+    assert run.epoch(8, fresh=0, stages=(0.0, 0.0, 0.0)).costs.source_seconds == pytest.approx(0.8)
+
+
+def test_costs_are_those_of_the_rank_whose_host_is_slowest_at_the_factor_in_force():
+    nan = float("nan")
+    # source, rest and collate, first wait: at factor 2 the second rank's 1.0 / 2 + 0.9 is most, at factor 1 the first one's 1.8
+    others = [(1.8, 0.0, 0.0, nan), (1.0, 0.9, 0.0, nan), (nan, nan, nan, nan)]
+    costs = Run(Loader(factor=2.0), others=others).epoch(8).costs
+    assert (costs.source_seconds, costs.rest_seconds) == (pytest.approx(1.0), pytest.approx(0.9))
+    costs = Run(Loader(factor=1.0), others=[(2.0, 0.0, 0.0, nan), *others[1:]]).epoch(8).costs
+    assert (costs.source_seconds, costs.rest_seconds) == (pytest.approx(2.0), pytest.approx(0.0))
+
+
+def test_a_plain_loader_costs_what_its_waiting_says():
+    measures = Run().epoch(8, wait=0.5, work=0.5)
+    step = (0.5 * 8 + 0.5 * 7) / 8
+    assert measures.costs.host_seconds(1) == pytest.approx(step)
+    assert measures.costs.device_seconds == pytest.approx(0.5)
+    assert measures.costs.step_seconds(2) == pytest.approx(0.5)
+
+
+def test_a_plain_loader_without_workers_takes_turns_with_the_steps():
+    costs = Run(workers=0).epoch(8, wait=0.5, work=0.5).costs
+    waited = 0.5 * 7 / 8
+    assert costs.workers == 0
+    assert costs.step_seconds(1) == pytest.approx(0.5 + waited)
+    assert costs.step_seconds(2) == pytest.approx(0.5 + waited / 2)
+    assert Run(workers=4).epoch(8).costs.workers == 1
+
+
+def test_a_plain_loader_that_never_waits_costs_what_nobody_knows():
+    assert Run().epoch(8, wait=0.0).costs is None
+    assert Run().epoch(8, wait=0.02, work=1.0).costs is not None
+
+
+def test_an_echo_loader_that_cannot_be_looked_into_costs_what_its_waiting_says():
+    loader = Loader(factor=2.0)
+    costs = Run(loader).epoch(8, wait=0.5, work=0.5, stages=(0.0, 0.0, 0.0)).costs
+    assert costs.insertion_point == "after_batching"
+    assert costs.host_seconds(2) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("others", "longest"), [([9.0, 0.1], 9.0), ([0.1, float("nan")], 0.25)])
+def test_the_wait_for_the_first_batch_is_that_of_the_rank_that_waited_longest(others, longest):
+    nan = float("nan")
+    assert Run(others=[(nan, nan, nan, first) for first in others]).epoch(8).first_batch_seconds == pytest.approx(longest)
+
+
+# ---------------------------------------------------------------------- state
+
+
+def saved(run, folder):
+    torch.save(run.meter.state_dict(run.loader), folder / "meter.pt")
+    return torch.load(folder / "meter.pt", weights_only=True)
+
+
+def test_a_run_resumed_in_the_middle_of_an_epoch_comes_to_the_same(tmp_path):
+    """The loader that resumes has in its own state what it has delivered."""
+    whole = Run(Loader())
+    whole.epoch(8)
+    expected = whole.epoch(8)
+    run = Run(Loader())
+    run.epoch(8)
+    run.meter.begin_epoch(run.loader)
+    for _ in range(3):
+        run.step()
+    resumed = Run(run.loader, state=saved(run, tmp_path))
+    assert resumed.meter.is_in_epoch
+    for _ in range(5):
+        resumed.step()
+    measures = resumed.meter.end_epoch(resumed.loader)
+    assert (measures.fresh, measures.echoed) == (expected.fresh, expected.echoed)
+    assert measures.whole.steps == 8
+    assert resumed.meter.totals == whole.meter.totals
+    assert not resumed.meter.is_in_epoch
+
+
+def test_a_plain_run_goes_on_counting(tmp_path):
+    run = Run()
+    run.epoch(4)
+    resumed = Run(state=saved(run, tmp_path))
+    assert resumed.epoch(4).fresh == 32
+    assert resumed.meter.totals == (64, 0)
+
+
+def test_a_checkpoint_s_totals_count_once_in_the_job(tmp_path):
+    """Rank 0 saves what all ranks have; each of them loads it."""
+    nothing = (float("nan"),) * 4
+    state = saved(Run(), tmp_path)
+    state["counts"] = [80, 16]
+    ranks = [Run(others=[nothing], rank=rank, state=state) for rank in (0, 1)]
+    assert [rank.meter.counter.counts.tolist() for rank in ranks] == [[80, 16], [0, 0]]
+    for rank in ranks:
+        rank.step()
+        rank.meter.count(None)
+    assert [rank.meter.counter.counts.tolist() for rank in ranks] == [[88, 16], [8, 0]]
+
+
+def test_what_other_ranks_have_counted_since_is_taken_to_be_what_this_one_has(tmp_path):
+    run = Run(others=[(float("nan"),) * 4])
+    run.meter.totals = (100, 0)  # of both ranks
+    run.step()
+    assert saved(run, tmp_path)["counts"] == [100 + 2 * 8, 0]
+
+
+def test_loading_replaces_what_was_there(tmp_path):
+    run = Run()
+    run.epoch(4)
+    run.step()
+    state = saved(run, tmp_path)
+    other = RunMeter()
+    for _ in range(2):
+        other.load_state_dict(state)
+    assert other.totals == (40, 0)
+    assert other.idle.steps().steps == 1
+
+
+# ---------------------------------------------------------------------- the profiler
+
+
+def test_the_profiler_is_let_go_of_once():
+    run = Run()
+    start = run.profiler.start
+    run.meter.stop()
+    assert run.profiler.start is not start
+    before = dict(vars(run.profiler))
+    run.meter.stop()
+    assert vars(run.profiler) == before
