@@ -16,6 +16,7 @@ from typing import Any
 from lightning_echo.echoing import options
 from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.epochs import Epoch, Iterations, Progress
+from lightning_echo.echoing.factor import RunFactor
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.pipeline import Pipeline
 from lightning_echo.echoing.prefetch import clear_frames
@@ -76,8 +77,6 @@ class EchoLoader:
     _counts: EchoCounts
     _last_counts: EchoCounts
     _seconds: StageSeconds
-    _factor_since: int
-    _factor_before: float
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class EchoLoader:
     ) -> None:
         if isinstance(loader, EchoLoader):
             raise ValueError("loader is echoed already: pass the loader inside (its .loader), or set .factor on it")
-        self._factor = self._constructed_factor = self._largest_factor = options.check_factor(factor)
+        self._factor = RunFactor(options.check_factor(factor))
         point = options.check_point(insertion_point)
         buffer_size = options.check_buffer_size(buffer_size)
         self.epoch_length = options.check_epoch_length(epoch_length)
@@ -134,7 +133,7 @@ class EchoLoader:
     @property
     def factor(self) -> float:
         """The echo factor last set. A new one counts from the first batch that cannot be in flight already."""
-        return self._factor
+        return self._factor.value
 
     @factor.setter
     def factor(self, value: float) -> None:
@@ -159,31 +158,30 @@ class EchoLoader:
     def set_factor(self, value: float) -> None:
         """Sets the factor, whoever the `factor_owner` is."""
         value = self.check_factor(value)
-        if value == self._factor:
+        if value == self.factor:
             return
-        in_force = self.factor_in_force
-        self._largest_factor = max(self._largest_factor, value)
-        number = self._progress.delivered + lookahead(self._source, self._by_batches, self._largest_factor)
+        largest = max(self._factor.largest, value)
+        number = self.delivered + lookahead(self._source, self._by_batches, largest)
         self._pipeline.change_factor(number, value)
-        self._factor, self._factor_since, self._factor_before = value, number, in_force
+        self._factor.change(value, number, self.delivered)
 
     @property
     def factor_in_force(self) -> float:
         """The factor that the next batch to be delivered was planned with."""
-        return self._factor if self.delivered >= self._factor_since else self._factor_before
+        return self._factor.in_force(self.delivered)
 
     @property
     def factor_since(self) -> int:
         """Number in the run of the first batch that `factor` counts for."""
-        return self._factor_since
+        return self._factor.since
 
     @property
     def settled_at(self) -> int:
         """Number in the run of the batch by which the buffer is full: before, more of each batch is fresh than ``1 / factor``."""
-        if self._factor == 1:
-            return self._factor_since
+        if self.factor == 1:
+            return self.factor_since
         batches = self._buffer_size if self._by_batches else -(-self._buffer_size // self._layout().batch_size)
-        return self._factor_since + batches
+        return self.factor_since + batches
 
     @property
     def delivered(self) -> int:
@@ -217,13 +215,13 @@ class EchoLoader:
 
     def _own_length(self) -> int:
         batches = self._layout().batches_per_pass
-        return batches if self.epoch_length == "fixed" else round(self._factor * batches)
+        return batches if self.epoch_length == "fixed" else round(self.factor * batches)
 
     def __repr__(self) -> str:
         choice, what = self._choice, "batches" if self._by_batches else "examples"
         memory = f", {choice.item_bytes * self._buffer_size / 2**20:.3g} MiB" if choice.item_bytes else ""
         return (
-            f"{choice.point}, factor {self._factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
+            f"{choice.point}, factor {self.factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
             f"{self._buffer_size:,} live {what}{memory}; {self._source.num_workers} workers"
         )
 
@@ -277,12 +275,12 @@ class EchoLoader:
         """
         state = before.state_dict()
         if before._layout() == self._layout() and before.insertion_point is self.insertion_point:
-            self._constructed_factor = before._constructed_factor
+            self._factor.constructed = before._factor.constructed
             self.load_state_dict(state)
             self._progress.resuming, self._progress.kept_length = before._progress.resuming, before._progress.kept_length
             return
-        self._seed, self._factor, self._counts = before.seed, before.factor, before.counts
-        self._largest_factor = self._factor
+        self._seed, self._counts = before.seed, before.counts
+        self._factor.restart(before.factor)
         if state["plan"] is not None:
             taken, layout = state["plan"]["position"], Layout(**state["layout"])
             by_batches = state["insertion_point"] == InsertionPoint.after_batching.value
@@ -307,7 +305,6 @@ class EchoLoader:
     def restart(self) -> None:
         """Goes back to the very start of the run."""
         self._pipeline.stop()
-        self._factor = self._largest_factor = self._constructed_factor
         self._reset()
 
     # ------------------------------------------------------------------ state
@@ -319,9 +316,7 @@ class EchoLoader:
             **self._depends_on(),
             **self._pipeline.saved_for,  # a state that was loaded and not started from is still that of its own run
             "seed": self._seed,
-            "factor": self._factor,
-            "constructed_factor": self._constructed_factor,
-            "largest_factor": self._largest_factor,
+            **self._factor.state(),
             **self._progress.state(),
             "begin_at": list(self._pipeline.begin_at),
             "counts": [self._counts.fresh, self._counts.echoed, self._counts.refetched],
@@ -351,16 +346,13 @@ class EchoLoader:
                 "loader's state"
             )
         self._pipeline.load(state)
-        if state["constructed_factor"] != self._constructed_factor:
+        if state["constructed_factor"] != self._factor.constructed:
             self._warn(
-                f"factor={self._constructed_factor:g} is not used: the state goes on with factor {state['factor']:g}. "
+                f"factor={self._factor.constructed:g} is not used: the state goes on with factor {state['factor']:g}. "
                 "Set .factor after resuming to change it"
             )
-        self._factor, self._largest_factor = state["factor"], state["largest_factor"]
+        self._factor.load(state)
         self._seed = state["seed"] if state["seed"] is not None else self._seed
-        pending = state["plan"]["pending"] if state["plan"] else ()
-        self._factor_since = max((number for number, _ in pending), default=0)
-        self._factor_before = state["plan"]["factor"] if state["plan"] else self._factor
         self._progress = Progress.from_state(state, self.limit_train_batches)
         self._counts, self._last_counts = EchoCounts(*state["counts"]), EchoCounts()
         if self._progress.resuming and state["layout"] == self._layout().state():
@@ -377,7 +369,7 @@ class EchoLoader:
         self._iterations, self._progress = Iterations(), Progress()
         self._counts = self._last_counts = EchoCounts()
         self._seconds = StageSeconds()
-        self._factor_since, self._factor_before = 0, self._factor
+        self._factor.restart()
 
     def _start(self) -> Run:
         if self._seed is None:
@@ -391,7 +383,7 @@ class EchoLoader:
             rank=self._shards()[1],
             noise_rank=self._rank_of_process(),
             buffer_size=self._buffer_size,
-            factor=self._factor,
+            factor=self.factor,
             seed=self._seed,
             state=state,
             position=position,
@@ -433,11 +425,11 @@ class EchoLoader:
 
     def _choose_buffer_size(self, asked: int | None) -> int:
         if asked is None:
-            size, warning = self._sizing.default(self._factor)
+            size, warning = self._sizing.default(self.factor)
             if warning:
                 self._warn(warning)
             return size
-        self._sizing.check(asked, self._factor)
+        self._sizing.check(asked, self.factor)
         self._sizing.check_fits(asked)
         return asked
 
