@@ -94,7 +94,7 @@ class TargetIdle(Controller):
         if costs.workers and (host := costs.host_seconds(factor)):
             # While the device waits, the host takes as long as a step lasts; at the target it would take less.
             enough = costs.device_seconds / (1 - self.target)
-            self._slowness = max(1.0, step_seconds / host)
+            self._slowness = step_seconds / host
             self._least_slowness = max(self._least_slowness, min(enough / host, self._slowness))
         wanted = max(self._aim(costs), _round_up(factor * _AIM))
         if wanted > self.max_factor and (not costs.workers or not math.isfinite(wanted)):

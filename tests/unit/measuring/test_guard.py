@@ -65,6 +65,18 @@ def test_the_ceiling_is_divided_by_shrink_after_as_many_checks_with_improvement_
     assert factors_of(guard, [0.2]) == [16], "a ceiling that is gone holds nothing back"
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_ceiling_that_has_risen_to_where_it_began_holds_nothing_back(resumes):
+    guard = MetricGuard(Wants(4), patience=1)
+    assert factors_of(guard, [1.0, 1.0]) == [4, 2]
+    if resumes:
+        state, guard = guard.state_dict(), MetricGuard(Wants(4), patience=1)
+        guard.load_state_dict(state)
+    assert factors_of(guard, [0.9], factor=2.0) == [4]
+    guard.controller.factor = 16.0
+    assert guard.decide(Observation(3, 4.0, metrics={"val_loss": 0.9})).factor == 16
+
+
 def test_checks_have_to_be_in_a_row():
     guard = MetricGuard(Wants(4), patience=3)
     assert factors_of(guard, [5, 6, 6, 4, 5, 5, 3, 4, 4]) == [4] * 9

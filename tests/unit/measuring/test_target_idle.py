@@ -171,6 +171,17 @@ def test_one_epoch_that_was_slow_for_no_reason_that_its_costs_show_is_overcome(p
     assert max(observation.idle_fraction for observation in seen[1:]) <= TARGET
 
 
+@pytest.mark.parametrize(("unseen_share", "tries"), [(0.15, 0), (0.3, 1), (0.5, 1), (1.0, 2)])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_host_that_is_far_slower_than_its_costs_for_good_is_doubted_for_an_epoch_or_two(point, unseen_share, tries):
+    """Then it is clear that it was no passing one, and the factor stays."""
+    world = replace(world_of(point, 3, 2), unseen_share=unseen_share)
+    seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=16)
+    assert sum(observation.idle_fraction > TARGET for observation in seen[2:]) == tries
+    assert len({decision.factor for decision in decided[2 * tries + 1 :]}) == 1
+    assert decided[-1].factor <= 1.1 * ideal_factor(world, TARGET)
+
+
 @pytest.mark.parametrize("size", [1.3, 3.0])
 def test_a_first_epoch_that_was_slow_is_overcome_too(size):
     world = world_of("after_augmentation", 2, 2)
@@ -262,6 +273,25 @@ def test_the_seconds_that_costs_do_not_show_are_added_to_them():
     assert decision.factor == pytest.approx(4.5 * 0.95 * 1.07, abs=0.01)
 
 
+def test_the_last_time_that_the_device_waited_says_how_much_slower_the_host_is():
+    """First it takes half as long again as its workers say, later, while it takes longer for all to see, a tenth."""
+    controller = TargetIdle(TARGET, max_factor=8)
+    controller.decide(observe(1.0, 1 - 10 / 45, costs_of(0.03), step_seconds=0.045))
+    decision = controller.decide(observe(4.0, 1 - 10 / 16.5, costs_of(0.06), step_seconds=0.0165))
+    assert decision.factor == pytest.approx(6.6 * 0.95 * 1.07, abs=0.01)
+
+
+def test_a_host_that_is_faster_than_its_costs_needs_less():
+    decision = TargetIdle(TARGET, max_factor=8).decide(observe(1.0, 0.6, costs_of(0.03), step_seconds=0.025))
+    assert decision.factor == pytest.approx(2.5 * 0.95 * 1.07, abs=0.01)
+
+
+def test_waits_that_no_costs_explain_raise_the_factor_nevertheless():
+    """As where ranks stall in turn: the job waits, and no rank's own time says why."""
+    decision = TargetIdle(TARGET, max_factor=8).decide(observe(3.0, 0.3, costs_of(0.028), step_seconds=0.01))
+    assert (decision.factor, decision.reason) == (pytest.approx(3 * 1.07, abs=0.01), Reason.starved)
+
+
 def test_a_binding_maximum_is_a_reason_of_its_own():
     decision = TargetIdle().decide(observe(1.0, 0.9, costs_of(0.1)))
     assert (decision.factor, decision.reason) == (4, Reason.at_maximum)
@@ -316,6 +346,14 @@ def test_what_follows_the_echo_may_be_too_slow_then_the_first_later_point_that_w
         "idle 86.5 %, target 5 %: what comes after the echo takes 14 ms per batch by itself, a step 10 ms; "
         f"echo at insertion_point='after_augmentation' with factor {needed:.3g}"
     )
+
+
+def test_seconds_that_costs_do_not_show_may_make_what_follows_the_echo_too_slow():
+    """Workers say 39 ms and it takes 52: a third more, 9 ms of collate and the like are 12 then."""
+    decision = TargetIdle(max_factor=100).decide(observe(1.0, 1 - 10 / 52, costs_of(0.03, redone=0.009), step_seconds=0.052))
+    assert (decision.factor, decision.reason) == (1, Reason.downstream_too_slow)
+    assert "takes 12 ms per batch by itself, a step 10 ms" in decision.message
+    assert decision.message.endswith("insertion_point='after_batching' with factor 4.94")
 
 
 def test_where_collate_alone_is_too_slow_only_whole_batches_can_be_echoed():
