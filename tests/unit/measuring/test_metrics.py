@@ -78,6 +78,13 @@ def test_the_slowest_rank_is_the_one_that_waited_longest_most_often_not_most():
     assert job_steps(waited, torch.ones(3, 3)).slowest_rank == 1
 
 
+def test_a_job_is_never_idle_for_longer_than_it_lasts():
+    """Clocks of ranks differ a little, and so do what they take for a step."""
+    waited = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    job = job_steps(waited, waited + 0.25)
+    assert (job.idle_fraction, job.wait_seconds, job.step_seconds) == (1.0, 0.75, 0.0)
+
+
 def test_steps_that_took_no_time_were_not_idle():
     job = job_steps(torch.zeros(2, 3), torch.zeros(2, 3))
     assert (job.idle_fraction, job.wait_seconds, job.step_seconds) == (0.0, 0.0, 0.0)
