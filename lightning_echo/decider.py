@@ -10,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from lightning_echo.echoing.loader import EchoLoader
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, load_state_by_kind, state_by_kind
 from lightning_echo.meter import EpochMeasures
 from lightning_echo.training import check_factor
 
@@ -73,21 +73,27 @@ class Decider:
         )
 
     def decide(self, trainer: pl.Trainer, observation: Observation) -> Decision | None:
-        """The decision of rank 0; None without a controller."""
+        """The decision of rank 0; None without a controller.
+
+        Raises:
+            TypeError: The controller returned something else.
+        """
         if self._controller is None:
             return None
         decision = self._controller.decide(observation)
+        if not isinstance(decision, Decision):
+            raise TypeError(f"{type(self._controller).__name__}.decide must return a Decision, got {decision!r}")
         factor, reason, message = trainer.strategy.broadcast((decision.factor, decision.reason.value, decision.message))
         return Decision(factor, Reason(reason), message)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain types and tensors."""
-        return {} if self._controller is None else {type(self._controller).__name__: self._controller.state_dict()}
+        return {} if self._controller is None else state_by_kind(self._controller)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The state of another kind of controller is left alone."""
-        if self._controller is not None and (own := state.get(type(self._controller).__name__)) is not None:
-            self._controller.load_state_dict(own)
+        if self._controller is not None:
+            load_state_by_kind(self._controller, state)
 
     def _is_new(self, name: str, value: Tensor) -> bool:
         """Whether a metric was logged since the last epoch's end: ``callback_metrics`` keeps old values."""

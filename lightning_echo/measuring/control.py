@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_echo.measuring.cost import PipelineCosts
 
-__all__ = ["Controller", "Decision", "Observation", "Reason", "check_number"]
+__all__ = ["Controller", "Decision", "Observation", "Reason", "check_number", "load_state_by_kind", "state_by_kind"]
 
 
 class Reason(Enum):
@@ -78,6 +78,7 @@ class Decision:
         message: For people, with the values that led to it.
 
     Raises:
+        TypeError: The factor is no number, or the reason no `Reason`.
         ValueError: The factor is below 1 or not finite.
 
     Example:
@@ -90,6 +91,9 @@ class Decision:
     message: str
 
     def __post_init__(self) -> None:
+        if not isinstance(self.reason, Reason):
+            raise TypeError(f"Decision.reason must be a Reason, e.g. Reason.custom, got {self.reason!r}")
+        object.__setattr__(self, "factor", check_number("Decision.factor", self.factor))  # plain, also if numpy has computed it
         if not (math.isfinite(self.factor) and self.factor >= 1):
             raise ValueError(f"Decision.factor must be a finite number >= 1, got {self.factor!r}; use 1 to switch echoing off")
 
@@ -125,6 +129,17 @@ class Controller(ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027 (nothing to load is a state, too)
         """Goes on from a `state_dict`."""
+
+
+def state_by_kind(controller: Controller) -> dict[str, Any]:
+    """A controller's state under the name of its class."""
+    return {type(controller).__name__: controller.state_dict()}
+
+
+def load_state_by_kind(controller: Controller, state: dict[str, Any]) -> None:
+    """Goes on from `state_by_kind`; the state of another kind of controller is left alone."""
+    if (own := state.get(type(controller).__name__)) is not None:
+        controller.load_state_dict(own)
 
 
 def check_number(name: str, value: Any) -> float:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
+from lightning_echo.measuring.control import (
+    Controller,
+    Decision,
+    Observation,
+    Reason,
+    check_number,
+    load_state_by_kind,
+    state_by_kind,
+)
 
 __all__ = ["MetricGuard"]
 
@@ -79,16 +87,20 @@ class MetricGuard(Controller):
 
     def decide(self, observation: Observation) -> Decision:
         wanted = self.controller.decide(observation)
-        value = observation.metrics.get(self.monitor)
-        if value is None:
-            self._check_known(observation)
-            return wanted
-        self._missing = 0
-        is_new = self.monitor in observation.logged
-        said = self._check(value, observation.factor) if is_new else f"{self.monitor} {value:.4g} is not new"
+        said = self._look(observation)
         if wanted.factor <= self._ceiling:
             return wanted
         return Decision(self._ceiling, Reason.guarded, f"{said}: at most factor {self._ceiling:g} instead of {wanted.factor:g}")
+
+    def _look(self, observation: Observation) -> str:
+        """What the metric says; without a new value the ceiling stays where it is."""
+        value = observation.metrics.get(self.monitor)
+        if value is None:
+            self._check_known(observation)
+            return f"{self.monitor} is not logged yet"
+        self._missing = 0
+        is_new = self.monitor in observation.logged
+        return self._check(value, observation.factor) if is_new else f"{self.monitor} {value:.4g} is not new"
 
     def _check_known(self, observation: Observation) -> None:
         """What the module logs in its own ``on_train_epoch_end`` reaches callbacks an epoch late: it is waited for once."""
@@ -121,7 +133,7 @@ class MetricGuard(Controller):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "controller": self.controller.state_dict(),
+            "controller": state_by_kind(self.controller),
             "best": self._best,
             "row": self._row,
             "ceiling": self._ceiling,
@@ -129,6 +141,6 @@ class MetricGuard(Controller):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.controller.load_state_dict(state_dict["controller"])
+        load_state_by_kind(self.controller, state_dict["controller"])
         self._best, self._row = state_dict["best"], state_dict["row"]
         self._ceiling, self._first_ceiling = state_dict["ceiling"], state_dict["first_ceiling"]

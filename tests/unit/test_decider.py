@@ -175,6 +175,16 @@ def test_the_decision_of_rank_0_counts_on_every_rank_and_each_controller_is_aske
     assert zero.heard[-1] == (3.0, "custom", "I say 3"), "plain types go over the wire"
 
 
+def test_what_is_no_decision_is_refused_by_the_name_of_the_controller():
+    class Number(Fixed):
+        def decide(self, observation):
+            return 2.0
+
+    rank, decider = Rank({}), Decider(Number())
+    with pytest.raises(TypeError, match=r"Number.decide must return a Decision, got 2.0"):
+        decider.decide(rank.trainer, rank.observe(decider))
+
+
 # ---------------------------------------------------------------------- state
 
 

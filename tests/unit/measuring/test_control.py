@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
@@ -53,3 +54,15 @@ def test_an_option_that_is_no_number_is_refused_by_its_name(value):
 
 def test_an_option_becomes_a_float():
     assert type(check_number("shrink", 1)) is float
+
+
+def test_a_factor_that_numpy_has_computed_becomes_plain_since_checkpoints_hold_it():
+    assert type(Decision(np.float64(1.5), Reason.custom, "").factor) is float
+
+
+@pytest.mark.parametrize(
+    ("factor", "reason", "message"), [("2", Reason.custom, "Decision.factor"), (2, "custom", "Reason.custom")]
+)
+def test_a_decision_of_wrong_types_is_refused_by_name(factor, reason, message):
+    with pytest.raises(TypeError, match=message):
+        Decision(factor, reason, "")

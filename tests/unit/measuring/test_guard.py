@@ -299,3 +299,20 @@ def test_it_is_printed_with_all_its_options():
     expected = "MetricGuard(TargetIdle(0.1, min_factor=1, max_factor=4), monitor='val_acc', mode='max', patience=2, "
     assert repr(guard) == expected + "min_delta=0.01, shrink=0.7)"
     assert eval(repr(guard)).state_dict() == guard.state_dict()
+
+
+def test_the_ceiling_stays_while_the_metric_is_missing():
+    """As after a resume, until validation has run again: the uninterrupted run would keep it."""
+    guard, resumed = MetricGuard(Wants(4), patience=1), MetricGuard(Wants(4), patience=1)
+    assert factors_of(guard, [0.5, 0.6]) == [4, 2]
+    resumed.load_state_dict(guard.state_dict())
+    decision = resumed.decide(Observation(2, 2.0, validated=False))
+    assert (decision.factor, decision.reason) == (2, Reason.guarded)
+    assert "val_loss is not logged yet" in decision.message
+
+
+def test_the_state_of_another_kind_of_wrapped_controller_is_left_alone():
+    before, resumed = MetricGuard(FactorSchedule({0: 4.0}), patience=1), MetricGuard(TargetIdle(), patience=1)
+    factors_of(before, [0.5, 0.6])
+    resumed.load_state_dict(before.state_dict())
+    assert resumed.state_dict()["ceiling"] == 2
