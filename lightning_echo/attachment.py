@@ -39,10 +39,12 @@ class Attachment:
     Attributes:
         echo: The loader in use, its factor and state; they live on from ``fit`` to ``fit``.
         trainer: The Trainer while attached, else None.
+        has_echoed: Whether it was attached in the ``fit`` that is under way or was the last one.
     """
 
     def __init__(self, config: EchoConfig | None) -> None:
         self.trainer: Any = None  # untyped like the attributes that Trainer sets outside __init__
+        self.has_echoed = False
         self._takes_echoed = config is None
         way_out = None if config is None else "leave echo out of EchoCallback"
         self.echo = TrainingEcho(config or EchoConfig(), self, owner="EchoCallback", way_out=way_out)
@@ -55,6 +57,7 @@ class Attachment:
             MisconfigurationException: There is nothing to bind it on, or options are given beside an `EchoDataModule`.
         """
         self.detach()
+        self.has_echoed = False
         if isinstance(trainer.datamodule, EchoDataModule):
             if self._takes_echoed:
                 return
@@ -65,7 +68,7 @@ class Attachment:
         asked = [each for each in (trainer.datamodule, pl_module) if is_overridden(HOOK, each)]
         if not asked and not self._takes_echoed:
             raise self._unreachable()
-        self.trainer, self.echo.is_asked = trainer, False
+        self.trainer, self.has_echoed, self.echo.is_asked = trainer, True, False
         for instance in asked:
             hook = _Hook(getattr(instance, HOOK), self.echo.train_dataloader).train_dataloader
             self._bound.append((instance, hook, vars(instance).get(HOOK, NOTHING)))

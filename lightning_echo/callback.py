@@ -22,7 +22,7 @@ from lightning_echo.config import EchoConfig
 from lightning_echo.datamodule import EchoDataModule
 from lightning_echo.decider import Decider
 from lightning_echo.echoing.loader import EchoLoader
-from lightning_echo.logged import ProgressText, log_hyperparameters, log_metrics
+from lightning_echo.logged import ProgressText, log_hyperparameters, log_metrics, steps_taken
 from lightning_echo.measuring.control import Controller, Decision, Observation
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.summary import advise, summarize
@@ -120,7 +120,7 @@ class EchoCallback(pl.Callback):
         self._loader = _loader_in_use(trainer)
         if not trainer.overfit_batches:  # type: ignore[attr-defined]
             self._decider.check(trainer, self._loader)
-        self._last_step = trainer.global_step
+        self._last_step = steps_taken(trainer)
         self._meter.start(trainer, pl_module, self._loader)
         self._catch_up(trainer, pl_module)
         log_hyperparameters(trainer, self._loader, self.controller)
@@ -154,13 +154,13 @@ class EchoCallback(pl.Callback):
         self._meter.begin_epoch(self._loader)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        self._meter.begin_step(self._loader, batch)
+        self._meter.begin_step()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._meter.end_step(self._loader)
-        step, every = trainer.global_step, trainer.log_every_n_steps  # type: ignore[attr-defined]
+        self._meter.end_step(self._loader, batch)
+        step, every = steps_taken(trainer), trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not every or step % every or step == self._last_step:
             return
         self._last_step = step
@@ -234,7 +234,7 @@ class EchoCallback(pl.Callback):
         ``trainer.estimated_stepping_batches``."""
         return {
             "epoch": self._epoch,
-            "attached": self.attachment.trainer is not None,
+            "attached": self.attachment.has_echoed,  # also if saved when fit is over, or in on_exception
             "wrapped": self.attachment.echo.is_asked,
             "loader": self.attachment.echo.state_dict(),
             "meter": self._meter.state_dict(self._loader),

@@ -10,12 +10,19 @@ import torch
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.measuring.control import Controller
 
-__all__ = ["ProgressText", "log_hyperparameters", "log_metrics"]
+__all__ = ["ProgressText", "log_hyperparameters", "log_metrics", "steps_taken"]
+
+
+def steps_taken(trainer: pl.Trainer) -> int:
+    """As Lightning counts them for its loggers: under manual optimization every batch is one, however many optimizers step."""
+    if trainer.lightning_module.automatic_optimization:
+        return trainer.global_step
+    return trainer.fit_loop.total_batch_idx + 1
 
 
 def log_metrics(trainer: pl.Trainer, values: dict[str, float]) -> None:
     """Through every logger, beside what Lightning logs at this step."""
-    step = max(trainer.global_step - 1, 0)  # Lightning's own number for it, counted from 0
+    step = max(steps_taken(trainer) - 1, 0)  # Lightning's own number for it, counted from 0
     for logger in trainer.loggers:
         logger.log_metrics(values, step=step)
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})

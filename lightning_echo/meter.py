@@ -100,19 +100,20 @@ class RunMeter:
         self.begin_epoch(loader)
 
     def begin_epoch(self, loader: EchoLoader | None) -> None:
-        """An epoch begins, or goes on after a resume."""
+        """An epoch begins, or goes on after a resume; with a loader that a reload has made anew and that counts from 0."""
         self.timer.begin_epoch()
+        self._counted = self._delivered(loader)
         self._mark(loader)
 
-    def begin_step(self, loader: EchoLoader | None, batch: Any) -> None:
+    def begin_step(self) -> None:
         """A batch is there; what follows uses it."""
         self.timer.begin_step()
-        if loader is None:
-            self._local = (self._local[0] + count_examples(batch), 0)
 
-    def end_step(self, loader: EchoLoader | None) -> None:
-        """The step is over."""
+    def end_step(self, loader: EchoLoader | None, batch: Any) -> None:
+        """The step is over; a model that takes ``dataloader_iter`` has fetched its batch only now."""
         self.timer.end_step()
+        if loader is None and batch is not None:
+            self._local = (self._local[0] + count_examples(batch), 0)
         if loader is not None and loader.delivered == self._workers_run_at:
             self._mark(loader)  # the workers' first batches include their start
 

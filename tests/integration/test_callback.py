@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
 import time
@@ -130,6 +131,33 @@ def test_steps_of_accumulated_gradients_are_logged_once() -> None:
     assert [step for step, values in logger.metrics if "echo/passes" not in values] == [0, 1, 2, 3]
 
 
+class TwoOptimizers(Recorder):
+    """Steps both of its optimizers for every batch."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = super().training_step(batch, batch_idx)
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            optimizer.step()
+        self.log("loss", loss)
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD([parameter], lr=0.05) for parameter in self.layer.parameters()]
+
+
+def test_with_two_optimizers_the_values_stand_beside_what_the_model_logs(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="", version="")
+    fit(Data(), model=TwoOptimizers(), callbacks=[echo(2)], logger=logger, log_every_n_steps=2, max_epochs=2)
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for column in ("loss", "echo/fresh_examples"):
+        assert sorted({int(row["step"]) for row in rows if row[column]}) == [1, 3, 5, 7, 9, 11], column
+
+
 @pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval")
 @pytest.mark.parametrize("every", [0, 50])
 def test_without_steps_to_log_at_only_epochs_are_logged(every: int) -> None:
@@ -210,6 +238,34 @@ def test_alone_it_changes_nothing_and_counts_everything_as_fresh(workers: int) -
     assert [(report.fresh_examples, report.echoed_examples) for report in callback.reports] == [(22, 0), (44, 0), (66, 0)]
     assert factors(callback) == [1, 1, 1]
     assert {type(report.passes) for report in callback.reports} == {type(None)}
+
+
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step", "ignore:Found `dataloader_iter` argument")
+def test_alone_it_counts_what_a_model_fetches_by_itself() -> None:
+    class Fetching(Recorder):
+        def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
+            batch, batch_idx, _ = next(dataloader_iter)
+            return super().training_step(batch, batch_idx)
+
+    callback = EchoCallback()
+    run = fit(Data(), model=Fetching(), callbacks=[callback], max_epochs=2)
+    assert run.model.steps == [6, 6]
+    assert [report.fresh_examples for report in callback.reports] == [22, 44]
+
+
+def test_alone_it_counts_on_where_a_reload_brings_a_new_echo_loader() -> None:
+    class Own(Recorder):
+        def train_dataloader(self) -> Any:
+            return EchoLoader(Data().train_dataloader(), 2, insertion_point="after_augmentation", seed=7)
+
+        def val_dataloader(self) -> Any:
+            return Data().val_dataloader()
+
+    callback = EchoCallback()
+    trainer(callbacks=[callback], reload_dataloaders_every_n_epochs=1).fit(Own())
+    reports = callback.reports
+    assert [report.fresh_examples + report.echoed_examples for report in reports] == [22, 44, 66]
+    assert len({report.effective_factor for report in reports}) == 1, "each loader begins alike"
 
 
 def test_a_loader_that_never_waits_has_no_upstream_time_rather_than_none_at_all() -> None:
@@ -519,6 +575,34 @@ def test_without_the_callback_lightning_refuses_the_loaders_state(tmp_path: Path
     fit(Data(), callbacks=[echo(2), SaveAt(tmp_path, [4])])
     with pytest.raises(RuntimeError, match="0 stateful loaders, but found 1 states"):
         fit(Data(), ckpt_path=SaveAt(tmp_path, []).path(4))
+
+
+@pytest.mark.parametrize("reads_stepping", [False, True])
+def test_what_is_saved_when_fit_is_over_resumes_like_any_other_checkpoint(tmp_path: Path, reads_stepping: bool) -> None:
+    path = str(tmp_path / "end.ckpt")
+    whole = fit(Data(), callbacks=[echo(2)], max_epochs=2)
+    fit(Data(), callbacks=[echo(2)], max_epochs=1).trainer.save_checkpoint(path, weights_only=False)
+    run = fit(Data(), model=Recorder(reads_stepping), callbacks=[echo(2)], max_epochs=2, ckpt_path=path)
+    assert run.model.batches == whole.model.batches[STEPS:]
+    assert fit(Data(), callbacks=[EchoCallback()], max_epochs=2, ckpt_path=path).model.steps == [STEPS], "echoing switched off"
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")  # a plain loader
+@pytest.mark.parametrize("reads_stepping", [False, True])
+def test_what_is_saved_on_an_exception_resumes_like_any_other_checkpoint(tmp_path: Path, reads_stepping: bool) -> None:
+    path = str(tmp_path / "on-exception.ckpt")
+
+    class SaveOnException(pl.Callback):
+        def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+            trainer.save_checkpoint(path, weights_only=False)
+
+    whole = fit(Data(), model=Recorder(reads_stepping), callbacks=[echo(2)], max_epochs=2)
+    model = Recorder(reads_stepping)
+    with pytest.raises(Killed):
+        fit(Data(), model=model, callbacks=[echo(2), SaveAt(tmp_path, [4], dies=True), SaveOnException()], max_epochs=2)
+    run = fit(Data(), model=Recorder(reads_stepping), callbacks=[echo(2)], max_epochs=2, ckpt_path=path)
+    assert run.model.batches == whole.model.batches[4:]
+    assert fit(Data(), callbacks=[EchoCallback()], max_epochs=2, ckpt_path=path).trainer.global_step > STEPS
 
 
 def test_a_second_fit_begins_its_report_anew() -> None:

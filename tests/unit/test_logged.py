@@ -31,7 +31,13 @@ class Bar:
 
 
 def trainer_with(*loggers, global_step=0, bar=None):
-    return SimpleNamespace(loggers=list(loggers), global_step=global_step, callback_metrics={}, progress_bar_callback=bar)
+    return SimpleNamespace(
+        loggers=list(loggers),
+        global_step=global_step,
+        lightning_module=SimpleNamespace(automatic_optimization=True),
+        callback_metrics={},
+        progress_bar_callback=bar,
+    )
 
 
 # ---------------------------------------------------------------------- metrics
