@@ -127,7 +127,7 @@ class RunMeter:
 
     def count(self, loader: EchoLoader | None) -> tuple[int, int]:
         """Fresh and echoed examples of the run so far, all ranks."""
-        self._flush(loader)
+        self._count_local(loader)
         counts = self.counter.compute()
         self.totals = (int(counts["fresh_examples"]), int(counts["echoed_examples"]))
         self._at_totals = self._metric_counts()
@@ -136,6 +136,7 @@ class RunMeter:
     def end_epoch(self, loader: EchoLoader | None) -> EpochMeasures:
         """What the epoch came to."""
         self.timer.settle()
+        self.idle.update(*self.timer.take())
         before, (fresh, echoed) = self._at_epoch_start or (0, 0), self.count(loader)
         self._at_epoch_start = self.totals
         with self.idle.sync_context():
@@ -155,7 +156,8 @@ class RunMeter:
 
     def state_dict(self, loader: EchoLoader | None) -> dict[str, Any]:
         """Plain types and tensors. What other ranks have counted since it was added up is taken to be what this one has."""
-        self._flush(loader)
+        self._count_local(loader)
+        self.idle.update(*self.timer.take())
         since = [now - then for now, then in zip(self._metric_counts(), self._at_totals, strict=True)]
         return {
             "counts": [total + self._world_size * added for total, added in zip(self.totals, since, strict=True)],
@@ -189,9 +191,8 @@ class RunMeter:
         if loader is not None:
             self._seconds_before, self._delivered_before = loader.seconds, (loader.counts.delivered, loader.delivered)
 
-    def _flush(self, loader: EchoLoader | None) -> None:
-        """Hands what was collected on to the metrics."""
-        self.idle.update(*self.timer.take())
+    def _count_local(self, loader: EchoLoader | None) -> None:
+        """Hands the examples delivered since the last time on to the metric."""
         self._local, before = self._delivered(loader), self._counted
         self.counter.update(self._local[0] - before[0], self._local[1] - before[1])
         self._counted = self._local

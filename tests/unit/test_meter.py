@@ -67,9 +67,9 @@ class Run:
             self.loader.deliver(fresh, stages)
         if self.hears:
             self.profiler.stop(FETCH)
-        self.meter.begin_step(self.loader, BATCH)
+        self.meter.begin_step()
         self.now += work
-        self.meter.end_step(self.loader)
+        self.meter.end_step(self.loader, BATCH)
 
     def epoch(self, steps=8, **options):
         self.meter.begin_epoch(self.loader)
