@@ -14,7 +14,9 @@ from lightning_echo.measuring.cost import PipelineCosts
 
 __all__ = ["TargetIdle", "recommend"]
 
-_AIM = 1.07  # above what just feeds the device: a sample of jitter must not bring idle over the target again
+# Above what just feeds the device: a little jitter must not bring idle over the target again. 10 % and the rounding would leave
+# no room to stay within 10 % of the smallest factor that is enough.
+_AIM = 1.07
 _CHANGE = 1.1  # less is no change while idle is under the target
 
 
