@@ -49,7 +49,7 @@ class EchoCallback(pl.Callback):
     ``echo/effective_factor``    uses per fresh example in the epoch
     ``echo/idle_fraction``       share of the epoch's time in which the job waited for input: per step the longest wait of any
                                  rank, summed. Validation is no part of that time, nor is the wait for the first batch
-    ``echo/slowest_rank``        the rank whose wait was the longest most often
+    ``echo/slowest_rank``        the rank whose wait was the longest most often; only with several ranks
     ``echo/data_wait_seconds``   waiting, seconds per step
     ``echo/step_seconds``        all but waiting, seconds per step
     ``echo/upstream_seconds``    host time per fresh batch before the insertion point, seconds, all workers working on it
@@ -214,7 +214,7 @@ class EchoCallback(pl.Callback):
             passes=None if loader is None else loader.passes,
             effective_factor=(measures.fresh + measures.echoed) / measures.fresh if measures.fresh else None,
             idle_fraction=None if whole is None else whole.idle_fraction,
-            slowest_rank=None if whole is None else whole.slowest_rank,
+            slowest_rank=None if whole is None or self._meter.world_size == 1 else whole.slowest_rank,
             data_wait_seconds=None if whole is None else whole.wait_seconds,
             step_seconds=None if whole is None else whole.step_seconds,
             upstream_seconds=None if costs is None else costs.upstream_seconds,

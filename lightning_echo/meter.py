@@ -57,6 +57,7 @@ class RunMeter:
         idle: Waits of the epoch's steps, in the job.
         counter: Examples delivered in the run.
         totals: Fresh and echoed examples of the job when they were last added up.
+        world_size: Number of ranks.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class RunMeter:
         self._counted = (0, 0)  # those of them that the metric knows of
         self._stages: tuple[float, float, float] | None = None  # seconds per batch, when last measured
         self._tap: ProfilerTap | None = None
-        self._world_size = 1
+        self.world_size = 1
 
     @property
     def is_in_epoch(self) -> bool:
@@ -81,7 +82,7 @@ class RunMeter:
     def start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: EchoLoader | None) -> None:
         """The training begins, or goes on."""
         device = pl_module.device
-        self._pl_module, self._world_size = pl_module, trainer.world_size
+        self._pl_module, self.world_size = pl_module, trainer.world_size
         self.idle.to(device)
         self.counter.to(device)
         if not trainer.is_global_zero:  # a checkpoint holds the job's totals: they count once
@@ -160,7 +161,7 @@ class RunMeter:
         self.idle.update(*self.timer.take())
         since = [now - then for now, then in zip(self._metric_counts(), self._at_totals, strict=True)]
         return {
-            "counts": [total + self._world_size * added for total, added in zip(self.totals, since, strict=True)],
+            "counts": [total + self.world_size * added for total, added in zip(self.totals, since, strict=True)],
             "at_epoch_start": list(self._at_epoch_start or self.totals),
             "per_step": self.idle.per_step.cpu(),
             "stages": self._stages,

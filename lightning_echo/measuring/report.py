@@ -37,7 +37,7 @@ class EpochReport:
         passes: Passes over the data in the run so far.
         effective_factor: Uses per fresh example in this epoch.
         idle_fraction: Share of the epoch's time in which the job waited for input.
-        slowest_rank: The rank that the others waited for most often.
+        slowest_rank: The rank that the others waited for most often; None if there is only one.
         data_wait_seconds: Waiting per step.
         step_seconds: Time per step without waiting.
         upstream_seconds: Host time per fresh batch, before the insertion point.

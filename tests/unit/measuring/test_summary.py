@@ -71,7 +71,9 @@ def test_epochs_in_a_row_with_the_same_factor_share_a_line_with_their_common_idl
 
 
 def test_without_a_controller_no_reason_is_given_and_a_slow_rank_is_named():
-    assert lines_of([report(4, 2.5, slowest_rank=3)])[1] == "  epoch 4: factor 2.5, idle 50 %, slowest rank 3"
+    for rank in (0, 3):
+        assert lines_of([report(4, 2.5, slowest_rank=rank)])[1] == f"  epoch 4: factor 2.5, idle 50 %, slowest rank {rank}"
+    assert lines_of([report(4, 2.5, slowest_rank=None)])[1] == "  epoch 4: factor 2.5, idle 50 %"
 
 
 def test_the_speed_up_is_told_only_where_there_was_echoing():
