@@ -58,7 +58,8 @@ class EchoCallback(pl.Callback):
     ``echo/first_batch_seconds`` wait for the first batch of the epoch, of the rank that waited longest
     ============================ ========================================================================================
 
-    They are in ``trainer.callback_metrics`` too. The progress bar shows ``echo=2.0x idle 3%``.
+    They are in ``trainer.callback_metrics`` too, those of an epoch from its end on: let ``EarlyStopping`` look there by
+    ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``.
 
     Args:
         controller: Decides the factor from epoch to epoch. None: it stays as it is.
@@ -248,7 +249,11 @@ class EchoCallback(pl.Callback):
         self._epoch = state_dict["epoch"]
         self._meter.load_state_dict(state_dict["meter"])
         self._decider.load_state_dict(state_dict["controller"])
+        self._decider.load_metrics_state(state_dict.get("metrics", {}))
         self.reports = [EpochReport(**report) for report in state_dict["reports"]]
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["callbacks"][self.state_key]["metrics"] = self._decider.metrics_state(trainer)
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint.get("callbacks", {}).get(self.state_key, {})

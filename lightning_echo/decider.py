@@ -30,6 +30,7 @@ class Decider:
     def __init__(self, controller: Controller | None) -> None:
         self._controller = controller
         self.validated = False
+        self._kept: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten what was logged
         self._seen: dict[str, Tensor] = {}  # the logged tensors themselves: a value logged anew may be equal
 
     def check(self, trainer: pl.Trainer, loader: EchoLoader | None) -> None:
@@ -55,7 +56,7 @@ class Decider:
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int, factor: float, measures: EpochMeasures
     ) -> Observation:
         """What is known at the end of an epoch, the same on all ranks."""
-        logged = {name: value for name, value in trainer.callback_metrics.items() if not name.startswith("echo/")}
+        logged = self._logged(trainer)
         names = trainer.strategy.broadcast(sorted(logged))
         anew = frozenset(trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)]))
         self._seen.update(logged)
@@ -86,6 +87,15 @@ class Decider:
         factor, reason, message = trainer.strategy.broadcast((decision.factor, decision.reason.value, decision.message))
         return Decision(factor, Reason(reason), message)
 
+    def metrics_state(self, trainer: pl.Trainer) -> dict[str, tuple[float, bool]]:
+        """Of each logged metric its value, and whether it was logged since the last epoch's end: a resumed Trainer forgets it."""
+        return {name: (float(value), self._is_new(name, value)) for name, value in self._logged(trainer).items()}
+
+    def load_metrics_state(self, state: dict[str, tuple[float, bool]]) -> None:
+        """Goes on from `metrics_state`."""
+        self._kept = {name: torch.tensor(value) for name, (value, _) in state.items()}
+        self._seen = {name: self._kept[name] for name, (_, is_new) in state.items() if not is_new}
+
     def state_dict(self) -> dict[str, Any]:
         """Plain types and tensors."""
         return {} if self._controller is None else state_by_kind(self._controller)
@@ -94,6 +104,10 @@ class Decider:
         """The state of another kind of controller is left alone."""
         if self._controller is not None:
             load_state_by_kind(self._controller, state)
+
+    def _logged(self, trainer: pl.Trainer) -> dict[str, Tensor]:
+        found = {**self._kept, **trainer.callback_metrics}
+        return {name: value for name, value in found.items() if not name.startswith("echo/")}
 
     def _is_new(self, name: str, value: Tensor) -> bool:
         """Whether a metric was logged since the last epoch's end: ``callback_metrics`` keeps old values."""

@@ -25,6 +25,7 @@ from lightning_echo import (
     EchoDataModule,
     EchoLoader,
     FactorSchedule,
+    IdleFraction,
     MetricGuard,
     TargetIdle,
 )
@@ -174,6 +175,14 @@ def test_a_csv_file_has_the_values_beside_the_models_own(tmp_path: Path) -> None
     logged = {int(row[steps]): float(row[column]) for row in rows[1:] if row[column]}
     assert sorted(logged) == [1, 3, 5, 7, 9, 11, 13, 15, 17]
     assert "val_loss" in rows[0]
+
+
+def test_logging_each_step_adds_the_epochs_steps_up_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is added to a metric is copied: at each step that would cost more the longer the epoch is."""
+    added: list[int] = []
+    monkeypatch.setattr(IdleFraction, "update", lambda self, waited, seconds: added.append(len(waited)))
+    fit(Data(), callbacks=[echo(2)], log_every_n_steps=1)
+    assert added == [STEPS] * 3
 
 
 def test_other_callbacks_find_the_values_among_the_logged_metrics() -> None:
@@ -495,6 +504,36 @@ def test_a_resumed_run_makes_the_same_decisions(tmp_path: Path) -> None:
                 assert getattr(ours, name) == getattr(theirs, name), (step, name)
 
 
+@pytest.mark.parametrize("kind", ["every second epoch", "late"])
+def test_a_resumed_run_remembers_what_was_logged_before(tmp_path: Path, kind: str) -> None:
+    """Lightning forgets it, and the guard would not know the metric, or hear of it an epoch too late."""
+    values = [5.0, 4.0, 6.0, 7.0, 3.0, 2.0]
+
+    class Late(Recorder):
+        def on_train_epoch_end(self) -> None:
+            self.log("loss", values[self.current_epoch])
+
+    class Rare(Recorder):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("loss", values[self.current_epoch])
+
+    def run(callback: EchoCallback, *others: Any, **options: Any) -> Run:
+        model, every = (Late(), 1) if kind == "late" else (Rare(), 2)
+        return fit(Data(), model=model, callbacks=[callback, *others], max_epochs=6, check_val_every_n_epoch=every, **options)
+
+    def guarded() -> EchoCallback:
+        return echo(4, controller=MetricGuard(FactorSchedule({0: 4}), monitor="loss", patience=1))
+
+    whole, steps = guarded(), (2, 7, 11, 15, 22, 27, 33)  # no epoch's last: Lightning would go on without its validation
+    expected = run(whole, SaveAt(tmp_path, steps))
+    assert len(set(factors(whole))) > 1, "the test tests something"
+    for step in steps:
+        resumed = guarded()
+        again = run(resumed, ckpt_path=SaveAt(tmp_path, []).path(step))
+        assert [report.message for report in resumed.reports] == [report.message for report in whole.reports], step
+        assert again.model.batches == expected.model.batches[step:], step
+
+
 def test_the_end_of_an_epoch_that_a_checkpoint_came_before_is_made_up_for(tmp_path: Path) -> None:
     """Lightning goes on with the next epoch, without the hooks of the end."""
 
@@ -514,7 +553,7 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, step: int) -> None
     fit(Data(), callbacks=[guarded(), SaveAt(tmp_path, [step])])
     checkpoint = torch.load(SaveAt(tmp_path, []).path(step), weights_only=True)
     state = checkpoint["callbacks"]["EchoCallback"]
-    assert set(state) == {"epoch", "attached", "wrapped", "loader", "meter", "controller", "reports"}
+    assert set(state) == {"epoch", "attached", "wrapped", "loader", "meter", "controller", "metrics", "reports"}
     assert len(state["reports"]) == (step - 1) // STEPS
 
 
