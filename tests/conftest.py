@@ -1,5 +1,6 @@
 """Property tests are the same in every run, and never fail because a machine is slow. Ctrl-C interrupts, as at a terminal."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -15,6 +16,17 @@ settings.load_profile("repeatable")
 # A shell starts background jobs with interrupts ignored, and Python leaves it at that, also in the programs that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_left_behind() -> Iterator[None]:
+    """``seed_everything`` leaves its seed in the environment, where the next test's loaders would take it."""
+    names = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    yield
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, SetFactor, echoed, trainer
 
-from lightning_echo import Controller, EchoCallback, EchoConfig, EchoDataModule, EchoLoader, TargetIdle
+from lightning_echo import Controller, EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule
 from lightning_echo.measuring.control import Decision, Observation, Reason
 
 LENGTH = 61  # odd: DistributedSampler fills the last place up with the first example
@@ -268,7 +268,7 @@ def scenario_reports_resumed(folder: Path) -> Any:
     save = SaveAt(folder / "reports", [11], dies=True)
 
     def run(*callbacks: Any, ckpt_path: Any = None) -> Any:
-        echo = EchoCallback(TargetIdle(), echo=EchoConfig(2, "after_augmentation", seed=7))
+        echo = EchoCallback(FactorSchedule({0: 2.0, 2: 1.5}), echo=EchoConfig(2, "after_augmentation", seed=7))
         runner = trainer(strategy="ddp", devices=2, max_epochs=3, callbacks=[echo, *callbacks])
         runner.fit(TwoRankRecorder(), datamodule=Data(2, **UNEVEN), ckpt_path=ckpt_path)
         return [report.state() for report in echo.reports]
