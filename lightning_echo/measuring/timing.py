@@ -14,6 +14,7 @@ The time runs from the arrival of an epoch's first batch; the wait for that is a
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -75,7 +76,7 @@ class StepTimer:
         """Forgets the epoch before."""
         self.first_batch_seconds: float | None = None
         self.waited_seconds = self.seconds = 0.0
-        self._steps: tuple[list[float], list[float]] = ([], [])
+        self._steps = array("d"), array("d")  # eight bytes each, since an epoch may have many steps
         self._pending: deque[_Pending] = deque()
         self._last_end: float | None = None  # when the last step ended, or the first batch came
         self._last_event: DeviceEvent | None = None
@@ -148,8 +149,8 @@ class StepTimer:
 
     def take(self) -> tuple[list[float], list[float]]:
         """Waited seconds and seconds of the steps that are known and were not taken yet."""
-        steps, self._steps = self._steps, ([], [])
-        return steps
+        (waited, seconds), self._steps = self._steps, (array("d"), array("d"))
+        return waited.tolist(), seconds.tolist()
 
     def settle(self) -> None:
         """Waits until the device has passed all events: for the end of an epoch."""
