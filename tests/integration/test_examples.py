@@ -1,10 +1,12 @@
-"""The programs in examples/ run as a user would start them."""
+"""The programs in examples/ run as a user would start them, most of them in this process: each start takes seconds of imports."""
 
 import re
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pytest
 import yaml
@@ -17,6 +19,28 @@ def run(program: str, *arguments: str, cwd: Path) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr
+
+
+class Start(Protocol):
+    def __call__(self, program: str, *arguments: str, cwd: Path) -> str:
+        """What the program says."""
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Start:
+    """As `run`, in this process."""
+
+    def start(program: str, *arguments: str, cwd: Path) -> str:
+        capsys.readouterr()
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        monkeypatch.setattr(sys, "argv", [str(EXAMPLES / program), *arguments])
+        monkeypatch.chdir(cwd)
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")  # shown, as in a process of its own
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        return capsys.readouterr().out
+
+    return start
 
 
 def test_the_smallest_program_uses_every_example_twice(tmp_path: Path) -> None:
@@ -47,8 +71,7 @@ EXAMPLES_OF_A_PASS, BUFFER = 512, 64
 NOTHING_SAVED = "--trainer.enable_checkpointing=false"
 
 
-def outcome(program: str, *arguments: str, cwd: Path) -> Outcome:
-    output = run(program, *arguments, cwd=cwd)
+def outcome(output: str) -> Outcome:
     loss = re.search(r"last loss (\S+)", output)
     assert loss is not None, output[-3000:]
     counts = re.search(r"^EchoCounts\(fresh=(\d+), echoed=(\d+)", output, re.MULTILINE)
@@ -73,29 +96,30 @@ DATA_MODULE = ["--data=lightning_echo.EchoDataModule", "--data.datamodule=waves.
 def test_an_unchanged_cli_program_echoes_by_a_callback_on_its_command_line(tmp_path: Path) -> None:
     options = [*CALLBACK, "--trainer.callbacks.echo.factor=4", f"--trainer.callbacks.echo.buffer_size={BUFFER}"]
     controller = "--trainer.callbacks.controller=lightning_echo.TargetIdle"
-    found = outcome("plain_cli.py", "fit", *options, controller, "--trainer.max_epochs=1", cwd=tmp_path)
+    found = outcome(run("plain_cli.py", "fit", *options, controller, "--trainer.max_epochs=1", cwd=tmp_path))
     assert_echoed(found, 4, epochs=1)  # the controller decides for the first time at the end of the epoch
     (saved,) = tmp_path.rglob("config.yaml")
     (callback,) = yaml.safe_load(saved.read_text())["trainer"]["callbacks"]
     assert callback["init_args"]["controller"]["class_path"].endswith("TargetIdle")
 
 
-def test_an_unchanged_cli_program_echoes_by_a_data_module_on_its_command_line(tmp_path: Path) -> None:
+def test_an_unchanged_cli_program_echoes_by_a_data_module_on_its_command_line(run_here: Start, tmp_path: Path) -> None:
     options = ["--data.datamodule.batch_size=16", "--data.factor=2.5", f"--data.buffer_size={BUFFER}", "--trainer.max_epochs=2"]
-    found = outcome("plain_cli.py", "fit", *DATA_MODULE, *options, NOTHING_SAVED, cwd=tmp_path)
+    found = outcome(run_here("plain_cli.py", "fit", *DATA_MODULE, *options, NOTHING_SAVED, cwd=tmp_path))
     assert found.factor == 2.5
     assert_echoed(found, 2.5, epochs=2)
 
 
-def test_a_cli_program_with_an_echo_group_echoes_by_one_option(tmp_path: Path) -> None:
-    found = outcome("echo_cli.py", "fit", "--echo.factor=4", "--echo.buffer_size=64", "--trainer.max_epochs=2", cwd=tmp_path)
+def test_a_cli_program_with_an_echo_group_echoes_by_one_option(run_here: Start, tmp_path: Path) -> None:
+    options = ["--echo.factor=4", "--echo.buffer_size=64", "--trainer.max_epochs=2"]
+    found = outcome(run_here("echo_cli.py", "fit", *options, cwd=tmp_path))
     assert found.factor == 4
     assert_echoed(found, 4, epochs=2)
     options = ["--echo.controller=TargetIdle", "--echo.controller.target=0.1", "--trainer.max_epochs=1"]
-    found = outcome("echo_cli.py", "fit", *options, NOTHING_SAVED, cwd=tmp_path)
+    found = outcome(run_here("echo_cli.py", "fit", *options, NOTHING_SAVED, cwd=tmp_path))
     assert (found.fresh, found.echoed) == (EXAMPLES_OF_A_PASS, 0)  # from factor 1 on
     config = str(EXAMPLES / "echo_cli.yaml")
-    found = outcome("echo_cli.py", "fit", "--config", config, "--echo.enabled=false", NOTHING_SAVED, cwd=tmp_path)
+    found = outcome(run_here("echo_cli.py", "fit", "--config", config, "--echo.enabled=false", NOTHING_SAVED, cwd=tmp_path))
     assert found.factor is None
 
 
@@ -107,14 +131,16 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_cli_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_the_run(config: str, tmp_path: Path) -> None:
+def test_a_cli_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_the_run(
+    config: str, run_here: Start, tmp_path: Path
+) -> None:
     program = CONFIGS[config]
-    first = outcome(program, "fit", "--config", str(EXAMPLES / config), NOTHING_SAVED, cwd=tmp_path)
+    first = outcome(run_here(program, "fit", "--config", str(EXAMPLES / config), NOTHING_SAVED, cwd=tmp_path))
     assert first.factor == 2.5
     assert_echoed(first, 2.5, epochs=2)
     (saved,) = tmp_path.rglob("config.yaml")
     (tmp_path / "again").mkdir()
-    assert outcome(program, "fit", "--config", str(saved), cwd=tmp_path / "again") == first
+    assert outcome(run_here(program, "fit", "--config", str(saved), cwd=tmp_path / "again")) == first
 
 
 def test_a_bad_value_of_the_echo_group_ends_in_the_parsers_message(tmp_path: Path) -> None:
@@ -125,14 +151,16 @@ def test_a_bad_value_of_the_echo_group_ends_in_the_parsers_message(tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
-def test_an_omegaconf_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_the_run(tmp_path: Path) -> None:
-    first = outcome("omegaconf_run.py", cwd=tmp_path)
+def test_an_omegaconf_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_the_run(
+    run_here: Start, tmp_path: Path
+) -> None:
+    first = outcome(run_here("omegaconf_run.py", cwd=tmp_path))
     assert first.factor == 2.5
     assert_echoed(first, 2.5, epochs=2)
-    assert outcome("omegaconf_run.py", "config=config.yaml", cwd=tmp_path) == first
+    assert outcome(run_here("omegaconf_run.py", "config=config.yaml", cwd=tmp_path)) == first
 
 
-def test_an_omegaconf_program_echoes_by_a_dot_list(tmp_path: Path) -> None:
-    found = outcome("omegaconf_run.py", "echo.factor=4", "trainer.max_epochs=1", cwd=tmp_path)
+def test_an_omegaconf_program_echoes_by_a_dot_list(run_here: Start, tmp_path: Path) -> None:
+    found = outcome(run_here("omegaconf_run.py", "echo.factor=4", "trainer.max_epochs=1", cwd=tmp_path))
     assert found.factor == 4
     assert_echoed(found, 4, epochs=1)

@@ -8,10 +8,11 @@ a change.
 
 import itertools
 import random
+from bisect import bisect
 from collections import deque
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
+from math import ceil, log
 
 from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.shape import PlanShape
@@ -191,13 +192,8 @@ def steady_idle(world, factor):
 
 
 def ideal_factor(world, target, largest=20.0):
-    """The smallest constant factor whose steady idle fraction is not above the target, to half a per cent: tried one by one."""
-
-    def first_from(factor, step):
-        while steady_idle(world, factor) > target:
-            factor = round(factor * step, 4)
-            assert factor < largest, f"no factor up to {largest} feeds {world}"
-        return factor
-
-    coarse = first_from(1.0, 1.02)
-    return first_from(max(coarse / 1.02, 1.0), 1.005)
+    """The smallest constant factor whose steady idle fraction is not above the target, to half a per cent: by trying."""
+    factors = [1.005**exponent for exponent in range(ceil(log(largest, 1.005)))]
+    found = bisect(factors, False, key=lambda factor: steady_idle(world, factor) <= target)  # the larger, the less idle
+    assert found < len(factors), f"no factor up to {largest} feeds {world}"
+    return factors[found]

@@ -15,7 +15,7 @@ from lightning_echo.measuring.control import Observation, Reason
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.target_idle import TargetIdle, recommend
 
-TARGET, STEPS = 0.05, 800
+TARGET, STEPS = 0.05, 500
 POINTS = ("before_augmentation", "after_augmentation", "after_batching")
 # What the workers' clocks do not tell: nothing; a share of their time, and jitter; a hand-over that costs each batch the same.
 HIDDEN = {
