@@ -36,7 +36,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         monkeypatch.setattr(sys, "argv", [str(EXAMPLES / program), *arguments])
         monkeypatch.chdir(cwd)
         with warnings.catch_warnings():
-            warnings.simplefilter("default")  # shown, as in a process of its own
+            warnings.simplefilter("ignore")  # in a process of its own they would only be shown
             runpy.run_path(sys.argv[0], run_name="__main__")
         return capsys.readouterr().out
 

@@ -22,6 +22,8 @@ from torch.utils.data import DataLoader
 
 from lightning_echo import EchoCallback, EchoLoader, StagedDataset
 
+pytestmark = pytest.mark.alone
+
 TOLERANCE = 0.03
 
 

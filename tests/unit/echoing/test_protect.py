@@ -324,7 +324,7 @@ class Colour(enum.Enum):
         *(torch.float32, torch.device("cpu"), torch.Size([1, 2]), np.dtype("int8"), np.float32(1.5)),
         *(pathlib.Path("a/b"), datetime.datetime(2019, 7, 12), datetime.timedelta(1)),
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__name__", repr(value)),
 )
 def test_what_cannot_be_edited_is_not_copied(value):
     assert copy_example(value) is value
