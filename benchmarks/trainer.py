@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -52,16 +52,17 @@ class Ready:
 class Clock(pl.Callback):
     """When the first step began and each epoch ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.start: float | None = None
         self.ends: list[float] = []
 
     def on_train_batch_start(self, *args: Any) -> None:
         if self.start is None:
-            self.start = time.perf_counter()
+            self.start = self._clock()
 
     def on_train_epoch_end(self, *args: Any) -> None:
-        self.ends.append(time.perf_counter())
+        self.ends.append(self._clock())
 
 
 def fit(model: pl.LightningModule, loader: Any, callbacks: list[pl.Callback], **options: Any) -> None:
