@@ -1,4 +1,4 @@
-"""The programs in examples/ run as a user would start them, most of them in this process: each start takes seconds of imports."""
+"""The programs in examples/ run as a user would start them; what is tried again, in this process: imports take seconds."""
 
 import re
 import runpy
@@ -103,16 +103,16 @@ def test_an_unchanged_cli_program_echoes_by_a_callback_on_its_command_line(tmp_p
     assert callback["init_args"]["controller"]["class_path"].endswith("TargetIdle")
 
 
-def test_an_unchanged_cli_program_echoes_by_a_data_module_on_its_command_line(run_here: Start, tmp_path: Path) -> None:
+def test_an_unchanged_cli_program_echoes_by_a_data_module_on_its_command_line(tmp_path: Path) -> None:
     options = ["--data.datamodule.batch_size=16", "--data.factor=2.5", f"--data.buffer_size={BUFFER}", "--trainer.max_epochs=2"]
-    found = outcome(run_here("plain_cli.py", "fit", *DATA_MODULE, *options, NOTHING_SAVED, cwd=tmp_path))
+    found = outcome(run("plain_cli.py", "fit", *DATA_MODULE, *options, NOTHING_SAVED, cwd=tmp_path))
     assert found.factor == 2.5
     assert_echoed(found, 2.5, epochs=2)
 
 
 def test_a_cli_program_with_an_echo_group_echoes_by_one_option(run_here: Start, tmp_path: Path) -> None:
     options = ["--echo.factor=4", "--echo.buffer_size=64", "--trainer.max_epochs=2"]
-    found = outcome(run_here("echo_cli.py", "fit", *options, cwd=tmp_path))
+    found = outcome(run("echo_cli.py", "fit", *options, cwd=tmp_path))
     assert found.factor == 4
     assert_echoed(found, 4, epochs=2)
     options = ["--echo.controller=TargetIdle", "--echo.controller.target=0.1", "--trainer.max_epochs=1"]
@@ -135,7 +135,7 @@ def test_a_cli_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_t
     config: str, run_here: Start, tmp_path: Path
 ) -> None:
     program = CONFIGS[config]
-    first = outcome(run_here(program, "fit", "--config", str(EXAMPLES / config), NOTHING_SAVED, cwd=tmp_path))
+    first = outcome(run(program, "fit", "--config", str(EXAMPLES / config), NOTHING_SAVED, cwd=tmp_path))
     assert first.factor == 2.5
     assert_echoed(first, 2.5, epochs=2)
     (saved,) = tmp_path.rglob("config.yaml")
@@ -154,13 +154,13 @@ def test_a_bad_value_of_the_echo_group_ends_in_the_parsers_message(tmp_path: Pat
 def test_an_omegaconf_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_the_run(
     run_here: Start, tmp_path: Path
 ) -> None:
-    first = outcome(run_here("omegaconf_run.py", cwd=tmp_path))
+    first = outcome(run("omegaconf_run.py", cwd=tmp_path))
     assert first.factor == 2.5
     assert_echoed(first, 2.5, epochs=2)
     assert outcome(run_here("omegaconf_run.py", "config=config.yaml", cwd=tmp_path)) == first
 
 
-def test_an_omegaconf_program_echoes_by_a_dot_list(run_here: Start, tmp_path: Path) -> None:
-    found = outcome(run_here("omegaconf_run.py", "echo.factor=4", "trainer.max_epochs=1", cwd=tmp_path))
+def test_an_omegaconf_program_echoes_by_a_dot_list(tmp_path: Path) -> None:
+    found = outcome(run("omegaconf_run.py", "echo.factor=4", "trainer.max_epochs=1", cwd=tmp_path))
     assert found.factor == 4
     assert_echoed(found, 4, epochs=1)
