@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import logging
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from lightning_echo import (
     TargetIdle,
 )
 from lightning_echo.measuring.control import Decision, Observation, Reason
+from lightning_echo.measuring.timing import StepTimer
 
 STEPS = 6  # of an epoch of Data: 22 examples in batches of 4
 PER_EPOCH = {
@@ -277,8 +277,9 @@ def test_alone_it_counts_on_where_a_reload_brings_a_new_echo_loader() -> None:
     assert len({report.effective_factor for report in reports}) == 1, "each loader begins alike"
 
 
-def test_a_loader_that_never_waits_has_no_upstream_time_rather_than_none_at_all() -> None:
-    logger = Remembering()
+def test_a_loader_that_never_waits_has_no_upstream_time_rather_than_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger, now = Remembering(), [0.0]
+    monkeypatch.setattr("lightning_echo.meter.StepTimer", lambda: StepTimer(clock=lambda: now[0]))
 
     class Ready:
         """Batches that cost nothing to fetch."""
@@ -289,12 +290,12 @@ def test_a_loader_that_never_waits_has_no_upstream_time_rather_than_none_at_all(
         def __iter__(self) -> Any:
             return iter([{"index": torch.arange(4), "noise": torch.rand(4, 3), "pid": torch.zeros(4)}] * 30)
 
-    class Slow(Recorder):
+    class Timed(Recorder):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            time.sleep(0.01)  # against microseconds of fetching
+            now[0] += 0.01
             return super().training_step(batch, batch_idx)
 
-    fit(Ready(), model=Slow(), callbacks=[EchoCallback()], logger=logger, log_every_n_steps=2)
+    fit(Ready(), model=Timed(), callbacks=[EchoCallback()], logger=logger, log_every_n_steps=2)
     epochs = [values for _, values in logger.metrics if "echo/idle_fraction" in values]
     assert len(epochs) == 3
     assert all("echo/upstream_seconds" not in values for _, values in logger.metrics)
