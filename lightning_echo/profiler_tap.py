@@ -33,8 +33,8 @@ class ProfilerTap:
         hears_nothing = type(profiler) is PassThroughProfiler and not self._had
         start = {_FETCH: timer.begin_fetch, _COPY: timer.begin_copy, _VALIDATION: timer.pause}
         stop = {_FETCH: timer.end_fetch, _COPY: timer.end_copy}
-        profiler.start = _Told(None if hears_nothing else profiler.start, start, timer_first=False)
-        profiler.stop = _Told(None if hears_nothing else profiler.stop, stop, timer_first=True)
+        profiler.start = _told(None if hears_nothing else profiler.start, start, timer_first=False)
+        profiler.stop = _told(None if hears_nothing else profiler.stop, stop, timer_first=True)
 
     def close(self) -> None:
         """Gives the profiler its own methods back."""
@@ -43,26 +43,26 @@ class ProfilerTap:
         vars(self._profiler).update(self._had)
 
 
-class _Told:
-    """Stands in for a profiler's ``start`` or ``stop``. Called some fifty times in a step: one look into a dictionary."""
+def _told(
+    original: Callable[[str], None] | None, tells: dict[str, Callable[[], None]], *, timer_first: bool
+) -> Callable[[str], None]:
+    """Stands in for a profiler's ``start`` or ``stop``. Called some fifty times in a step, for most of which a set is enough."""
+    known: dict[str, Callable[[], None] | None] = {}
+    silent: set[str] = set()  # actions that nobody wants to hear of
 
-    def __init__(
-        self, original: Callable[[str], None] | None, tells: dict[str, Callable[[], None]], *, timer_first: bool
-    ) -> None:
-        self._original, self._tells, self._timer_first = original, tells, timer_first
-        self._known: dict[str, Callable[[], None] | None] = {}
-
-    def __call__(self, action_name: str) -> None:
-        known = self._known
-        tell = known[action_name] if action_name in known else self._learn(action_name)
-        if tell is not None and self._timer_first:
+    def told(action_name: str) -> None:
+        if action_name in silent:
+            return
+        if action_name not in known:
+            known[action_name] = next((tell for end, tell in tells.items() if action_name.endswith(end)), None)
+        tell = known[action_name]
+        if tell is not None and timer_first:
             tell()
-        if self._original is not None:
-            self._original(action_name)
-        if tell is not None and not self._timer_first:
+        if original is not None:
+            original(action_name)
+        elif tell is None:
+            silent.add(action_name)
+        if tell is not None and not timer_first:
             tell()
 
-    def _learn(self, action_name: str) -> Callable[[], None] | None:
-        tell = next((tell for end, tell in self._tells.items() if action_name.endswith(end)), None)
-        self._known[action_name] = tell
-        return tell
+    return told

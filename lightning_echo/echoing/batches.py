@@ -121,6 +121,8 @@ def count_examples(batch: Any) -> int:
     Sequences of one length side by side (``zip(*examples)``) have an example each; else it is the leading dimension of the first
     tensor found, else the length of a list, else 1.
     """
+    if isinstance(batch, torch.Tensor):  # first, since asking for a Mapping costs more than all the rest
+        return len(batch) if batch.ndim else 1
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     is_sequence = isinstance(batch, list | tuple) and len(batch) > 0
