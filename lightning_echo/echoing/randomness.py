@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["OwnRandomStates", "preserved_random_states", "seed_all"]
+__all__ = ["OwnRandomStates", "PreservingIterator", "preserved_random_states", "seed_all"]
 
 
 def seed_all(seed: int) -> None:
@@ -31,6 +31,24 @@ def preserved_random_states() -> Iterator[None]:
         yield
     finally:
         _set_states(states)
+
+
+class PreservingIterator:
+    """Iterates, and after each item puts the three global random states back. Reading them takes numpy longer than an echo does.
+
+    Args:
+        items: May draw from the global random states.
+    """
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> PreservingIterator:
+        return self
+
+    def __next__(self) -> Any:
+        with preserved_random_states():
+            return next(self._items)
 
 
 class OwnRandomStates:

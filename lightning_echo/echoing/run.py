@@ -17,7 +17,7 @@ from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.order import SequentialOrder, ShuffledOrder
 from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.prefetch import DEPTH, Prefetcher
-from lightning_echo.echoing.randomness import preserved_random_states
+from lightning_echo.echoing.randomness import PreservingIterator
 from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, ExampleRequests, OpaqueOrder
 from lightning_echo.echoing.sampler_order import SamplerOrder
 from lightning_echo.echoing.seconds import Report
@@ -115,34 +115,28 @@ class Run:
             plan.position, plan.number = position
         self.exact = order.exact
         key = mix(seed, _NOISE_SEED, noise_rank)
-        self.requests: ExampleRequests | BatchRequests
-        batches: Iterator[Any]
-        if not by_batches:
-            self.requests = ExampleRequests(plan, order, whole_calls=reads_whole_batches(source, choice))
-            batches = iter(source.rebuild(self.requests, choice.make_stages, key, worker_init_fn))
-        elif source.rebuilds:
-            self.requests = BatchRequests(plan, order)
-            read = iter(source.rebuild(self.requests, choice.make_stages, key, worker_init_fn))
-            batches = BatchEcho(self.requests, RequestedReader(read).read)
-        else:
-            self.requests = BatchRequests(plan, order)
-            batches = BatchEcho(self.requests, PassReader(source.loader, layout.batches_per_pass, mix(seed, _PASS_SEED)).read)
+        whole = BatchRequests(plan, order) if by_batches else None
+        self.requests = ExampleRequests(plan, order, whole_calls=reads_whole_batches(source, choice)) if whole is None else whole
         # What may draw from the global random states must not do so while the training draws from them too.
         in_thread = source.num_workers > 0 and source.rebuilds and order.exact
+        batches: Iterator[Any] = iter(())
+        if source.rebuilds:
+            batches = iter(source.rebuild(self.requests, choice.make_stages, key, worker_init_fn))
+            if not in_thread:
+                batches = PreservingIterator(batches)
+            read = RequestedReader(batches).read
+        else:
+            read = PassReader(source.loader, layout.batches_per_pass, mix(seed, _PASS_SEED)).read
+        if whole is not None:
+            batches = BatchEcho(whole, read)
         self._batches: Iterator[Any] | None = Prefetcher(batches) if in_thread else batches
 
     def next_batch(self) -> tuple[Any, Report]:
         """The next batch, its counts and seconds."""
-        batches = self._batches
-        if isinstance(batches, Prefetcher):
-            item = next(batches)
-        else:
-            assert batches is not None
-            with preserved_random_states():
-                item = next(batches)
+        assert self._batches is not None
+        item: tuple[Any, Report] = next(self._batches)
         self.requests.delivered += 1
-        batch, (fresh, echoed, refetched, source, rest, collate) = item
-        return batch, (fresh, echoed, refetched, source, rest, collate)
+        return item
 
     def close(self) -> None:
         """Lets go of workers and thread."""

@@ -92,6 +92,30 @@ def test_what_somebody_else_has_put_on_the_instance_is_told_and_put_back(make):
     assert "stop" not in vars(profiler)
 
 
+def test_a_profiler_that_does_nothing_is_asked_only_for_what_the_timer_wants_to_hear():
+    notes, profiler = [], PassThroughProfiler()
+    before = dict(vars(profiler))
+    tap = ProfilerTap(profiler, Heard(notes))
+    first, second, third = [profiler.profile("run_training_batch") for _ in range(3)]
+    assert first is not second
+    assert second is third, "nothing is made for each of twenty contexts in a step"
+    for action in (COPY, VALIDATION, "run_training_batch") * 2:
+        with profiler.profile(action):
+            notes.append(action)
+    once = ["begin_copy", COPY, "end_copy", "pause", VALIDATION, "run_training_batch"]
+    assert notes == once * 2
+    tap.close()
+    assert vars(profiler) == before
+
+
+def test_what_a_silent_context_raises_comes_through():
+    profiler = PassThroughProfiler()
+    ProfilerTap(profiler, Heard([]))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), profiler.profile("run_training_batch"):
+            _ = 1 / 0
+
+
 def test_an_error_of_the_profiler_is_not_swallowed():
     profiler = Profiler([], refuses=[FETCH])
     ProfilerTap(profiler, Heard([]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_echo.echoing.randomness import OwnRandomStates, preserved_random_states, seed_all
+from lightning_echo.echoing.randomness import OwnRandomStates, PreservingIterator, preserved_random_states, seed_all
 
 
 def draw():
@@ -75,6 +75,17 @@ def test_states_are_put_back_after_an_exception_too():
     with pytest.raises(ZeroDivisionError), preserved_random_states():
         _ = draw(), 1 / 0
     assert draw() == expected
+
+
+def test_what_an_iterator_draws_is_not_missing_outside():
+    with preserved_random_states():
+        expected = [draw() for _ in range(2)]
+    items = PreservingIterator(draw() for _ in range(2))
+    drawn = []
+    for item in items:
+        assert item == expected[len(drawn)]
+        drawn.append(draw())
+    assert drawn == expected
 
 
 def test_own_states_go_on_where_they_were_left():
