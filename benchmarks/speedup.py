@@ -35,10 +35,10 @@ def speedup(quick: bool) -> Table:
             measured = statistics.median(base() for _ in range(3)) / step_seconds
             runs: dict[str, Callable[[], float]] = {"base": base, "plain": partial(_plain, dataset, plain_batches)}
             for share in _REQUIRED:
-                runs[str(share)] = partial(_echoed, dataset, point, share * measured, echoed_batches)
+                runs[str(share)] = partial(_echoed, dataset, point, max(share * measured, 1.0), echoed_batches)
             times = alternate(runs, rounds)
             for share, required in _REQUIRED.items():
-                factor = share * measured
+                factor = max(share * measured, 1.0)
                 bounds = [max(base, step_seconds) / max(base / factor, step_seconds) for base in times["base"]]
                 speedups = [plain / echoed for plain, echoed in zip(times["plain"], times[str(share)], strict=True)]
                 reached = [speedup / bound for speedup, bound in zip(speedups, bounds, strict=True)]
