@@ -6,6 +6,7 @@ returns plain types. All ranks run all of them in the same order, in one process
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import warnings
@@ -312,6 +313,11 @@ def scenario_default_run(folder: Path) -> Any:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
+    if sys.version_info < (3, 12):
+        # A lock of the interpreter that another thread holds at a fork stays locked in the child of these versions, for good
+        # (PyOS_AfterFork_Child), and gloo's threads take it now and then: workers are forked from a process without threads.
+        multiprocessing.set_forkserver_preload(["torch", "lightning.pytorch", "lightning_echo", "trainer_runs"])
+        multiprocessing.set_start_method("forkserver")
     scenarios = {name.removeprefix("scenario_"): each for name, each in globals().items() if name.startswith("scenario_")}
     results: dict[str, Any] = {}
     for name, scenario in scenarios.items():
