@@ -53,8 +53,8 @@ def loader(dataset: Dataset[Any], workers: int = WORKERS, collate_fn: Any = None
 
 
 def real_sleep(seconds: float) -> float:
-    """What a sleep of ``seconds`` really takes: the least of several means, since whatever disturbs a sleep adds to it."""
-    return min(median_seconds(lambda: time.sleep(seconds), max(int(0.2 / seconds), 20), repeats=1) for _ in range(7))
+    """What a sleep of ``seconds`` really takes."""
+    return median_seconds(lambda: time.sleep(seconds), max(int(0.2 / seconds), 20))
 
 
 def sleep_for(seconds: float) -> float:
