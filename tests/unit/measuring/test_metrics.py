@@ -206,6 +206,7 @@ def update_again(metric):
     metric.update(*((WAITED, SECONDS) if isinstance(metric, IdleFraction) else (1, 2)))
 
 
+@pytest.mark.filterwarnings("ignore:You are using `torch.load`:FutureWarning")  # by torch 2.4, of its own way to unpickle
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
 def test_a_metric_is_copied_and_pickled_with_what_it_holds(metric, duplicate):
     other, before = duplicate(metric), value_of(metric)
