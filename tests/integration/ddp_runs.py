@@ -314,8 +314,8 @@ def scenario_default_run(folder: Path) -> Any:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     if sys.version_info < (3, 12):
-        # A lock of the interpreter that another thread holds at a fork stays locked in the child of these versions, for good
-        # (PyOS_AfterFork_Child), and gloo's threads take it now and then: workers are forked from a process without threads.
+        # A lock of the interpreter that another thread holds at a fork stays locked in the child, for good (CPython's issue
+        # 112275), and gloo's threads take it now and then: workers are forked from a process without threads.
         multiprocessing.set_forkserver_preload(["torch", "lightning.pytorch", "lightning_echo", "trainer_runs"])
         multiprocessing.set_start_method("forkserver")
     scenarios = {name.removeprefix("scenario_"): each for name, each in globals().items() if name.startswith("scenario_")}
