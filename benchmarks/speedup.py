@@ -34,11 +34,12 @@ def speedup(quick: bool) -> Table:
             base = partial(seconds_per_batch, loader(dataset), plain_batches // 2)
             measured = statistics.median(base() for _ in range(3)) / step_seconds
             runs: dict[str, Callable[[], float]] = {"base": base, "plain": partial(_plain, dataset, plain_batches)}
-            for share in _REQUIRED:
-                runs[str(share)] = partial(_echoed, dataset, point, max(share * measured, 1.0), echoed_batches)
+            factors = {share: max(share * measured, 1.0) for share in _REQUIRED}
+            for share, factor in factors.items():
+                runs[str(share)] = partial(_echoed, dataset, point, factor, echoed_batches)
             times = alternate(runs, rounds)
             for share, required in _REQUIRED.items():
-                factor = max(share * measured, 1.0)
+                factor = factors[share]
                 bounds = [max(base, step_seconds) / max(base / factor, step_seconds) for base in times["base"]]
                 speedups = [plain / echoed for plain, echoed in zip(times["plain"], times[str(share)], strict=True)]
                 reached = [speedup / bound for speedup, bound in zip(speedups, bounds, strict=True)]

@@ -20,11 +20,10 @@ from lightning_echo.echoing.factor import RunFactor
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.pipeline import Pipeline
 from lightning_echo.echoing.prefetch import clear_frames
-from lightning_echo.echoing.ranks import default_seed, world
-from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead
+from lightning_echo.echoing.ranks import default_seed
+from lightning_echo.echoing.run import Layout, Run
 from lightning_echo.echoing.seconds import StageSeconds
-from lightning_echo.echoing.sizing import BufferSizing
-from lightning_echo.echoing.source import Source, choose
+from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
 
 __all__ = ["EchoLoader"]
@@ -96,12 +95,11 @@ class EchoLoader:
         point = options.check_point(insertion_point)
         buffer_size = options.check_buffer_size(buffer_size)
         self.epoch_length = options.check_epoch_length(epoch_length)
-        self._ranks = options.check_ranks(num_replicas, rank)
+        ranks = options.check_ranks(num_replicas, rank)
         self._seed = options.check_seed(seed)
-        self._source = Source(loader)
-        self._choice = choose(self._source, point)
-        self._sizing = BufferSizing.of(loader, self._choice.item_bytes, by_batches=self._by_batches)
-        self._buffer_size = self._choose_buffer_size(buffer_size)
+        self._setting = Setting(loader, point, buffer_size, self.factor, ranks)
+        if self._setting.warning:
+            self._warn(self._setting.warning)
         self.worker_init_fn = getattr(loader, "worker_init_fn", None)  # Lightning sets its own here where there is none
         self.limit_train_batches: int | float | None = None
         self.factor_owner = ""
@@ -113,17 +111,17 @@ class EchoLoader:
     @property
     def loader(self) -> Any:
         """The user's loader. Iterate this one to look at data during training."""
-        return self._source.loader
+        return self._setting.source.loader
 
     @property
     def insertion_point(self) -> InsertionPoint:
         """The resolved insertion point, never ``auto``."""
-        return self._choice.point
+        return self._setting.choice.point
 
     @property
     def buffer_size(self) -> int:
         """Most live examples per rank (batches for ``after_batching``)."""
-        return self._buffer_size
+        return self._setting.buffer_size
 
     @property
     def seed(self) -> int | None:
@@ -152,7 +150,7 @@ class EchoLoader:
             ValueError: It is below 1, or the buffer cannot hold what it needs.
         """
         value = options.check_factor(value)
-        self._sizing.check(self._buffer_size, value)
+        self._setting.check_factor(value)
         return value
 
     def set_factor(self, value: float) -> None:
@@ -161,7 +159,7 @@ class EchoLoader:
         if value == self.factor:
             return
         largest = max(self._factor.largest, value)
-        number = self.delivered + lookahead(self._source, self._by_batches, largest)
+        number = self.delivered + self._setting.lookahead(largest)
         self._pipeline.change_factor(number, value)
         self._factor.change(value, number, self.delivered)
 
@@ -178,10 +176,7 @@ class EchoLoader:
     @property
     def settled_at(self) -> int:
         """Number in the run of the batch by which the buffer is full: before, more of each batch is fresh than ``1 / factor``."""
-        if self.factor == 1:
-            return self.factor_since
-        batches = self._buffer_size if self._by_batches else -(-self._buffer_size // self._layout().batch_size)
-        return self.factor_since + batches
+        return self.factor_since + (0 if self.factor == 1 else self._setting.filling_batches())
 
     @property
     def delivered(self) -> int:
@@ -206,7 +201,7 @@ class EchoLoader:
     @property
     def num_workers(self) -> int:
         """Worker processes of the loader."""
-        return self._source.num_workers
+        return self._setting.source.num_workers
 
     def __len__(self) -> int:
         """Batches in the next epoch on this rank."""
@@ -214,28 +209,23 @@ class EchoLoader:
         return self._own_length() if kept is None else kept
 
     def _own_length(self) -> int:
-        batches = self._layout().batches_per_pass
+        batches = self.pass_batches
         return batches if self.epoch_length == "fixed" else round(self.factor * batches)
 
     def __repr__(self) -> str:
-        choice, what = self._choice, "batches" if self._by_batches else "examples"
-        memory = f", {choice.item_bytes * self._buffer_size / 2**20:.3g} MiB" if choice.item_bytes else ""
-        return (
-            f"{choice.point}, factor {self.factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
-            f"{self._buffer_size:,} live {what}{memory}; {self._source.num_workers} workers"
-        )
+        return self._setting.describe(self.factor)
 
     @property
     def pass_batches(self) -> int:
         """Batches that one pass over the data has on this rank: the length of the plain loader."""
-        return self._layout().batches_per_pass
+        return self._setting.layout().batches_per_pass
 
     @property
     def passes(self) -> float:
         """Passes over the data so far, from the fresh examples delivered."""
-        plan, layout = self._pipeline.state()["plan"], self._layout()
+        plan = self._pipeline.state()["plan"]
         taken = self._pipeline.begin_at[0] if plan is None else plan["position"]
-        return float(taken / (layout.batches_per_pass if self._by_batches else layout.kept))
+        return float(taken / self._setting.items_per_pass())
 
     # ------------------------------------------------------------------ iterating
 
@@ -274,7 +264,7 @@ class EchoLoader:
         Where both cut the data alike it goes on at the same batch, else with the next pass.
         """
         state = before.state_dict()
-        if before._layout() == self._layout() and before.insertion_point is self.insertion_point:
+        if before._setting.layout() == self._setting.layout() and before.insertion_point is self.insertion_point:
             self._factor.constructed = before._factor.constructed
             self.load_state_dict(state)
             self._progress.resuming, self._progress.kept_length = before._progress.resuming, before._progress.kept_length
@@ -284,9 +274,9 @@ class EchoLoader:
         if state["plan"] is not None:
             taken, layout = state["plan"]["position"], Layout(**state["layout"])
             by_batches = state["insertion_point"] == InsertionPoint.after_batching.value
-            number = 1 + taken // (layout.batches_per_pass if by_batches else layout.kept)
+            number = 1 + taken // layout.items_per_pass(by_batches)
             batches = self._progress.delivered = number * self.pass_batches
-            self._pipeline.begin_at = (batches if self._by_batches else number * self._layout().kept, batches)
+            self._pipeline.begin_at = (number * self._setting.items_per_pass(), batches)
 
     @property
     def keeps_length(self) -> bool:
@@ -313,7 +303,7 @@ class EchoLoader:
         """The state at the batch delivered last: plain types, the same on all ranks, positions but never examples."""
         return {
             "version": STATE_VERSION,
-            **self._depends_on(),
+            **self._setting.depends_on(),
             **self._pipeline.saved_for,  # a state that was loaded and not started from is still that of its own run
             "seed": self._seed,
             **self._factor.state(),
@@ -323,15 +313,6 @@ class EchoLoader:
             **self._pipeline.state(),
         }
 
-    def _depends_on(self) -> dict[str, Any]:
-        """What must be the same for a run to go on exactly."""
-        return {
-            "insertion_point": self.insertion_point.value,
-            "layout": self._layout().state(),
-            "workers": self._source.num_workers,
-            "buffer_size": self._buffer_size,
-        }
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a state was taken, also on a loader that is running.
 
@@ -339,7 +320,7 @@ class EchoLoader:
             EchoStateError: The state is none of an `EchoLoader`, of a later version, or of another data set.
         """
         check_state(state)
-        if state["layout"]["length"] != (length := self._layout().length) and state["delivered"]:
+        if state["layout"]["length"] != (length := self._setting.layout().length) and state["delivered"]:
             raise EchoStateError(
                 f"the state is of a pass of {state['layout']['length']:,} items, this loader's has {length:,}: the data set, "
                 "sampler or kind of insertion point is another one. Resume with the same one, or start anew without the "
@@ -355,14 +336,10 @@ class EchoLoader:
         self._seed = state["seed"] if state["seed"] is not None else self._seed
         self._progress = Progress.from_state(state, self.limit_train_batches)
         self._counts, self._last_counts = EchoCounts(*state["counts"]), EchoCounts()
-        if self._progress.resuming and state["layout"] == self._layout().state():
+        if self._progress.resuming and state["layout"] == self._setting.layout().state():
             self._progress.kept_length = self._progress.epoch_batches  # the one under way; dealt out anew: see _start
 
     # ------------------------------------------------------------------ inside
-
-    @property
-    def _by_batches(self) -> bool:
-        return self.insertion_point is InsertionPoint.after_batching
 
     def _reset(self) -> None:
         self._pipeline = Pipeline()
@@ -376,36 +353,28 @@ class EchoLoader:
             self._seed = default_seed(self.loader)
         resumed = self._pipeline.state()["plan"] is not None
         state, position = self._where_to_go_on()
-        run = Run(
-            self._source,
-            self._choice,
-            self._layout(),
-            rank=self._shards()[1],
-            noise_rank=self._rank_of_process(),
-            buffer_size=self._buffer_size,
-            factor=self.factor,
-            seed=self._seed,
-            state=state,
-            position=position,
-            worker_init_fn=self.worker_init_fn,
+        run = self._setting.start(
+            factor=self.factor, seed=self._seed, state=state, position=position, worker_init_fn=self.worker_init_fn
         )
         if resumed and not run.exact:
+            sampler = type(self._setting.source.sampler).__name__
             self._warn(
-                f"{type(self._source.sampler).__name__} has neither state_dict and load_state_dict, nor a torch generator, nor "
+                f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor "
                 "set_epoch: the order of the resumed pass may be another one"
             )
-        if self._rank_of_process() == 0 and not self._said:
+        if self._setting.rank_of_process() == 0 and not self._said:
             self._said = True
-            _log.info("%s%s", repr(self), f" (auto: {self._choice.reason})" if self._choice.reason else "")
+            reason = self._setting.choice.reason
+            _log.info("%s%s", repr(self), f" (auto: {reason})" if reason else "")
         return self._pipeline.start(run)
 
     def _where_to_go_on(self) -> tuple[dict[str, Any], tuple[int, int]]:
         """State to start from, and stream position and batch number where it has no plan."""
         pipeline = self._pipeline
         state, position = pipeline.state(), pipeline.begin_at
-        if state["plan"] is None or not (changed := differences(pipeline.saved_for, self._depends_on())):
+        if state["plan"] is None or not (changed := differences(pipeline.saved_for, self._setting.depends_on())):
             return state, position
-        position = where_to_go_on(state["plan"], pipeline.saved_for, self._layout(), self._by_batches)
+        position = where_to_go_on(state["plan"], pipeline.saved_for, self._setting.layout(), self._setting.by_batches)
         self._warn(
             f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
             "but its batches are not those of the run that was saved"
@@ -414,29 +383,6 @@ class EchoLoader:
         progress.in_epoch, progress.epoch_batches, progress.delivered = 0, len(self), position[1]
         return {"plan": None, "order": state["order"]}, position
 
-    def _shards(self) -> tuple[int, int]:
-        """Number of shards and the one of this rank."""
-        if not self._source.rebuilds or self._source.shards_itself:
-            return 1, 0
-        return self._ranks or world()
-
-    def _layout(self) -> Layout:
-        return layout_of(self._source, self._shards()[0])
-
-    def _choose_buffer_size(self, asked: int | None) -> int:
-        if asked is None:
-            size, warning = self._sizing.default(self.factor)
-            if warning:
-                self._warn(warning)
-            return size
-        self._sizing.check(asked, self.factor)
-        self._sizing.check_fits(asked)
-        return asked
-
     def _warn(self, message: str) -> None:
-        if self._rank_of_process() == 0:
-            warnings.warn(message, UserWarning, stacklevel=4)
-
-    def _rank_of_process(self) -> int:
-        """Tells processes apart also where they all have the same shard."""
-        return world()[1] if world()[0] > 1 or self._ranks is None else self._ranks[1]
+        if self._setting.rank_of_process() == 0:
+            warnings.warn(message, UserWarning, stacklevel=3)

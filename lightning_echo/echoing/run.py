@@ -52,6 +52,10 @@ class Layout:
         """Items of a pass on one rank."""
         return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
 
+    def items_per_pass(self, by_batches: bool) -> int:
+        """What positions count, examples or batches, of a pass on one rank."""
+        return self.batches_per_pass if by_batches else self.kept
+
     def state(self) -> dict[str, int]:
         return asdict(self)
 
@@ -103,7 +107,7 @@ class Run:
     ) -> None:
         by_batches = choice.point is InsertionPoint.after_batching
         shape = _shape(source, layout, buffer_size, seed, by_batches)
-        order = _order(source, layout, rank, seed, shape.distance)
+        order = _order(source, layout, rank, seed, shape.distance, preserves=by_batches and not source.num_workers)
         if by_batches and source.rebuilds and not source.own_batches:
             order = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
         if state["order"] is not None:
@@ -177,7 +181,7 @@ def _shape(source: Source, layout: Layout, buffer_size: int, seed: int, by_batch
     )
 
 
-def _order(source: Source, layout: Layout, rank: int, seed: int, distance: int) -> Any:
+def _order(source: Source, layout: Layout, rank: int, seed: int, distance: int, *, preserves: bool) -> Any:
     if not source.rebuilds:
         return OpaqueOrder(layout.length, layout.kept)
     dealt = (layout.length, layout.kept, layout.replicas, rank, distance)
@@ -185,4 +189,4 @@ def _order(source: Source, layout: Layout, rank: int, seed: int, distance: int) 
         return SequentialOrder(*dealt)
     if source.is_shuffled:
         return ShuffledOrder(*dealt, seed=mix(seed, _ORDER_SEED))
-    return SamplerOrder(source.sampler, *dealt, seed=mix(seed, _ORDER_SEED))
+    return SamplerOrder(source.sampler, *dealt, seed=mix(seed, _ORDER_SEED), preserves=preserves)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, cycle, islice
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.order import Order
-from lightning_echo.echoing.randomness import OwnRandomStates, seed_all
+from lightning_echo.echoing.randomness import OwnRandomStates, preserved_random_states, seed_all
 from lightning_echo.echoing.spreading import identity, spread
 
 __all__ = ["SamplerOrder"]
@@ -31,11 +31,13 @@ class SamplerOrder(Order):
     Args:
         sampler: Yields indices, or lists of them.
         seed: Seeds the generators of samplers that have none.
+        preserves: Whether the random states of the training are put back after each call. Not beside the training in another
+            thread, and not needed where the caller does so.
     """
 
-    def __init__(self, sampler: Any, *args: int, seed: int, **kwargs: int) -> None:
+    def __init__(self, sampler: Any, *args: int, seed: int, preserves: bool = False, **kwargs: int) -> None:
         super().__init__(*args, **kwargs)
-        self._sampler = sampler
+        self._sampler, self._preserves = sampler, preserves
         self._source = sampler  # what decides the order: a batch sampler leaves that to the sampler inside
         if hasattr(sampler, "batch_size") and hasattr(sampler, "sampler"):
             self._source = sampler.sampler
@@ -46,19 +48,24 @@ class SamplerOrder(Order):
         if self._lends:
             self._lend_generator()
         self.exact = self._stateful or self._generator is not None or hasattr(self._source, "set_epoch")
-        self._random_states = nullcontext() if self.exact else OwnRandomStates()
+        self._own_states = None if self.exact else OwnRandomStates()
         self._states: dict[int, Any] = {}  # per pass: the sampler's state before it
         self._entries: Iterator[Any] = iter(())
         self._dealt: Iterator[Any] = iter(())
         self._tail: deque[Any] = deque(maxlen=0)
 
     def take(self, count: int) -> list[Any]:
-        with self._random_states:
+        if not count:
+            return []
+        with self._random_states(self._preserves):
             return super().take(count)
 
     def seek(self, position: int) -> None:
-        with self._random_states:
+        with self._random_states(True):  # before a thread has begun
             self._seek(position)
+
+    def _random_states(self, preserves: bool) -> AbstractContextManager[None]:
+        return self._own_states or (preserved_random_states() if preserves else nullcontext())
 
     def _seek(self, position: int) -> None:
         number, offset = divmod(position, self.kept)

@@ -40,14 +40,31 @@ def test_ranks_do_not_share_their_noise(point):
     assert noise[0].isdisjoint(noise[1])
 
 
+class Drawing:
+    """A sampler that says how to repeat a pass, and draws from the global random states all the same."""
+
+    def set_epoch(self, epoch):
+        np.random.seed(epoch)
+
+    def __iter__(self):
+        for index in np.random.permutation(40).tolist():
+            random.random(), torch.rand(1)
+            yield index
+
+    def __len__(self):
+        return 40
+
+
 @pytest.mark.parametrize("factor", [1, 2.37])
+@pytest.mark.parametrize("sampler", [None, Drawing()], ids=["shuffled", "sampler"])
 @pytest.mark.parametrize("point", POINTS)
-def test_without_workers_the_random_states_of_the_training_are_untouched(point, factor):
+def test_without_workers_the_random_states_of_the_training_are_untouched(point, sampler, factor):
     def states():
         return torch.get_rng_state(), np.random.get_state()[1].tolist(), np.random.get_state()[2], random.getstate()
 
     before = states()
-    echoed = EchoLoader(DataLoader(Noisy(40), batch_size=8, shuffle=True), factor, insertion_point=point)
+    plain = DataLoader(Noisy(40), batch_size=8, shuffle=sampler is None or None, sampler=sampler)
+    echoed = EchoLoader(plain, factor, insertion_point=point)
     for _ in range(2):
         for _ in echoed:
             now = states()

@@ -892,7 +892,7 @@ def test_a_second_change_by_batches_looks_ahead_by_the_largest_factor_so_far():
         loader.factor = 1
         loader.factor = 2
         number, factor = loader.state_dict()["plan"]["pending"][-1]
-        assert (number, factor) == (1 + lookahead(loader._source, True, 8.0), 2)
+        assert (number, factor) == (1 + lookahead(Source(loader.loader), True, 8.0), 2)
 
 
 def test_a_deep_copy_of_a_loader_is_independent():

@@ -1,0 +1,125 @@
+"""`Setting`: what an `EchoLoader` stands on and never changes: its source, the insertion point, the buffer size, the ranks.
+
+How many ranks there are is asked for anew each time, since a loader is made before a job has started its other processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.ranks import world
+from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead
+from lightning_echo.echoing.sizing import BufferSizing
+from lightning_echo.echoing.source import Source, choose
+
+__all__ = ["Setting"]
+
+
+class Setting:
+    """The user's loader, and where and how it is echoed. All that depends on nothing else is worked out here.
+
+    Args:
+        loader: The user's.
+        point: The insertion point asked for.
+        buffer_size: Most live items; None: chosen.
+        factor: The echo factor to begin with.
+        ranks: Number of ranks and this one; None: ask ``torch.distributed``.
+
+    Attributes:
+        source: The loader, looked into.
+        choice: The insertion point, resolved.
+        buffer_size: Most live items.
+        warning: What the user should hear of it; empty: nothing.
+
+    Raises:
+        ValueError: Something of it is impossible with this loader.
+        TypeError: ``loader`` is no loader.
+    """
+
+    def __init__(
+        self, loader: Any, point: InsertionPoint, buffer_size: int | None, factor: float, ranks: tuple[int, int] | None
+    ) -> None:
+        self._ranks = ranks
+        self.source = Source(loader)
+        self.choice = choose(self.source, point)
+        self._sizing = BufferSizing.of(loader, self.choice.item_bytes, by_batches=self.by_batches)
+        if buffer_size is None:
+            self.buffer_size, self.warning = self._sizing.default(factor)
+            return
+        self.buffer_size, self.warning = buffer_size, ""
+        self.check_factor(factor)
+        self._sizing.check_fits(buffer_size)
+
+    @property
+    def by_batches(self) -> bool:
+        """Whether batches are the items that are echoed."""
+        return self.choice.point is InsertionPoint.after_batching
+
+    def check_factor(self, factor: float) -> None:
+        """Refuses a factor that needs a larger buffer.
+
+        Raises:
+            ValueError: With the least size.
+        """
+        self._sizing.check(self.buffer_size, factor)
+
+    def describe(self, factor: float) -> str:
+        """All of it in a line, for people."""
+        choice, what = self.choice, "batches" if self.by_batches else "examples"
+        memory = f", {choice.item_bytes * self.buffer_size / 2**20:.3g} MiB" if choice.item_bytes else ""
+        return (
+            f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
+            f"{self.buffer_size:,} live {what}{memory}; {self.source.num_workers} workers"
+        )
+
+    # ------------------------------------------------------------------ ranks, and what a pass is on this one
+
+    def rank_of_process(self) -> int:
+        """Tells processes apart also where they all have the same shard."""
+        return world()[1] if world()[0] > 1 or self._ranks is None else self._ranks[1]
+
+    def layout(self) -> Layout:
+        """How a pass is cut into batches and dealt out to the ranks."""
+        return layout_of(self.source, self._shards()[0])
+
+    def _shards(self) -> tuple[int, int]:
+        """Number of shards and the one of this rank."""
+        if not self.source.rebuilds or self.source.shards_itself:
+            return 1, 0
+        return self._ranks or world()
+
+    def items_per_pass(self) -> int:
+        """Of this rank."""
+        return self.layout().items_per_pass(self.by_batches)
+
+    def depends_on(self) -> dict[str, Any]:
+        """What must be the same for a run to go on exactly: plain types."""
+        return {
+            "insertion_point": self.choice.point.value,
+            "layout": self.layout().state(),
+            "workers": self.source.num_workers,
+            "buffer_size": self.buffer_size,
+        }
+
+    # ------------------------------------------------------------------ running
+
+    def lookahead(self, largest_factor: float) -> int:
+        """Batches after the delivered one that may be planned already."""
+        return lookahead(self.source, self.by_batches, largest_factor)
+
+    def filling_batches(self) -> int:
+        """Batches by which the buffer is full."""
+        return self.buffer_size if self.by_batches else -(-self.buffer_size // self.layout().batch_size)
+
+    def start(self, **run: Any) -> Run:
+        """A `Run`, which takes the arguments that are left."""
+        return Run(
+            self.source,
+            self.choice,
+            self.layout(),
+            rank=self._shards()[1],
+            noise_rank=self.rank_of_process(),
+            buffer_size=self.buffer_size,
+            **run,
+        )
