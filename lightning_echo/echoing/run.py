@@ -107,24 +107,18 @@ class Run:
     ) -> None:
         by_batches = choice.point is InsertionPoint.after_batching
         shape = _shape(source, layout, buffer_size, seed, by_batches)
-        order = _order(source, layout, rank, seed, shape.distance, preserves=by_batches and not source.num_workers)
-        if by_batches and source.rebuilds and not source.own_batches:
-            order = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
+        order = _order(source, layout, rank, seed, shape.distance, by_batches)
         if state["order"] is not None:
             order.load(state["order"])
-        if state["plan"] is not None:
-            plan = EchoPlan.from_state(shape, state["plan"])
-        else:
-            plan = EchoPlan(shape, factor)
-            plan.position, plan.number = position
+        plan = _plan(shape, factor, state["plan"], position)
         self.exact = order.exact
-        key = mix(seed, _NOISE_SEED, noise_rank)
         whole = BatchRequests(plan, order) if by_batches else None
         self.requests = ExampleRequests(plan, order, whole_calls=reads_whole_batches(source, choice)) if whole is None else whole
         # What may draw from the global random states must not do so while the training draws from them too.
         in_thread = source.num_workers > 0 and source.rebuilds and order.exact
         batches: Iterator[Any] = iter(())
         if source.rebuilds:
+            key = mix(seed, _NOISE_SEED, noise_rank)
             batches = iter(source.rebuild(self.requests, choice.make_stages, key, worker_init_fn))
             if not in_thread:
                 batches = PreservingIterator(batches)
@@ -181,7 +175,22 @@ def _shape(source: Source, layout: Layout, buffer_size: int, seed: int, by_batch
     )
 
 
-def _order(source: Source, layout: Layout, rank: int, seed: int, distance: int, *, preserves: bool) -> Any:
+def _plan(shape: PlanShape, factor: float, state: dict[str, Any] | None, position: tuple[int, int]) -> EchoPlan:
+    if state is not None:
+        return EchoPlan.from_state(shape, state)
+    plan = EchoPlan(shape, factor)
+    plan.position, plan.number = position
+    return plan
+
+
+def _order(source: Source, layout: Layout, rank: int, seed: int, distance: int, by_batches: bool) -> Any:
+    order = _item_order(source, layout, rank, seed, distance, preserves=by_batches and not source.num_workers)
+    if by_batches and source.rebuilds and not source.own_batches:
+        return BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
+    return order
+
+
+def _item_order(source: Source, layout: Layout, rank: int, seed: int, distance: int, *, preserves: bool) -> Any:
     if not source.rebuilds:
         return OpaqueOrder(layout.length, layout.kept)
     dealt = (layout.length, layout.kept, layout.replicas, rank, distance)
