@@ -7,18 +7,17 @@ there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from lightning_echo.echoing.hashing import mix
+from lightning_echo.echoing.passes import PassOver
 from lightning_echo.echoing.protect import copy_example
-from lightning_echo.echoing.randomness import OwnRandomStates, seed_all
 from lightning_echo.echoing.requests import BatchRequests
 from lightning_echo.echoing.seconds import Report
 
-__all__ = ["BatchEcho", "PassReader", "RequestedReader", "count_examples"]
+__all__ = ["BatchEcho", "RequestedReader", "count_examples"]
 
 _NOTHING_RAN = (0.0, 0.0, 0.0)
 
@@ -43,7 +42,11 @@ class BatchEcho:
         step = self._requests.step()
         for position in step.forget:
             self._held.pop(position, None)
-        batch, seconds = self._read(step.position) if step.read else (self._held[step.position], _NOTHING_RAN)
+        try:
+            batch, seconds = self._read(step.position) if step.read else (self._held[step.position], _NOTHING_RAN)
+        except PassOver:  # what was to be its next batch is the first of the next pass
+            self._requests.put_back(step)
+            raise
         size = step.size if step.size >= 0 else count_examples(batch)
         if step.kept:
             self._held[step.position] = batch
@@ -69,50 +72,6 @@ class RequestedReader:
         """The next batch, which is the one at ``position``, and its seconds."""
         batch, report = next(self._batches)
         return batch, report[3:]
-
-
-class PassReader:
-    """Reads a plain iterable of batches, pass after pass; going back means iterating the pass again.
-
-    What it draws from the global random states is a function of seed and pass (equal on all ranks, as under
-    ``seed_everything``), so that the same pass read again is the same.
-
-    Args:
-        batches: Iterated anew for each pass; told the pass by ``set_epoch`` where it has that.
-        batches_per_pass: Its length.
-        seed: Seed of the passes.
-    """
-
-    def __init__(self, batches: Iterable[Any], batches_per_pass: int, seed: int = 0) -> None:
-        self._batches, self._length, self._seed = batches, batches_per_pass, seed
-        self._random_states = OwnRandomStates()
-        self._next = -1
-        self._iterator: Iterator[Any] = iter(())
-
-    def read(self, position: int) -> tuple[Any, tuple[float, float, float]]:
-        """The batch at a stream position. Positions in ascending order cost nothing more than iterating.
-
-        What the loader does in the background is not known, so that its seconds are not either.
-        """
-        with self._random_states:
-            return self._read(position), _NOTHING_RAN
-
-    def _read(self, position: int) -> Any:
-        number = position // self._length
-        first = number * self._length
-        if not first < self._next <= position:
-            self._next = first
-            seed_all(mix(self._seed, number))
-            if callable(set_epoch := getattr(self._batches, "set_epoch", None)):
-                set_epoch(number)
-            self._iterator = iter(self._batches)
-        for batch in self._iterator:
-            self._next += 1
-            if self._next > position:
-                return batch
-        raise RuntimeError(
-            f"the loader ended after {self._next - first} batches, but its length is {self._length}. Correct its __len__."
-        )
 
 
 def count_examples(batch: Any) -> int:

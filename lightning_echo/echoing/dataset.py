@@ -14,27 +14,25 @@ resumed run can rebuild any live example, and one per batch for what is redone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate
+from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.protect import copy_example
-from lightning_echo.echoing.randomness import seed_all
 from lightning_echo.echoing.seconds import Report
+from lightning_echo.echoing.seeding import BATCH, EXAMPLE, Seeding
 from lightning_echo.echoing.stages import Stages, unchanged
 
-__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Request"]
+__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Request", "copies_by_itself", "note"]
 
 _MISSING = object()
 _COPIED_TYPES = {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes}  # by default_collate
-_BATCH, _EXAMPLE = 1, 2  # what a seed is for
 
 
 class Request(NamedTuple):
@@ -83,9 +81,8 @@ class ExampleCache:
         """The examples of a batch, and its counts and seconds (none of collate)."""
         if self._stages is None:
             self._stages = self._make_stages(self.dataset)
-            collate_copies = self._collate_fn is default_collate and default_collate_fn_map.keys() <= _COPIED_TYPES
-            self._protect = not (collate_copies and self._stages.augment is unchanged)
-            self._seeders = list(_seeders(self.dataset))
+            self._protect = not (copies_by_itself(self._collate_fn) and self._stages.augment is unchanged)
+            self._seeding = Seeding(self.dataset, self._key)
         started, self._source_seconds = perf_counter(), 0.0
         for position in request.forget:
             self._held.pop(position, None)
@@ -99,7 +96,7 @@ class ExampleCache:
 
     def _read_through(self, stages: Stages, request: Request) -> list[Any]:
         """A batch of which nothing is used again: as the plain loader reads it, under one seed."""
-        self._seed(_BATCH, request.number)
+        self._seeding.seed(BATCH, request.number)
         if stages.load_many is not None:
             examples = self._load_many(stages.load_many, request.indices)
             if stages.augment is unchanged:
@@ -117,7 +114,7 @@ class ExampleCache:
                     seconds, started = seconds + loaded - started, perf_counter()
                 examples.append(example)
         except Exception as error:
-            _note(error, f"(reading example {request.indices[len(examples)]!r} of the data set)")
+            note(error, f"(reading example {request.indices[len(examples)]!r} of the data set)")
             raise
         self._source_seconds = seconds if augment else perf_counter() - started
         return examples
@@ -126,13 +123,13 @@ class ExampleCache:
         held, fresh, refetched = self._held, request.fresh, 0
         handed_out: list[Any] = [None] * len(request.indices)
         for first, indices, live in request.rebuild:
-            self._seed(_EXAMPLE, first)
+            self._seeding.seed(EXAMPLE, first)
             examples = self._load_many(stages.load_many, indices)
             held.update((position, examples[position - first]) for position in live)
             refetched += len(indices)
         read: list[Any] = []
         if stages.load_many is not None and fresh:
-            self._seed(_EXAMPLE, request.positions[0])
+            self._seeding.seed(EXAMPLE, request.positions[0])
             read = self._load_many(stages.load_many, request.indices[:fresh])
         for i in chain(range(fresh, len(handed_out)), range(fresh)):  # what is used up makes room for what is fresh
             position = request.positions[i]
@@ -150,18 +147,18 @@ class ExampleCache:
             else:
                 held.pop(position, None)
             handed_out[i] = example
-        self._seed(_BATCH, request.number)
+        self._seeding.seed(BATCH, request.number)
         if stages.augment is unchanged:
             return handed_out, refetched
         return self._augment(stages, request.indices, handed_out), refetched
 
     def _load(self, stages: Stages, position: int, index: Any) -> Any:
         started = perf_counter()
-        self._seed(_EXAMPLE, position)
+        self._seeding.seed(EXAMPLE, position)
         try:
             example = stages.load(index)
         except Exception as error:
-            _note(error, f"(reading example {index!r} of the data set)")
+            note(error, f"(reading example {index!r} of the data set)")
             raise
         self._source_seconds += perf_counter() - started
         return example
@@ -172,7 +169,7 @@ class ExampleCache:
         try:
             examples = load_many(indices)
         except Exception as error:
-            _note(error, f"(reading examples {indices!r} of the data set in one call)")
+            note(error, f"(reading examples {indices!r} of the data set in one call)")
             raise
         if len(examples) != len(indices):
             raise ValueError(f"__getitems__ of the data set returned {len(examples)} examples for {len(indices)} indices")
@@ -185,27 +182,25 @@ class ExampleCache:
             for index, example in zip(indices, examples, strict=True):
                 result.append(stages.augment(index, example))
         except Exception as error:
-            _note(error, f"(augmenting example {indices[len(result)]!r} of the data set)")
+            note(error, f"(augmenting example {indices[len(result)]!r} of the data set)")
             raise
         return result
 
-    def _seed(self, purpose: int, number: int) -> None:
-        seed = mix(self._key, purpose, number)
-        seed_all(seed)
-        for set_random_seed in self._seeders:
-            set_random_seed(seed & 0x7FFFFFFF)
-
 
 class EchoDataset:
-    """The data set of the inner ``DataLoader``. To everyone else it looks like the user's own."""
+    """The data set of the inner ``DataLoader``. To everyone else it looks like the user's own.
 
-    def __init__(self, cache: ExampleCache) -> None:
+    Args:
+        cache: Has the user's ``dataset``, and answers requests by ``fetch``.
+    """
+
+    def __init__(self, cache: Any) -> None:
         self.__dict__["_echo_cache"] = cache
 
-    def __getitems__(self, request: Request) -> tuple[list[Any], Report]:
-        cache: ExampleCache = self._echo_cache
+    def __getitems__(self, request: Any) -> tuple[Any, ...]:
+        fetch: Callable[[Any], tuple[Any, ...]] = self._echo_cache.fetch
         try:
-            return cache.fetch(request)
+            return fetch(request)
         except StopIteration as error:  # passed on, it would silently end the epoch
             raise RuntimeError("the data set raised StopIteration while an example was read") from error
 
@@ -228,34 +223,26 @@ class EchoDataset:
 
 
 class EchoCollate:
-    """The user's collate function; the counts and seconds of the batch travel beside what it returns."""
+    """The user's collate function; what is known of the batch travels beside it. Of no examples it makes no batch."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self._collate_fn = collate_fn
 
-    def __call__(self, fetched: tuple[list[Any], Report]) -> tuple[Any, Report]:
-        examples, (fresh, echoed, refetched, source, rest, _) = fetched
+    def __call__(self, fetched: tuple[Any, ...]) -> tuple[Any, ...]:
+        examples, (fresh, echoed, refetched, source, rest, _), *beside = fetched
+        if examples is None:
+            return None, fetched[1], *beside
         started = perf_counter()
         batch = self._collate_fn(examples)
-        return batch, (fresh, echoed, refetched, source, rest, perf_counter() - started)
+        return batch, (fresh, echoed, refetched, source, rest, perf_counter() - started), *beside
 
 
-def _seeders(dataset: Any) -> Iterable[Callable[[int], Any]]:
-    """``set_random_seed`` of transforms with generators of their own, wherever the chain of data sets holds them."""
-    if isinstance(dataset, Subset):
-        yield from _seeders(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            yield from _seeders(part)
-    else:
-        for value in getattr(dataset, "__dict__", {}).values():
-            if callable(set_random_seed := getattr(value, "set_random_seed", None)):
-                yield set_random_seed
-            elif isinstance(value, Subset | ConcatDataset):
-                yield from _seeders(value)
+def copies_by_itself(collate_fn: Any) -> bool:
+    """Whether a collate function is known to copy what it is given, so that nothing has to be protected from its caller."""
+    return collate_fn is default_collate and default_collate_fn_map.keys() <= _COPIED_TYPES
 
 
-def _note(error: Exception, note: str) -> None:
+def note(error: Exception, note: str) -> None:
     """Says which example an exception is about; its type and message stay."""
     if hasattr(error, "add_note"):
         error.add_note(note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ class Progress:
 
     Attributes:
         epoch: Number of the epoch under way, from 0.
-        epoch_batches: Its length.
+        epoch_batches: Its length; -1 while it is under way and ends with a pass whose length is not known.
         in_epoch: Its batches that were delivered.
         delivered: Batches delivered in the whole run.
     """
@@ -33,7 +34,7 @@ class Progress:
     @property
     def over(self) -> bool:
         """Whether all batches of the epoch under way were delivered."""
-        return self.in_epoch >= self.epoch_batches
+        return 0 <= self.epoch_batches <= self.in_epoch
 
     def begin(self, length: int) -> None:
         """Begins the next epoch, or goes on with the one that was resumed."""
@@ -41,6 +42,10 @@ class Progress:
             self.epoch += bool(self.epoch_batches)
             self.in_epoch, self.epoch_batches = 0, length
         self.resuming, self.kept_length = False, None
+
+    def end(self) -> None:
+        """The pass has ended, and the epoch with it."""
+        self.epoch_batches = self.in_epoch
 
     def count(self) -> None:
         """One more batch was delivered."""
@@ -55,9 +60,11 @@ class Progress:
     def from_state(cls, state: dict[str, Any], limit: int | float | None) -> Progress:
         """Goes on where a state was taken; with ``limit`` (``Trainer(limit_train_batches)``) an epoch ends sooner."""
         progress = cls(*(state[name] for name in ("epoch", "epoch_batches", "in_epoch", "delivered")))
-        end = progress.epoch_batches
-        if limit is not None:
+        end: float = progress.epoch_batches if progress.epoch_batches >= 0 else math.inf
+        if limit is not None and end < math.inf:
             end = int(end * limit) if isinstance(limit, float) else min(limit, end)
+        elif isinstance(limit, int):
+            end = limit
         progress.resuming = progress.in_epoch < end
         return progress
 

@@ -45,12 +45,22 @@ class RunFactor:
         return self.value if number >= self.since else self._before
 
     def state(self) -> dict[str, float]:
-        """What a state of the loader says of it; which batches it counts for is in the plan's part."""
-        return {"factor": self.value, "constructed_factor": self.constructed, "largest_factor": self.largest}
+        """What a state of the loader says of it."""
+        return {
+            "factor": self.value,
+            "constructed_factor": self.constructed,
+            "largest_factor": self.largest,
+            "factor_before": self._before,
+            "factor_since": self.since,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a state of the loader."""
         plan = state["plan"]
         self.value, self.largest = state["factor"], state["largest_factor"]
-        self.since = max((number for number, _ in plan["pending"]), default=0) if plan else 0
-        self._before = plan["factor"] if plan else self.value
+        if plan is not None:
+            self.since, self._before = max((number for number, _ in plan["pending"]), default=0), plan["factor"]
+        elif state.get("stream") is not None:
+            self.since, self._before = state["factor_since"], state["factor_before"]
+        else:
+            self.since, self._before = 0, self.value

@@ -3,6 +3,7 @@
 The batches form one endless stream, laid down by the plan. An epoch is a stretch of it: ``iter()`` begins the next one (unless a
 state was loaded: then it goes on), and where an epoch is cut short, the next one goes on there. Workers and their queues
 therefore live on from epoch to epoch. ``iter()`` by itself does nothing: Lightning calls it more often than it iterates.
+Where passes have no known length, an epoch ends with a pass.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_echo.echoing import options
 from lightning_echo.echoing.counts import EchoCounts
@@ -21,14 +22,24 @@ from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.pipeline import Pipeline
 from lightning_echo.echoing.prefetch import clear_frames
 from lightning_echo.echoing.ranks import default_seed
+from lightning_echo.echoing.resuming import adapt_state
 from lightning_echo.echoing.run import Layout, Run
 from lightning_echo.echoing.seconds import StageSeconds
 from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
+from lightning_echo.echoing.stream_run import StreamRun
 
 __all__ = ["EchoLoader"]
 
 _log = logging.getLogger("lightning_echo")
+
+
+class _Fetched(NamedTuple):
+    """What had been delivered when a batch was."""
+
+    counts: EchoCounts
+    last: EchoCounts
+    progress: dict[str, int]
 
 
 class EchoLoader:
@@ -38,14 +49,15 @@ class EchoLoader:
     ``for batch in loader`` is one epoch.
 
     Args:
-        loader: A ``DataLoader`` over a map-style data set, or (for ``after_batching``) any sized iterable of batches.
+        loader: A ``DataLoader``, or (for ``after_batching``) any iterable of batches. Streams are not dealt out to ranks here.
         factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader.
         insertion_point: Where the echo stage stands, see `InsertionPoint`; ``"auto"`` takes the earliest possible one.
         buffer_size: Most live examples per rank that echoes are drawn from (batches for ``after_batching``). Default: two
             batches per worker (four batches for ``after_batching``), less if memory is short. Where it hardly holds a
             batch, single examples get a use more or less than the factor.
         epoch_length: ``"fixed"``: an epoch has as many steps as without echoing. ``"full_pass"``: ``round(factor * steps)``,
-            so that it delivers as many fresh examples as one pass over the data holds.
+            so that it delivers as many fresh examples as one pass over the data holds; over a stream it ends where the stream
+            does, and so does every epoch of a loader without a length.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
         num_replicas: Number of ranks, as in ``DistributedSampler``; default: ask ``torch.distributed``. 1 (and ``rank=0``)
             switches sharding off.
@@ -53,6 +65,8 @@ class EchoLoader:
 
     Attributes:
         limit_train_batches: As in ``Trainer``, None if unknown. It tells a resumed run whether an epoch was at its end.
+        fetches_ahead: Whether who iterates asks for a batch before the one in use is done with, as Lightning does where there is
+            no length: then counts and state are those of the batch in use.
         factor_owner: Name of what must hear of a new factor where that changes the length of epochs; empty: nobody.
 
     Raises:
@@ -76,6 +90,8 @@ class EchoLoader:
     _counts: EchoCounts
     _last_counts: EchoCounts
     _seconds: StageSeconds
+    _before: _Fetched | None  # what had been fetched before the last batch, where that one is fetched ahead
+    _passes_over: int
 
     def __init__(
         self,
@@ -98,10 +114,13 @@ class EchoLoader:
         ranks = options.check_ranks(num_replicas, rank)
         self._seed = options.check_seed(seed)
         self._setting = Setting(loader, point, buffer_size, self.factor, ranks)
+        if self._setting.source.length is None:
+            self.epoch_length = "full_pass"
         if self._setting.warning:
             self._warn(self._setting.warning)
         self.worker_init_fn = getattr(loader, "worker_init_fn", None)  # Lightning sets its own here where there is none
         self.limit_train_batches: int | float | None = None
+        self.fetches_ahead = False
         self.factor_owner = ""
         self._said = False
         self._reset()
@@ -135,7 +154,7 @@ class EchoLoader:
 
     @factor.setter
     def factor(self, value: float) -> None:
-        if self.factor_owner and self.epoch_length == "full_pass":
+        if self.factor_owner and self.epoch_length == "full_pass" and self.has_length:
             raise AttributeError(
                 "factor cannot be set here: with epoch_length='full_pass' it changes the length of epochs, which the Trainer must"
                 f" hear of. Set that of the {self.factor_owner} instead"
@@ -159,9 +178,10 @@ class EchoLoader:
         if value == self.factor:
             return
         largest = max(self._factor.largest, value)
-        number = self.delivered + self._setting.lookahead(largest)
+        fetched = self._progress.delivered
+        number = fetched + self._setting.lookahead(largest)
         self._pipeline.change_factor(number, value)
-        self._factor.change(value, number, self.delivered)
+        self._factor.change(value, number, fetched)
 
     @property
     def factor_in_force(self) -> float:
@@ -181,17 +201,17 @@ class EchoLoader:
     @property
     def delivered(self) -> int:
         """Batches delivered on this rank so far: the number of the next one."""
-        return self._progress.delivered
+        return self._progress.delivered if self._in_use is None else self._in_use.progress["delivered"]
 
     @property
     def counts(self) -> EchoCounts:
         """Examples delivered on this rank so far."""
-        return self._counts
+        return self._counts if self._in_use is None else self._in_use.counts
 
     @property
     def last_batch_counts(self) -> EchoCounts:
         """The same for the batch delivered last."""
-        return self._last_counts
+        return self._last_counts if self._in_use is None else self._in_use.last
 
     @property
     def seconds(self) -> StageSeconds:
@@ -203,8 +223,19 @@ class EchoLoader:
         """Worker processes of the loader."""
         return self._setting.source.num_workers
 
+    @property
+    def has_length(self) -> bool:
+        """Whether epochs have a known length; else they end where passes do."""
+        return self._setting.source.length is not None and not (self._setting.by_streams and self.epoch_length == "full_pass")
+
     def __len__(self) -> int:
-        """Batches in the next epoch on this rank."""
+        """Batches in the next epoch on this rank.
+
+        Raises:
+            TypeError: It is not known, see `has_length`.
+        """
+        if not self.has_length:
+            raise TypeError("this EchoLoader has no length: an epoch ends where a pass of its loader ends")
         kept = self._progress.kept_length
         return self._own_length() if kept is None else kept
 
@@ -217,15 +248,20 @@ class EchoLoader:
 
     @property
     def pass_batches(self) -> int:
-        """Batches that one pass over the data has on this rank: the length of the plain loader."""
+        """Batches that one pass over the data has on this rank: the length of the plain loader; 0 if it has none."""
         return self._setting.layout().batches_per_pass
 
     @property
     def passes(self) -> float:
-        """Passes over the data so far, from the fresh examples delivered."""
+        """Passes over the data so far, from the fresh examples delivered; those that are over where none has a known length."""
+        items = self._setting.items_per_pass()
+        if not items:
+            return float(self._passes_over)
+        if self._setting.by_streams:
+            return self.counts.fresh / items
         plan = self._pipeline.state()["plan"]
         taken = self._pipeline.begin_at[0] if plan is None else plan["position"]
-        return float(taken / self._setting.items_per_pass())
+        return float(taken / items)
 
     # ------------------------------------------------------------------ iterating
 
@@ -236,18 +272,29 @@ class EchoLoader:
 
     def _begin_epoch(self, epoch: Epoch) -> None:
         self._iterations.check_alone(epoch)
-        self._progress.begin(len(self))
+        self._progress.begin(len(self) if self.has_length else -1)
 
     def _next_batch(self) -> Any:
         run = self._pipeline.run or self._start()
+        if self.fetches_ahead:
+            self._before = self._fetched()
         try:
-            batch, report = run.next_batch()
+            item = run.next_batch()
+            while item is None:
+                self._passes_over += 1
+                if not self.has_length:
+                    break
+                item = run.next_batch()
         except BaseException as error:
             try:
                 clear_frames(error)
             finally:
                 self.close()
             raise
+        if item is None:
+            self._progress.end()
+            raise StopIteration
+        batch, report = item
         self._last_counts = EchoCounts(*report[:3])
         self._counts += self._last_counts
         self._seconds.add(report)
@@ -264,6 +311,9 @@ class EchoLoader:
         Where both cut the data alike it goes on at the same batch, else with the next pass.
         """
         state = before.state_dict()
+        if not self.has_length or not before.has_length or self._setting.by_streams:
+            self._follow_with_next_pass(before)
+            return
         if before._setting.layout() == self._setting.layout() and before.insertion_point is self.insertion_point:
             self._factor.constructed = before._factor.constructed
             self.load_state_dict(state)
@@ -277,6 +327,13 @@ class EchoLoader:
             number = 1 + taken // layout.items_per_pass(by_batches)
             batches = self._progress.delivered = number * self.pass_batches
             self._pipeline.begin_at = (number * self._setting.items_per_pass(), batches)
+
+    def _follow_with_next_pass(self, before: EchoLoader) -> None:
+        """Of another stream no place is known: its first pass is the next one of the run."""
+        self._seed, self._counts, self._passes_over = before.seed, before.counts, before._passes_over
+        self._factor.restart(before.factor)
+        self._progress.delivered = before.delivered
+        self._pipeline.begin_at = (0, before.delivered)
 
     @property
     def keeps_length(self) -> bool:
@@ -301,23 +358,26 @@ class EchoLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state at the batch delivered last: plain types, the same on all ranks, positions but never examples."""
+        in_use = self._in_use or self._fetched()
         return {
             "version": STATE_VERSION,
             **self._setting.depends_on(),
             **self._pipeline.saved_for,  # a state that was loaded and not started from is still that of its own run
             "seed": self._seed,
             **self._factor.state(),
-            **self._progress.state(),
+            **in_use.progress,
             "begin_at": list(self._pipeline.begin_at),
-            "counts": [self._counts.fresh, self._counts.echoed, self._counts.refetched],
-            **self._pipeline.state(),
+            "passes_over": self._passes_over,
+            "counts": [in_use.counts.fresh, in_use.counts.echoed, in_use.counts.refetched],
+            **self._pipeline.state(before=int(in_use is self._before)),  # of what is in use
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a state was taken, also on a loader that is running.
 
         Raises:
-            EchoStateError: The state is none of an `EchoLoader`, of a later version, or of another data set.
+            EchoStateError: The state is none of an `EchoLoader`, of a later version, of another data set, or of the middle of a
+                pass where the loader cannot go on.
         """
         check_state(state)
         if state["layout"]["length"] != (length := self._setting.layout().length) and state["delivered"]:
@@ -326,7 +386,9 @@ class EchoLoader:
                 "sampler or kind of insertion point is another one. Resume with the same one, or start anew without the "
                 "loader's state"
             )
+        state = adapt_state(state, self._setting)
         self._pipeline.load(state)
+        self._before, self._passes_over = None, state.get("passes_over", 0)
         if state["constructed_factor"] != self._factor.constructed:
             self._warn(
                 f"factor={self._factor.constructed:g} is not used: the state goes on with factor {state['factor']:g}. "
@@ -346,9 +408,19 @@ class EchoLoader:
         self._iterations, self._progress = Iterations(), Progress()
         self._counts = self._last_counts = EchoCounts()
         self._seconds = StageSeconds()
+        self._before = None
+        self._passes_over = 0
         self._factor.restart()
 
-    def _start(self) -> Run:
+    def _fetched(self) -> _Fetched:
+        return _Fetched(self._counts, self._last_counts, self._progress.state())
+
+    @property
+    def _in_use(self) -> _Fetched | None:
+        """What had been fetched when the batch in use was; None: nothing has been fetched since."""
+        return None if self._before is None or self._progress.over else self._before
+
+    def _start(self) -> Run | StreamRun:
         if self._seed is None:
             self._seed = default_seed(self.loader)
         resumed = self._pipeline.state()["plan"] is not None
@@ -365,13 +437,15 @@ class EchoLoader:
         if self._setting.rank_of_process() == 0 and not self._said:
             self._said = True
             reason = self._setting.choice.reason
-            _log.info("%s%s", repr(self), f" (auto: {reason})" if reason else "")
+            _log.info("%s%s%s", repr(self), f" (auto: {reason})" if reason else "", self._setting.remark(self.has_length))
         return self._pipeline.start(run)
 
     def _where_to_go_on(self) -> tuple[dict[str, Any], tuple[int, int]]:
         """State to start from, and stream position and batch number where it has no plan."""
         pipeline = self._pipeline
         state, position = pipeline.state(), pipeline.begin_at
+        if self._setting.by_streams:
+            return state, (0, self._progress.delivered)
         if state["plan"] is None or not (changed := differences(pipeline.saved_for, self._setting.depends_on())):
             return state, position
         position = where_to_go_on(state["plan"], pipeline.saved_for, self._setting.layout(), self._setting.by_batches)

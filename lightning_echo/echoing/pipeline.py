@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 from lightning_echo.echoing.run import Run
+from lightning_echo.echoing.stream_run import StreamRun
 
 __all__ = ["Pipeline"]
 
@@ -25,15 +26,15 @@ class Pipeline:
         self.begin_at = (0, 0)
         self.saved_for: dict[str, Any] = {}
         self._at_rest: dict[str, Any] = {"plan": None, "order": None}
-        self._holder: list[Run] = []  # apart, so that it can outlive self to be closed
+        self._holder: list[Run | StreamRun] = []  # apart, so that it can outlive self to be closed
         self._finalizer = weakref.finalize(self, _close_all, self._holder)
 
     @property
-    def run(self) -> Run | None:
+    def run(self) -> Run | StreamRun | None:
         """The started run."""
         return self._holder[0] if self._holder else None
 
-    def start(self, run: Run) -> Run:
+    def start(self, run: Run | StreamRun) -> Run | StreamRun:
         """From now on the run is asked."""
         self._holder.append(run)
         self._at_rest, self.saved_for = {"plan": None, "order": None}, {}
@@ -45,23 +46,23 @@ class Pipeline:
             self._at_rest = self.state()
             _close_all(self._holder)
 
-    def state(self) -> dict[str, Any]:
-        """States of plan and order at the batch delivered last, None each before the first start."""
-        return self._holder[0].requests.state() if self._holder else self._at_rest
+    def state(self, before: int = 0) -> dict[str, Any]:
+        """States of plan and order (or stream) at the batch delivered last, or one before it. None before the first start."""
+        return self._holder[0].state(before) if self._holder else self._at_rest
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a state of the loader, which holds that of `state`."""
         _close_all(self._holder)
-        self._at_rest = {"plan": state["plan"], "order": state["order"]}
+        self._at_rest = {name: state[name] for name in ("plan", "order", "stream") if name in state}
         self.begin_at = (state["begin_at"][0], state["begin_at"][1])
         self.saved_for = {name: state[name] for name in ("insertion_point", "layout", "workers", "buffer_size")}
 
     def change_factor(self, number: int, factor: float) -> None:
         """Lets a factor count from batch ``number`` on; nothing to do before the first start."""
         if self._holder:
-            self._holder[0].requests.change_factor(number, factor)
-        elif self._at_rest["plan"] is not None:
-            pending = self._at_rest["plan"]["pending"]
+            self._holder[0].change_factor(number, factor)
+        elif (planned := self._at_rest["plan"] or self._at_rest.get("stream")) is not None:
+            pending = planned["pending"]
             pending[:] = [change for change in pending if change[0] < number] + [[number, factor]]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -73,6 +74,6 @@ class Pipeline:
         self.__dict__.update(state)
 
 
-def _close_all(holder: list[Run]) -> None:
+def _close_all(holder: list[Run | StreamRun]) -> None:
     while holder:
         holder.pop().close()

@@ -120,17 +120,22 @@ class EchoPlan:
             raise ValueError(f"batch {number} is planned already, the next one is {self.number}")
         self.pending = [change for change in self.pending if change[0] < number] + [(number, factor)]
 
-    def next_batch(self) -> PlannedBatch:
-        """Plans the next batch."""
-        while self.pending and self.pending[0][0] <= self.number:
-            self._set_factor(self.pending.pop(0)[1])
-        number, size = self.number, self.shape.size_of(self.number)
-        buffer = self._buffers[number % len(self._buffers)]
+    def wanted_fresh(self) -> int:
+        """Fresh items that the next batch would have: asked first where the source may end."""
+        self._apply_changes()
+        return self._next_size()[2]
+
+    def next_batch(self, missing: int = 0) -> PlannedBatch:
+        """Plans the next batch.
+
+        Args:
+            missing: Fresh items of it that the source no longer has; the batch is smaller by so many.
+        """
+        self._apply_changes()
+        buffer, size, fresh = self._next_size()
+        size, fresh = size - missing, fresh - missing
         if self._ratio.most_uses == 1:  # no echoing: nothing lives on, and nothing has to be worked out
             return self._emit(buffer, size, range(self.position, self.position + size), bytes(size))
-        fresh = self._fresh_count(buffer, size)
-        while buffer.drop_until(self.position + fresh - 1 - self.shape.max_age):
-            fresh = self._fresh_count(buffer, size)
         births = self._births(buffer, size, fresh)
         echoes = self._draw(buffer, size - fresh, len(births))
         self._settle(buffer, births, echoes)
@@ -141,6 +146,21 @@ class EchoPlan:
         positions = [*range(self.position, self.position + fresh), *[item.position for item in echoes]]
         kept = bytes([item.left > 0 for item in chain(births, echoes)])
         return self._emit(buffer, fresh, positions, kept)
+
+    def _apply_changes(self) -> None:
+        while self.pending and self.pending[0][0] <= self.number:
+            self._set_factor(self.pending.pop(0)[1])
+
+    def _next_size(self) -> tuple[Buffer, int, int]:
+        """The next batch's buffer, its size, and how many fresh items it has. Lets go of what is too old by then."""
+        size = self.shape.size_of(self.number)
+        buffer = self._buffers[self.number % len(self._buffers)]
+        if self._ratio.most_uses == 1:
+            return buffer, size, size
+        fresh = self._fresh_count(buffer, size)
+        while buffer.drop_until(self.position + fresh - 1 - self.shape.max_age):
+            fresh = self._fresh_count(buffer, size)
+        return buffer, size, fresh
 
     def _emit(self, buffer: Buffer, fresh: int, positions: Sequence[int], kept: bytes) -> PlannedBatch:
         forget, buffer.forget = tuple(buffer.forget), []

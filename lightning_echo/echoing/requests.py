@@ -17,10 +17,11 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 from lightning_echo.echoing.dataset import Request
-from lightning_echo.echoing.order import Order, SequentialOrder
+from lightning_echo.echoing.order import Order
+from lightning_echo.echoing.passes import PassReader
 from lightning_echo.echoing.plan import EchoPlan, PlannedBatch
 
-__all__ = ["BatchRequests", "BatchedOrder", "ExampleRequests", "OpaqueOrder", "Step"]
+__all__ = ["BatchRequests", "BatchedOrder", "ExampleRequests", "Step"]
 
 _SNAPSHOT_BATCHES = 64
 
@@ -72,18 +73,10 @@ class BatchedOrder:
         return number * self._order.kept + offset * self._sizes[0]
 
 
-class OpaqueOrder(SequentialOrder):
-    """The order of batches of which nothing is known but their number."""
-
-    def take(self, count: int) -> list[Any]:
-        self.position += count
-        return [None] * count
-
-
 class _Planner:
     """What both kinds of requests share: plan and order in step, snapshots, and the lock that the two threads need."""
 
-    def __init__(self, plan: EchoPlan, order: Order | BatchedOrder) -> None:
+    def __init__(self, plan: EchoPlan, order: Order | BatchedOrder | PassReader) -> None:
         self.plan, self.order = plan, order
         self.delivered = plan.number  # batches handed to the training loop, set by the loader
         self._lock = threading.RLock()
@@ -104,12 +97,13 @@ class _Planner:
                 if snapshot["number"] <= number:
                     snapshot["pending"].append([number, factor])
 
-    def state(self) -> dict[str, Any]:
-        """Plan and order at the last delivered batch: plain types, the same on all ranks."""
+    def state(self, before: int = 0) -> dict[str, Any]:
+        """Plan and order at the last delivered batch, or up to one ``before`` it: plain types, the same on all ranks."""
+        delivered = self.delivered - before
         with self._lock:
-            snapshot = next(state for state in reversed(self._snapshots) if state["number"] <= self.delivered)
+            snapshot = next(state for state in reversed(self._snapshots) if state["number"] <= delivered)
             plan = EchoPlan.from_state(self.plan.shape, snapshot)
-            while plan.number < self.delivered:
+            while plan.number < delivered:
                 plan.next_batch()
             return {"plan": plan.state(), "order": self.order.state(_oldest_call(plan))}
 
@@ -137,7 +131,7 @@ class _Planner:
         snapshots = self._snapshots
         if snapshots[-1]["number"] != self.plan.number:
             snapshots.append(self.plan.state())
-        while len(snapshots) > 1 and snapshots[1]["number"] <= self.delivered:
+        while len(snapshots) > 1 and snapshots[1]["number"] < self.delivered:  # `state` may be asked for one batch before
             snapshots.popleft()
         self.order.prune(_oldest_call(EchoPlan.from_state(self.plan.shape, snapshots[0])))
 
@@ -213,11 +207,12 @@ class BatchRequests(_Planner):
 
     Args:
         plan: The plan over batches, at the batch to begin with.
-        order: Yields the indices of each batch.
+        order: Yields the indices of each batch, where they are known.
     """
 
-    def __init__(self, plan: EchoPlan, order: Order | BatchedOrder) -> None:
+    def __init__(self, plan: EchoPlan, order: Order | BatchedOrder | PassReader) -> None:
         super().__init__(plan, order)
+        self.missing = list(self._calls)  # live, but held nowhere
         self._items = {position: self._items[position] for position in self._calls}
         self._steps: deque[Step] = deque()
         self._reads: deque[Request] = deque()
@@ -237,6 +232,11 @@ class BatchRequests(_Planner):
             if not self._steps:
                 self._plan_step()
             return self._steps.popleft()
+
+    def put_back(self, step: Step) -> None:
+        """Takes a step back that could not be carried out yet."""
+        with self._lock:
+            self._steps.appendleft(step)
 
     def _plan_step(self) -> None:
         batch, items = self._next_batch()

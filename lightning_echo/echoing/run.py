@@ -11,20 +11,21 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightning_echo.echoing.batches import BatchEcho, PassReader, RequestedReader
+from lightning_echo.echoing.batches import BatchEcho, RequestedReader
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.order import SequentialOrder, ShuffledOrder
+from lightning_echo.echoing.passes import PassOver, PassReader
 from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.prefetch import DEPTH, Prefetcher
 from lightning_echo.echoing.randomness import PreservingIterator
-from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, ExampleRequests, OpaqueOrder
+from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, ExampleRequests
 from lightning_echo.echoing.sampler_order import SamplerOrder
 from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.source import Choice, Source, reads_whole_batches
 
-__all__ = ["Layout", "Run", "layout_of", "lookahead"]
+__all__ = ["Layout", "Run", "layout_of", "lookahead", "rank_key"]
 
 _ORDER_SEED, _NOISE_SEED, _PASS_SEED = 11, 12, 13
 
@@ -38,7 +39,7 @@ class Layout:
         replicas: Ranks that it is dealt out to.
         batch_size: Items in a full batch on a rank.
         last_batch_size: Items in the last batch of a pass.
-        batches_per_pass: Batches of a pass on a rank: the length of the plain loader there.
+        batches_per_pass: Batches of a pass on a rank: the length of the plain loader there; 0 where it has none.
     """
 
     length: int
@@ -62,8 +63,11 @@ class Layout:
 
 def layout_of(source: Source, replicas: int) -> Layout:
     """Cuts and deals a pass as ``DataLoader`` and ``DistributedSampler`` do."""
+    if source.streams:  # it ends where it ends; only its loader's length is known, if any
+        size = source.loader.batch_size
+        return Layout(source.length or 0, 1, size, size, source.length or 0)
     if not source.rebuilds or source.own_batches:
-        length = len(source.sampler) if source.rebuilds else len(source.loader)
+        length = len(source.sampler) if source.rebuilds else source.length or 0
         return Layout(length, replicas, 1, 1, -(-length // replicas))
     length, size = len(source.sampler), source.loader.batch_size
     here = -(-length // replicas)
@@ -75,6 +79,9 @@ def layout_of(source: Source, replicas: int) -> Layout:
 
 class Run:
     """Hands out batch after batch, each with its counts of examples and the seconds that it took.
+
+    Attributes:
+        exact: Whether a resumed run finds the same order again.
 
     Args:
         source: The user's loader.
@@ -113,28 +120,41 @@ class Run:
         plan = _plan(shape, factor, state["plan"], position)
         self.exact = order.exact
         whole = BatchRequests(plan, order) if by_batches else None
-        self.requests = ExampleRequests(plan, order, whole_calls=reads_whole_batches(source, choice)) if whole is None else whole
+        self._requests = ExampleRequests(plan, order, whole_calls=reads_whole_batches(source, choice)) if whole is None else whole
         # What may draw from the global random states must not do so while the training draws from them too.
         in_thread = source.num_workers > 0 and source.rebuilds and order.exact
         batches: Iterator[Any] = iter(())
         if source.rebuilds:
-            key = mix(seed, _NOISE_SEED, noise_rank)
-            batches = iter(source.rebuild(self.requests, choice.make_stages, key, worker_init_fn))
+            key = rank_key(seed, noise_rank)
+            batches = iter(source.rebuild(self._requests, choice.make_stages, key, worker_init_fn))
             if not in_thread:
                 batches = PreservingIterator(batches)
             read = RequestedReader(batches).read
         else:
-            read = PassReader(source.loader, layout.batches_per_pass, mix(seed, _PASS_SEED)).read
+            assert whole is not None
+            order.expect(whole.missing)
+            read = order.read
         if whole is not None:
             batches = BatchEcho(whole, read)
         self._batches: Iterator[Any] | None = Prefetcher(batches) if in_thread else batches
 
-    def next_batch(self) -> tuple[Any, Report]:
-        """The next batch, its counts and seconds."""
+    def next_batch(self) -> tuple[Any, Report] | None:
+        """The next batch, its counts and seconds; None: a pass has ended that has no known length."""
         assert self._batches is not None
-        item: tuple[Any, Report] = next(self._batches)
-        self.requests.delivered += 1
+        try:
+            item: tuple[Any, Report] = next(self._batches)
+        except PassOver:
+            return None
+        self._requests.delivered += 1
         return item
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Lets a factor count from batch ``number`` on."""
+        self._requests.change_factor(number, factor)
+
+    def state(self, before: int = 0) -> dict[str, Any]:
+        """What a run goes on from after the batch delivered last, or up to one ``before`` it."""
+        return self._requests.state(before)
 
     def close(self) -> None:
         """Lets go of workers and thread."""
@@ -143,8 +163,17 @@ class Run:
             batches.close()
 
 
+def rank_key(seed: int, noise_rank: int) -> int:
+    """Seed of a rank's random numbers in the workers."""
+    return mix(seed, _NOISE_SEED, noise_rank)
+
+
 def lookahead(source: Source, by_batches: bool, largest_factor: float) -> int:
     """Batches after the delivered one that may be planned already, however fast the workers are."""
+    if (
+        by_batches and not source.rebuilds
+    ):  # read when it is asked for; only a batch that was to come when a pass ended is planned
+        return int(source.length is None)
     if not source.num_workers:
         return 0
     if not by_batches:
@@ -159,7 +188,7 @@ def _shape(source: Source, layout: Layout, buffer_size: int, seed: int, by_batch
         return PlanShape(
             batch_size=1,
             last_batch_size=1,
-            batches_per_pass=layout.batches_per_pass,
+            batches_per_pass=max(layout.batches_per_pass, 1),  # 0: unknown, and of no matter here
             workers=1,
             buffer_size=buffer_size,
             seed=seed,
@@ -192,7 +221,7 @@ def _order(source: Source, layout: Layout, rank: int, seed: int, distance: int, 
 
 def _item_order(source: Source, layout: Layout, rank: int, seed: int, distance: int, *, preserves: bool) -> Any:
     if not source.rebuilds:
-        return OpaqueOrder(layout.length, layout.kept)
+        return PassReader(source.loader, layout.batches_per_pass or None, mix(seed, _PASS_SEED))
     dealt = (layout.length, layout.kept, layout.replicas, rank, distance)
     if source.is_sequential:
         return SequentialOrder(*dealt)

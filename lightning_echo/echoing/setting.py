@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.passes import is_stateful
 from lightning_echo.echoing.ranks import world
-from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead
+from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead, rank_key
+from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.sizing import BufferSizing
 from lightning_echo.echoing.source import Source, choose
+from lightning_echo.echoing.stream_run import StreamRun
 
 __all__ = ["Setting"]
 
@@ -56,6 +59,22 @@ class Setting:
         """Whether batches are the items that are echoed."""
         return self.choice.point is InsertionPoint.after_batching
 
+    @property
+    def by_streams(self) -> bool:
+        """Whether the workers plan for themselves what they make of a stream."""
+        return self.source.streams and not self.by_batches
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run can be gone on with in the middle of a pass.
+
+        By index, by the loader's or the stream's own state, or by reading a pass of known length again.
+        """
+        source = self.source
+        if self.by_streams:
+            return is_stateful(source.loader.dataset)
+        return source.rebuilds or is_stateful(source.loader) or not (source.length is None or source.reads_stream)
+
     def check_factor(self, factor: float) -> None:
         """Refuses a factor that needs a larger buffer.
 
@@ -72,6 +91,17 @@ class Setting:
             f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
             f"{self.buffer_size:,} live {what}{memory}; {self.source.num_workers} workers"
         )
+
+    def remark(self, has_length: bool) -> str:
+        """What else is worth saying once."""
+        remarks = []
+        if not has_length:
+            remarks.append(
+                "an epoch ends where the loader's pass ends" if self.by_batches else "an epoch ends where the stream ends"
+            )
+        if self.by_batches and not self.source.rebuilds:
+            remarks.append("examples are counted by the leading dimension of a batch's first tensor")
+        return "".join(f"; {remark}" for remark in remarks)
 
     # ------------------------------------------------------------------ ranks, and what a pass is on this one
 
@@ -112,14 +142,45 @@ class Setting:
         """Batches by which the buffer is full."""
         return self.buffer_size if self.by_batches else -(-self.buffer_size // self.layout().batch_size)
 
-    def start(self, **run: Any) -> Run:
-        """A `Run`, which takes the arguments that are left."""
+    def start(
+        self, *, factor: float, seed: int, state: dict[str, Any], position: tuple[int, int], worker_init_fn: Any
+    ) -> Run | StreamRun:
+        """A started run, see `Run`."""
+        noise_rank = self.rank_of_process()
+        if self.by_streams:
+            key, stream = rank_key(seed, noise_rank), state.get("stream")
+            return StreamRun(
+                self.source,
+                self._shape_of_worker(seed),
+                key,
+                factor,
+                stream,
+                delivered=position[1],
+                worker_init_fn=worker_init_fn,
+            )
         return Run(
             self.source,
             self.choice,
             self.layout(),
             rank=self._shards()[1],
-            noise_rank=self.rank_of_process(),
+            noise_rank=noise_rank,
             buffer_size=self.buffer_size,
-            **run,
+            factor=factor,
+            seed=seed,
+            state=state,
+            position=position,
+            worker_init_fn=worker_init_fn,
+        )
+
+    def _shape_of_worker(self, seed: int) -> PlanShape:
+        """Sizes of the plan of one worker over its part of a stream, of which nothing is known beforehand."""
+        size = self.source.loader.batch_size
+        return PlanShape(
+            batch_size=size,
+            last_batch_size=size,
+            batches_per_pass=1,
+            workers=1,
+            buffer_size=self.buffer_size // max(self.source.num_workers, 1),
+            seed=seed,
+            distinct=False,
         )

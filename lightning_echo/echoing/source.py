@@ -1,7 +1,8 @@
 """The user's loader, looked at once: what kind it is, where it can be echoed, and how it is rebuilt around a plan.
 
-A plain ``DataLoader`` over a map-style data set is rebuilt: same data set, same workers, same options, but the batch sampler is
-the plan's. Anything else that yields batches is iterated as it is, pass after pass, and only its batches are echoed.
+A plain ``DataLoader`` is rebuilt: same data set, same workers, same options, but the batch sampler is the plan's; over a stream,
+which has no index, the plan runs in the workers. Anything else that yields batches is iterated as it is, pass after pass, and
+only its batches are echoed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from torch.utils.data import (
 from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCache
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.proof import read_plainly
+from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.splits import Split, SplitRefused, find_split, make_stages
 from lightning_echo.echoing.stages import Stages, WholeDataset
+from lightning_echo.echoing.streams import StreamEcho
 from lightning_echo.echoing.weight import nbytes
 
 __all__ = ["Choice", "Source", "choose", "reads_whole_batches"]
@@ -57,10 +60,15 @@ class Source:
     """The user's loader, and what it is made of.
 
     Args:
-        loader: A ``DataLoader``, or any sized iterable of batches.
+        loader: A ``DataLoader``, or any iterable of batches.
+
+    Attributes:
+        rebuilds: Whether it is a ``DataLoader`` that is rebuilt around a plan of indices.
+        streams: Whether it is a ``DataLoader`` that makes batches of a stream's examples.
+        length: Batches of a pass; None: a pass ends where its iteration does.
 
     Raises:
-        TypeError: It cannot be iterated, has no length, or is no training loader at all.
+        TypeError: It cannot be iterated, is no training loader at all, or its sampler has no length.
         ValueError: It is empty, or hands batches out in another order than its sampler's.
     """
 
@@ -79,22 +87,34 @@ class Source:
                 f"loader must be iterable again in every pass, got the iterator {type(loader).__name__}; "
                 "pass the object that it was made from"
             )
-        self.rebuilds = _is_rebuildable(loader)
+        makes_batches = _makes_batches_plainly(loader)
+        self.streams = makes_batches and isinstance(loader.dataset, IterableDataset)
+        self.rebuilds = makes_batches and not self.streams
         self.num_workers: int = getattr(loader, "num_workers", 0)
         if getattr(loader, "in_order", True) is False:
             raise ValueError(
                 "loader has in_order=False: batches would arrive in an order that depends on timing, and counts and resuming "
                 "could not be exact. Set in_order=True"
             )
-        try:
-            length = len(loader)
-        except TypeError as error:
-            raise TypeError(
-                f"loader must have a length, but len({type(loader).__name__}) fails: {error}. "
-                "Give it (or its data set) a __len__ that says how many batches a pass has"
-            ) from None
-        if length == 0:
+        self.length = self._length()
+        if self.length == 0:
             raise ValueError("loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples)")
+
+    def _length(self) -> int | None:
+        try:
+            return len(self.loader)
+        except (TypeError, NotImplementedError) as error:
+            if not self.rebuilds:
+                return None
+            raise TypeError(
+                f"loader must have a length, but len({type(self.loader).__name__}) fails: {error}. "
+                "Give its sampler (or its data set) a __len__ that says how many indices a pass has"
+            ) from None
+
+    @property
+    def reads_stream(self) -> bool:
+        """Whether a stream is behind it, so that another iteration may have other examples."""
+        return any(isinstance(each, IterableDataset) for each in (self.loader, getattr(self.loader, "dataset", None)))
 
     @property
     def own_batches(self) -> bool:
@@ -161,8 +181,24 @@ class Source:
             key: Seed of this rank's random numbers.
             worker_init_fn: Of the user, or set by Lightning on the `EchoLoader`.
         """
+        cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn)
+        return self._rebuilt(requests, cache, key, worker_init_fn)
+
+    def rebuild_stream(self, requests: Any, shape: PlanShape, key: int, worker_init_fn: Any) -> DataLoader[Any]:
+        """The same for a stream.
+
+        Args:
+            requests: Batch sampler that yields `StreamRequest`.
+            shape: Sizes of the plan of one worker.
+            key: See `rebuild`.
+            worker_init_fn: See `rebuild`.
+        """
         loader = self.loader
-        collate_fn = loader.collate_fn
+        echo = StreamEcho(loader.dataset, shape, key, loader.collate_fn, drop_last=loader.drop_last)
+        return self._rebuilt(requests, echo, key, worker_init_fn)
+
+    def _rebuilt(self, requests: Any, cache: Any, key: int, worker_init_fn: Any) -> DataLoader[Any]:
+        loader = self.loader
         options: dict[str, Any] = {
             name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout", "multiprocessing_context")
         }
@@ -175,8 +211,8 @@ class Source:
             generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user's own loader has said it already
-            dataset: Any = EchoDataset(ExampleCache(loader.dataset, make_stages, key, collate_fn))
-            collate: Any = EchoCollate(collate_fn)
+            dataset: Any = EchoDataset(cache)
+            collate: Any = EchoCollate(loader.collate_fn)
             return DataLoader(
                 dataset,
                 batch_sampler=requests,
@@ -193,6 +229,8 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
     Raises:
         ValueError: The point asked for is impossible; the message says why and what to do.
     """
+    if source.streams:
+        return _choose_of_stream(point)
     if not source.rebuilds or source.own_batches:
         reason = _why_batches_only(source)
         if point not in (InsertionPoint.auto, InsertionPoint.after_batching):
@@ -215,10 +253,21 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
     return _split(split)
 
 
-def _is_rebuildable(loader: Any) -> bool:
+def _choose_of_stream(point: InsertionPoint) -> Choice:
+    reason = "the data set is a stream, which has no index"
+    if point is InsertionPoint.after_batching:
+        return Choice(point, "", WholeDataset, ("load", "augment", "collate"), ("transfer",), 0)
+    if point not in (InsertionPoint.auto, InsertionPoint.after_augmentation):
+        raise ValueError(
+            f"insertion_point={point.value!r} is impossible here: {reason}. Use 'after_augmentation', 'after_batching' or 'auto'"
+        )
+    reason = reason if point is InsertionPoint.auto else ""
+    return Choice(InsertionPoint.after_augmentation, reason, WholeDataset, ("load", "augment"), ("collate", "transfer"), 0)
+
+
+def _makes_batches_plainly(loader: Any) -> bool:
     return (
         isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterableDataset)
         and loader.batch_sampler is not None
         and type(loader).__iter__ is DataLoader.__iter__
         and type(loader)._get_iterator is DataLoader._get_iterator
@@ -229,8 +278,6 @@ def _why_batches_only(source: Source) -> str:
     loader = source.loader
     if not isinstance(loader, DataLoader):
         return f"{type(loader).__name__} is an iterable of batches, of which single examples are not known"
-    if isinstance(loader.dataset, IterableDataset):
-        return "the data set is a stream, which has no index"
     if loader.batch_sampler is None:
         return "the loader has batch_size=None: what it calls an example is opaque"
     if source.rebuilds:

@@ -193,7 +193,7 @@ def said_by(loader):
     [
         (lambda: DataLoader(Deceptive(), batch_size=8), "after_augmentation", "dataset[0]"),
         (lambda: DataLoader(Opaque(), batch_size=8), "after_augmentation", "Opaque has neither load(index) and augment(example)"),
-        (lambda: DataLoader(Stream(), batch_size=8), "after_batching", "the data set is a stream, which has no index"),
+        (lambda: DataLoader(Stream(), batch_size=8), "after_augmentation", "the data set is a stream, which has no index"),
         (lambda: [torch.zeros(1)] * 3, "after_batching", "list is an iterable of batches"),
     ],
 )
@@ -229,10 +229,16 @@ def test_an_explicit_split_that_is_impossible_is_refused_with_the_way_out(datase
 
 
 @pytest.mark.parametrize("point", ["before_augmentation", "after_augmentation"])
-@pytest.mark.parametrize("plain", [DataLoader(Stream(), batch_size=8), [torch.zeros(1)] * 3], ids=["stream", "iterable"])
-def test_an_example_level_point_on_batches_of_unknown_examples_is_refused_with_the_way_out(plain, point):
+def test_an_example_level_point_on_batches_of_unknown_examples_is_refused_with_the_way_out(point):
     with pytest.raises(ValueError, match=f"insertion_point='{point}' is impossible here: .*Use 'after_batching' or 'auto'"):
-        EchoLoader(plain, 2, insertion_point=point)
+        EchoLoader([torch.zeros(1)] * 3, 2, insertion_point=point)
+
+
+def test_a_point_before_the_augmentation_of_a_stream_is_refused_with_the_way_out():
+    with pytest.raises(
+        ValueError, match=r"the data set is a stream, which has no index\. Use 'after_augmentation', 'after_batch"
+    ):
+        EchoLoader(DataLoader(Stream(), batch_size=8), 2, insertion_point="before_augmentation")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,18 +1,16 @@
 """Whole batches are kept while uses are left, handed out so that edits do no harm, and read again where they are lost."""
 
-import random
 import weakref
 from collections import Counter, UserDict
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 
-from lightning_echo.echoing.batches import BatchEcho, PassReader, RequestedReader, count_examples
+from lightning_echo.echoing.batches import BatchEcho, RequestedReader, count_examples
 from lightning_echo.echoing.order import SequentialOrder
 from lightning_echo.echoing.plan import EchoPlan
-from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, OpaqueOrder, Step
+from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, Step
 from lightning_echo.echoing.shape import PlanShape
 
 
@@ -132,93 +130,6 @@ class TestEchoingBatches:
     def test_of_a_rebuilt_loader_the_batches_come_in_the_order_in_which_they_were_asked_for(self):
         reader = RequestedReader(iter([("a", (4, 0, 0, 1, 2, 3)), ("b", (4, 0, 0, 4, 5, 6))]))
         assert [reader.read(0), reader.read(1)] == [("a", (1, 2, 3)), ("b", (4, 5, 6))]
-
-
-class Passes:
-    """A plain iterable of batches: 5 in each pass, told the number of the pass."""
-
-    def __init__(self, length=5):
-        self.length, self.log, self.epochs = length, [], []
-
-    def __iter__(self):
-        self.log.append("iter")
-        for i in range(self.length):
-            self.log.append(i)
-            yield i, float(torch.rand(())), float(np.random.rand()), random.random()
-
-
-class TestReadingPasses:
-    def test_ascending_positions_iterate_each_pass_once(self):
-        source = Passes()
-        reader = PassReader(source, 5)
-        assert [reader.read(position)[0][0] for position in range(12)] == [*range(5), *range(5), 0, 1]
-        assert source.log == ["iter", *range(5), "iter", *range(5), "iter", 0, 1]
-
-    def test_positions_in_between_are_passed_over(self):
-        source = Passes()
-        reader = PassReader(source, 5)
-        assert [reader.read(position)[0][0] for position in (1, 4, 7, 23)] == [1, 4, 2, 3]
-        assert source.log.count("iter") == 3
-
-    @pytest.mark.parametrize("first", range(10))
-    @pytest.mark.parametrize("second", range(10))
-    def test_any_two_positions_can_be_read_one_after_the_other(self, first, second):
-        reader = PassReader(Passes(), 5)
-        expected = [PassReader(Passes(), 5).read(position) for position in (first, second)]
-        assert [reader.read(first), reader.read(second)] == expected
-
-    def test_a_pass_that_is_read_again_draws_the_same_random_numbers(self):
-        reader = PassReader(Passes(), 5, seed=3)
-        batches = [reader.read(position)[0] for position in range(15)]
-        assert len(set(batches)) == 15
-        assert [reader.read(position)[0] for position in range(7, 15)] == batches[7:]
-        assert [PassReader(Passes(), 5, seed=4).read(0)[0]] != batches[:1]
-
-    def test_the_random_states_of_the_training_are_left_alone(self):
-        torch.manual_seed(0)
-        np.random.seed(0)
-        random.seed(0)
-        states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-        PassReader(Passes(), 5).read(3)
-        assert torch.equal(torch.get_rng_state(), states[0])
-        assert np.random.get_state()[1].tolist() == states[1]
-        assert random.getstate() == states[2]
-
-    def test_the_number_of_the_pass_is_told_where_it_is_wanted(self):
-        class Told(Passes):
-            def set_epoch(self, epoch):
-                self.epochs.append(epoch)
-
-        source = Told()
-        reader = PassReader(source, 5)
-        for position in (0, 1, 7, 2):
-            reader.read(position)
-        assert source.epochs == [0, 1, 0]
-
-    def test_an_iterable_that_yields_more_than_its_length_is_cut(self):
-        source = Passes(length=8)
-        reader = PassReader(source, 5)
-        assert [reader.read(position)[0][0] for position in range(10)] == [*range(5), *range(5)]
-
-    def test_an_iterable_that_ends_before_its_length_is_reported(self):
-        reader = PassReader(Passes(length=3), 5)
-        reader.read(2)
-        with pytest.raises(RuntimeError, match=r"the loader ended after 3 batches, but its length is 5. Correct its __len__"):
-            reader.read(3)
-
-    def test_a_resumed_run_reads_live_batches_again_and_goes_on(self):
-        """Steps of a plan over an opaque loader, with the state taken at batch 13."""
-        shape = PlanShape(batch_size=1, last_batch_size=1, batches_per_pass=5, workers=1, buffer_size=4, seed=0, distinct=False)
-
-        def run(plan):
-            return BatchEcho(BatchRequests(plan, OpaqueOrder(5, 5)), PassReader(Passes(), 5, seed=1).read)
-
-        batches, plan = run(EchoPlan(shape, 3)), EchoPlan(shape, 3)
-        delivered = [next(batches)[0] for _ in range(40)]
-        for _ in range(13):
-            plan.next_batch()
-        resumed = run(EchoPlan.from_state(shape, plan.state()))
-        assert [next(resumed)[0] for _ in range(27)] == delivered[13:]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from lightning_echo.echoing import dataset as dataset_module
+from lightning_echo.echoing import seeding
 from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCache, Request
 from lightning_echo.echoing.order import ShuffledOrder
 from lightning_echo.echoing.plan import EchoPlan
@@ -362,7 +363,7 @@ class TestRandomNumbers:
     @pytest.mark.parametrize(("factor", "seeds"), [(1, 1), (4, None)])
     def test_where_nothing_is_used_again_there_is_one_seed_for_a_batch(self, monkeypatch, factor, seeds):
         calls = count()
-        monkeypatch.setattr(dataset_module, "seed_all", lambda seed: next(calls))
+        monkeypatch.setattr(seeding, "seed_all", lambda seed: next(calls))
         cache, requests = make_cache(Plain()), make_requests(factor)
         for _ in range(20):
             before, asked = next(calls), next(requests)

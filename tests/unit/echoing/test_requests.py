@@ -20,8 +20,9 @@ from ledger import plain_batch_sizes
 from torch.utils.data import RandomSampler, Sampler
 
 from lightning_echo.echoing.order import SequentialOrder, ShuffledOrder
+from lightning_echo.echoing.passes import PassReader
 from lightning_echo.echoing.plan import EchoPlan
-from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, ExampleRequests, OpaqueOrder
+from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, ExampleRequests
 from lightning_echo.echoing.sampler_order import SamplerOrder
 from lightning_echo.echoing.shape import PlanShape, smallest_buffer
 
@@ -435,7 +436,7 @@ class TestBatches:
     @pytest.mark.parametrize("kind", [*KINDS, "opaque"])
     def test_from_every_delivered_batch_a_run_goes_on_and_reads_live_batches_once_more(self, kind):
         def order(start):
-            return OpaqueOrder(len(SIZES), len(SIZES)) if kind == "opaque" else self.order(kind, start)
+            return PassReader([], len(SIZES)) if kind == "opaque" else self.order(kind, start)
 
         shape = self.shape(len(SIZES))
         requests = BatchRequests(EchoPlan(shape, 2.37), order(5))
@@ -461,7 +462,7 @@ class TestBatches:
                 (held.add if step.kept else held.discard)(step.position)
 
     def test_of_batches_that_nothing_is_known_of_no_indices_are_asked(self):
-        requests = BatchRequests(EchoPlan(self.shape(), 2), OpaqueOrder(13, 13))
+        requests = BatchRequests(EchoPlan(self.shape(), 2), PassReader([], 13))
         steps = [requests.step() for _ in range(60)]
         assert {step.size for step in steps} == {-1}
         share = Fraction(sum(step.fresh for step in steps), 60)

@@ -1,0 +1,90 @@
+"""Where a loaded state cannot be gone on with in the middle of a pass: it is refused, or the run goes on with the next pass.
+
+A stream, and a loader without a length, cannot be asked for a place: unless it saves its own state, all that is left is to begin
+its next pass. In the middle of a pass that would repeat data, silently; it is an error. Between two passes it is right, only that
+what was live then cannot be read again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_echo.echoing.setting import Setting
+from lightning_echo.echoing.state import EchoStateError, differences
+
+__all__ = ["adapt_state"]
+
+
+def adapt_state(state: dict[str, Any], setting: Setting) -> dict[str, Any]:
+    """The state to go on from: as it is, or at the beginning of its next pass.
+
+    Args:
+        state: Of an `EchoLoader`, checked.
+        setting: Of the one that loads it.
+
+    Raises:
+        EchoStateError: It was taken within a pass, and the loader cannot go on there.
+    """
+    changed = ""
+    if setting.by_streams or state.get("stream"):
+        kept = ("insertion_point", "layout", "workers", "buffer_size")
+        changed = differences({name: state[name] for name in kept}, setting.depends_on())
+    if setting.resumes and not changed:
+        return state
+    if not _is_between_passes(state):
+        raise EchoStateError(_refusal(state, setting, changed))
+    return {**state, **_next_pass(state, setting)}
+
+
+def _is_between_passes(state: dict[str, Any]) -> bool:
+    stream = state.get("stream")
+    if stream is not None:
+        return not stream["begun"] or len(stream["ended"]) == len(stream["workers"])
+    if state["plan"] is None:
+        return True
+    position, passes = state["plan"]["position"], state["order"].get("passes")
+    if passes:  # the last one is that of the next batch
+        return bool(passes[-1][1] == position)
+    return bool(position % state["layout"]["batches_per_pass"] == 0)
+
+
+def _next_pass(state: dict[str, Any], setting: Setting) -> dict[str, Any]:
+    """Entries of a state that begins a pass, in which nothing is live."""
+    stream = state.get("stream")
+    if stream is not None:
+        workers = max(setting.source.num_workers, 1)
+        same = workers == len(stream["workers"])
+        number = stream["pass"] + stream["begun"]
+        begun = {
+            "request": workers * number,  # whatever: a multiple, not 0 in a later pass
+            "pass": number,
+            "begun": False,
+            "ended": [],
+            "batches": stream["batches"] if same else [0] * workers,
+            "workers": [None] * workers,
+            "pending": stream["pending"],
+        }
+        begun["factors"] = [[begun["request"], stream["factors"][-1][1]]]
+        return {"stream": begun}
+    plan = state["plan"]
+    if plan is None:
+        return {}
+    order = {"passes": state["order"]["passes"][-1:]} if "passes" in state["order"] else None
+    return {"plan": None, "order": order, "begin_at": [plan["position"], state["delivered"]]}
+
+
+def _refusal(state: dict[str, Any], setting: Setting, changed: str) -> str:
+    loader = setting.source.loader
+    if changed:
+        return (
+            f"the state was saved within a pass of a stream, with {changed}: its workers share a stream out, so that "
+            "the run can only go on with the same ones. Resume with the same options, or from a state that was saved between passes"
+        )
+    what = type(loader.dataset if setting.by_streams else loader).__name__
+    way_out = "resume from a state that was saved at the end of an epoch"
+    if state["epoch_batches"] >= 0:  # of known length
+        way_out = "let epochs end where the stream does, by epoch_length='full_pass', and resume from a state saved there"
+    return (
+        f"the state was saved within a pass, and {what} cannot go on there: without state_dict() and load_state_dict(state) its "
+        f"data would be repeated. Give it both, or {way_out}"
+    )

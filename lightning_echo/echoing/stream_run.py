@@ -1,0 +1,75 @@
+"""A started pipeline over a stream: what `Run` is where there are indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lightning_echo.echoing.prefetch import Prefetcher
+from lightning_echo.echoing.randomness import PreservingIterator
+from lightning_echo.echoing.seconds import Report
+from lightning_echo.echoing.shape import PlanShape
+from lightning_echo.echoing.source import Source
+from lightning_echo.echoing.stream_requests import StreamAnswers, StreamPlace, StreamRequests
+
+__all__ = ["StreamRun"]
+
+
+class StreamRun:
+    """Hands out batch after batch, each with its counts of examples and the seconds that it took.
+
+    Args:
+        source: The user's loader, over a stream.
+        shape: Sizes of the plan of one worker, and the seed of its draws.
+        key: Seed of this rank's random numbers.
+        factor: Echo factor to begin with.
+        state: ``stream`` of a `state`; None to begin anew.
+        delivered: Batches of the run before.
+        worker_init_fn: For the workers.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        source: Source,
+        shape: PlanShape,
+        key: int,
+        factor: float,
+        state: dict[str, Any] | None,
+        *,
+        delivered: int,
+        worker_init_fn: Any,
+    ) -> None:
+        if state is None:
+            place, factors, pending = StreamPlace.first(max(source.num_workers, 1)), [(0, factor)], []
+        else:
+            place = StreamPlace.from_state(state)
+            factors, pending = ([(at, value) for at, value in state[name]] for name in ("factors", "pending"))
+        self._requests = StreamRequests(place, factors, pending, source.prefetched_batches)
+        self._places = (place, place)  # after the item before the last one, and after the last one
+        answers = iter(source.rebuild_stream(self._requests, shape, key, worker_init_fn))
+        items = StreamAnswers(answers, self._requests, place, delivered)
+        self._items: Iterator[Any] | None = Prefetcher(items) if source.num_workers else PreservingIterator(items)
+
+    def next_batch(self) -> tuple[Any, Report] | None:
+        """The next batch, its counts and seconds; None: a pass has ended."""
+        assert self._items is not None
+        batch, report, place = next(self._items)
+        self._places = (self._places[1], place)
+        return None if report is None else (batch, report)
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Lets a factor count from batch ``number`` on."""
+        self._requests.change_factor(number, factor)
+
+    def state(self, before: int = 0) -> dict[str, Any]:
+        """What a run goes on from after the item delivered last, or up to one ``before`` it."""
+        place = self._places[1 - before]
+        return {"plan": None, "order": None, "stream": {**place.state(), **self._requests.state(place.request)}}
+
+    def close(self) -> None:
+        """Lets go of workers and thread."""
+        items, self._items = self._items, None
+        if isinstance(items, Prefetcher):
+            items.close()

@@ -1,0 +1,271 @@
+"""What a worker makes of its stream: exact counts, batches as planned, a clean end of each pass, a state that brings all back."""
+
+import copy
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, default_collate
+
+from lightning_echo.echoing.shape import PlanShape
+from lightning_echo.echoing.streams import StreamEcho, StreamRequest
+
+
+class Stream(IterableDataset):
+    """Numbers, other ones in each pass; every example can be told from every other. Told the pass."""
+
+    def __init__(self, *lengths):
+        self.lengths, self.epochs, self.begun = lengths, [], 0
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __iter__(self):
+        number, self.begun = self.begun, self.begun + 1
+        for i in range(self.lengths[number % len(self.lengths)]):
+            yield torch.tensor([1000 * number + i])
+
+
+class Noisy(IterableDataset):
+    """Numbers with noise, and a state: pass and place."""
+
+    def __init__(self, *lengths):
+        self.lengths, self.number, self.at, self.pulled = lengths, 0, 0, 0
+
+    def __iter__(self):
+        while self.at < self.lengths[self.number % len(self.lengths)]:
+            self.at, self.pulled = self.at + 1, self.pulled + 1
+            yield torch.tensor([1000 * self.number + self.at - 1, float(torch.rand(()))])
+        self.number, self.at = self.number + 1, 0
+
+    def state_dict(self):
+        return {"number": self.number, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.number, self.at = state["number"], state["at"]
+
+
+class RollsOver(Noisy):
+    """As `Noisy`, but the next pass begins where the last example was handed out."""
+
+    def __iter__(self):
+        number = self.number
+        while self.number == number:
+            value = [1000 * self.number + self.at, float(torch.rand(()))]
+            self.at, self.pulled = self.at + 1, self.pulled + 1
+            if self.at == self.lengths[number % len(self.lengths)]:
+                self.number, self.at = number + 1, 0
+            yield torch.tensor(value)
+
+
+def echo_of(dataset, batch_size=4, buffer_size=8, drop_last=False, collate_fn=list):
+    shape = PlanShape(
+        batch_size=batch_size,
+        last_batch_size=batch_size,
+        batches_per_pass=1,
+        workers=1,
+        buffer_size=buffer_size,
+        seed=0,
+        distinct=False,
+    )
+    return StreamEcho(dataset, shape, key=1, collate_fn=collate_fn, drop_last=drop_last)
+
+
+def fetch_pass(echo, number, factor, **request):
+    """The batches of one pass as lists of numbers, and their reports."""
+    batches, reports = [], []
+    while True:
+        examples, report, note = echo.fetch(StreamRequest(number, factor, **request))
+        request = {}
+        if examples is not None:
+            batches.append([int(example[0]) for example in examples])
+            reports.append(report)
+        if note.ended:
+            return batches, reports
+
+
+class TestPasses:
+    @pytest.mark.parametrize("drop_last", [False, True])
+    @pytest.mark.parametrize("length", [1, 3, 4, 8, 11])
+    def test_at_factor_1_the_batches_are_those_of_a_plain_loader(self, length, drop_last):
+        echo = echo_of(Stream(length), drop_last=drop_last)
+        for number in range(3):
+            batches, reports = fetch_pass(echo, number, 1.0)
+            expected = [list(range(start, min(start + 4, length))) for start in range(0, length, 4)]
+            expected = [batch for batch in expected if len(batch) == 4 or not drop_last]
+            assert batches == [[1000 * number + i for i in batch] for batch in expected]
+            assert [report[:3] for report in reports] == [(len(batch), 0, 0) for batch in batches]
+
+    @given(
+        lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+        factor=st.sampled_from([1.0, 1.5, 2.37, 4.0, 9.0]),
+        batch_size=st.integers(1, 7),
+        buffer=st.integers(1, 4),
+        drop_last=st.booleans(),
+    )
+    @settings(deadline=None, max_examples=150)
+    def test_every_example_is_fresh_once_and_used_by_the_factor(self, lengths, factor, batch_size, buffer, drop_last):
+        buffer_size = max(buffer * batch_size, batch_size)
+        echo = echo_of(Stream(*lengths), batch_size, buffer_size, drop_last)
+        uses, seen, fresh_total = Counter(), set(), 0
+        for number in range(len(lengths)):
+            batches, reports = fetch_pass(echo, number, factor)
+            first_uses = []
+            for batch, (fresh, echoed, refetched, *_) in zip(batches, reports, strict=True):
+                assert len(set(batch)) == len(batch) == fresh + echoed <= batch_size
+                assert refetched == 0
+                new = [value for value in batch if value not in seen]
+                assert len(new) == fresh
+                first_uses += new
+                seen.update(batch)
+                uses.update(batch)
+            delivered = [1000 * number + i for i in range(lengths[number])]
+            # In order and none left out, but for a last batch that is not full.
+            assert first_uses == delivered[: len(first_uses)]
+            assert len(first_uses) == lengths[number] or (drop_last and len(first_uses) > lengths[number] - batch_size)
+            assert not drop_last or all(len(batch) == batch_size for batch in batches)
+            fresh_total += len(first_uses)
+        assert len(echo._held) <= buffer_size
+        # What is live has uses left, and the start fills the buffer with few uses: apart from that the factor is met.
+        assert sum(uses.values()) <= factor * fresh_total + 1
+        assert sum(uses.values()) >= factor * (fresh_total - 2 * buffer_size) - batch_size
+
+    def test_what_is_live_lives_on_into_the_next_pass(self):
+        echo = echo_of(Stream(10))
+        fetch_pass(echo, 0, 3.0)
+        assert any(value < 1000 for batch in fetch_pass(echo, 1, 3.0)[0] for value in batch)
+
+    def test_whoever_has_ended_waits_for_the_others(self):
+        echo = echo_of(Stream(4))
+        fetch_pass(echo, 0, 2.0)
+        live = dict(echo._held)
+        for _ in range(3):
+            examples, report, note = echo.fetch(StreamRequest(0, 2.0))
+            assert (examples, report, note[:2]) == (None, (0, 0, 0, 0.0, 0.0, 0.0), (0, True))
+        assert echo._held == live
+        assert echo.dataset.begun == 1
+
+    def test_a_stream_that_is_empty_has_ended(self):
+        echo = echo_of(Stream(0))
+        assert fetch_pass(echo, 0, 1.0) == ([], [])
+
+    def test_the_pass_is_told_where_it_is_wanted(self):
+        stream = Stream(5)
+        echo = echo_of(stream)
+        for number in range(3):
+            fetch_pass(echo, number, 1.5)
+        assert stream.epochs == [0, 1, 2]
+
+    def test_nothing_is_done_when_nothing_is_wanted(self):
+        stream = Stream(5)
+        examples, _, note = echo_of(stream).fetch(StreamRequest(-1, 2.0))
+        assert (examples, stream.begun, note.state) == (None, 0, None)
+
+    def test_an_error_of_the_stream_says_where_it_came(self):
+        class Broken(IterableDataset):
+            def __iter__(self):
+                yield torch.zeros(1)
+                raise OSError("no such shard")
+
+        with pytest.raises(OSError, match="no such shard") as raised:
+            fetch_pass(echo_of(Broken(), batch_size=1), 0, 1.0)
+        assert raised.value.__notes__ == ["(reading the stream in pass 0, worker 0)"]
+
+
+class TestReuse:
+    @pytest.mark.parametrize("factor", [2.0, 4.0])
+    def test_a_new_factor_counts_from_the_next_batch_on(self, factor):
+        echo = echo_of(Stream(10_000))
+        plain = [echo.fetch(StreamRequest(0, 1.0))[1][:2] for _ in range(5)]
+        changed = [echo.fetch(StreamRequest(0, factor))[1][:2] for _ in range(60)]
+        again = [echo.fetch(StreamRequest(0, 1.0))[1][:2] for _ in range(5)]
+        assert plain == again == [(4, 0)] * 5
+        assert set(changed[10:]) == {(4 / factor, 4 - 4 / factor)}
+        assert echo._held == {}
+
+    def test_edits_of_what_is_handed_out_do_not_reach_the_next_use(self):
+        echo = echo_of(Stream(200))
+        for _ in range(60):
+            examples, _, _ = echo.fetch(StreamRequest(0, 4.0))
+            for example in examples:
+                assert 0 <= int(example) < 200
+                example.fill_(-1)
+
+    def test_where_collating_copies_nothing_is_copied_before(self):
+        echo = echo_of(Stream(200), collate_fn=default_collate)
+        examples, _, _ = echo.fetch(StreamRequest(0, 4.0))
+        assert any(example is held for example in examples for held in echo._held.values())
+
+    def test_two_runs_draw_the_same_numbers_and_two_ranks_others(self):
+        def noise(key):
+            echo = echo_of(Noisy(30))
+            echo._key = key
+            return [[float(example[1]) for example in echo.fetch(StreamRequest(0, 2.0))[0]] for _ in range(9)]
+
+        assert noise(1) == noise(1)
+        assert not {value for batch in noise(1) for value in batch} & {value for batch in noise(2) for value in batch}
+
+
+class TestStates:
+    @pytest.mark.parametrize("kind", [Noisy, RollsOver])
+    @pytest.mark.parametrize("factor", [1.0, 2.37, 4.0])
+    def test_from_the_state_after_any_batch_a_run_goes_on_as_if_it_had_not_stopped(self, kind, factor):
+        requests = [number for number in range(4) for _ in range(40)]
+        echo = echo_of(kind(21, 5, 34))
+        answers, states = [], []
+        for number in requests:
+            examples, report, note = echo.fetch(StreamRequest(number, factor))
+            answers.append((examples and [example.tolist() for example in examples], report[:2], note.ended))
+            states.append(note.state)
+        assert {number for number, answer in zip(requests, answers, strict=True) if answer[2]} == {0, 1, 2, 3}
+        for at in range(0, len(requests), 3):
+            stream = kind(21, 5, 34)
+            resumed, found, refetched = echo_of(stream), [], 0
+            for number in requests[at + 1 :]:
+                request = StreamRequest(number, factor, None if found else pickle.loads(pickle.dumps(states[at])))
+                examples, report, note = resumed.fetch(request)
+                found.append((examples and [example.tolist() for example in examples], report[:2], note.ended))
+                refetched += report[2]
+            assert found == answers[at + 1 :]
+            assert refetched <= 40
+            assert at < 3 or factor > 1 or refetched == 0
+
+    def test_only_what_live_examples_need_is_pulled_again(self):
+        echo = echo_of(Noisy(10_000))
+        for _ in range(300):
+            note = echo.fetch(StreamRequest(0, 2.0))[2]
+        stream = Noisy(10_000)
+        report = echo_of(stream).fetch(StreamRequest(0, 2.0, note.state))[1]
+        oldest = min(echo._held)
+        assert report[2] <= echo._plan.position - oldest + 2
+        assert stream.pulled == report[2] + report[0]
+
+    def test_where_nothing_is_live_nothing_is_pulled_again(self):
+        echo = echo_of(Noisy(50))
+        note = [echo.fetch(StreamRequest(0, 1.0))[2] for _ in range(3)][-1]
+        stream = Noisy(50)
+        examples, report, _ = echo_of(stream).fetch(StreamRequest(0, 1.0, note.state))
+        assert [int(example[0]) for example in examples] == [12, 13, 14, 15]
+        assert report[:3] == (4, 0, 0)
+        assert stream.pulled == 4
+
+    def test_without_a_state_of_the_stream_seeds_and_draws_go_on_by_the_number_of_batches(self):
+        echo = echo_of(Stream(8, 40))
+        first = len(fetch_pass(echo, 0, 1.0)[0])
+        batches = fetch_pass(echo, 1, 1.0)[0]
+        stream = Stream(8, 40)
+        stream.begun = 1
+        resumed = echo_of(stream)
+        assert fetch_pass(resumed, 1, 1.0, resume=first)[0] == batches
+        assert resumed._plan.number == echo._plan.number
+
+    def test_a_state_is_a_value_of_its_own(self):
+        echo = echo_of(Noisy(60))
+        note = echo.fetch(StreamRequest(0, 3.0))[2]
+        before = copy.deepcopy(pickle.loads(note.state))
+        for _ in range(9):
+            echo.fetch(StreamRequest(0, 3.0))
+        assert pickle.loads(note.state) == before
