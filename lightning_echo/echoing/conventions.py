@@ -24,16 +24,18 @@ class SplitRefused(ValueError):
         reason: why, without the way out that the message adds.
     """
 
+    where = "before its augmentation"
+    way_out = (
+        "Subclass lightning_echo.StagedDataset (or implement its load(index) and augment(example)), name the cut "
+        "with StagedDataset.of(dataset, augment=...), or use insertion_point='after_augmentation'"
+    )
+
     @property
     def reason(self) -> str:
         return str(self.args[0])
 
     def __str__(self) -> str:  # not in args: a worker's exception is built again from its message
-        return (
-            f"the data set cannot be split before its augmentation: {self.reason}. Subclass "
-            "lightning_echo.StagedDataset (or implement its load(index) and augment(example)), name the cut "
-            "with StagedDataset.of(dataset, augment=...), or use insertion_point='after_augmentation'"
-        )
+        return f"the data set cannot be split {self.where}: {self.reason}. {self.way_out}"
 
 
 class Convention(str, Enum):
@@ -47,6 +49,8 @@ class Convention(str, Enum):
     transform_image_mask = "transform(image=image, mask=mask)['image'], ['mask']"
     transforms = "transforms(image)"
     transforms_joint = "transforms(*sample)"
+    read = "read(index) and decode(raw)"  # this one and the next: after_read, see raw.py
+    folder = "files that torchvision's default loader decodes"
 
 
 def conventions_of(dataset: Any) -> list[Convention]:

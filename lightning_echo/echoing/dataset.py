@@ -182,7 +182,7 @@ class ExampleCache:
             for index, example in zip(indices, examples, strict=True):
                 result.append(stages.augment(index, example))
         except Exception as error:
-            note(error, f"(augmenting example {indices[len(result)]!r} of the data set)")
+            note(error, f"({stages.redoing} example {indices[len(result)]!r} of the data set)")
             raise
         return result
 

@@ -12,8 +12,8 @@ from typing import Any
 from lightning_echo.echoing.conventions import ATTRIBUTES, NAMES, Convention, SplitRefused, callable_of, elements_of, is_pair
 from lightning_echo.echoing.copies import shallow_copy
 from lightning_echo.echoing.cuts import Transform, chained, cut, name_of
-from lightning_echo.echoing.staged import LoadMany, batched
-from lightning_echo.echoing.stages import ProtocolStages, Stages, unchanged
+from lightning_echo.echoing.staged import batched
+from lightning_echo.echoing.stages import ProtocolStages, Stages, then, unchanged
 from lightning_echo.echoing.watch import Watch, placeholder_for
 
 
@@ -42,9 +42,9 @@ def leaf_stages(dataset: Any, convention: Convention, watched: bool = False) -> 
     return Stages(
         load if before is None else lambda index: before(load(index)),
         unchanged if after is None else lambda index, example: after(example),
-        reused=("load", *_names(image_reused, target_reused)),
-        redone=_names(image_redone, target_redone),
-        load_many=load_many if before is None else _then(load_many, before),
+        reused=("load", *names_of(image_reused, target_reused)),
+        redone=names_of(image_redone, target_redone),
+        load_many=then(load_many, before),
     )
 
 
@@ -114,9 +114,6 @@ def _like(sample: Any, elements: list[Any]) -> Any:
     return elements if isinstance(sample, list) else tuple.__new__(type(sample), elements)
 
 
-def _names(image: list[Transform], target: list[Transform]) -> tuple[str, ...]:
+def names_of(image: list[Transform], target: list[Transform]) -> tuple[str, ...]:
+    """Returns what people call the transforms of image and target."""
     return (*map(name_of, image), *(f"target {name_of(transform)}" for transform in target))
-
-
-def _then(load_many: LoadMany | None, before: Transform) -> LoadMany | None:
-    return None if load_many is None else lambda indices: [before(sample) for sample in load_many(indices)]

@@ -104,7 +104,7 @@ def _load(stages: Stages, indices: list[Any], generators: list[Any]) -> list[Any
 def _augment(stages: Stages, indices: list[Any], loaded: list[Any]) -> list[Any]:
     augmented = []
     for index, example in zip(indices, loaded, strict=True):
-        with _only_in_stages(f"augmenting {_read([index])}"):
+        with _only_in_stages(f"{stages.redoing} {_read([index])}"):
             augmented.append(stages.augment(index, copy_example(example)))
     return augmented
 

@@ -13,15 +13,16 @@ from torch.utils.data import ConcatDataset, Subset
 
 def is_subset(dataset: Any) -> TypeGuard[Subset[Any]]:
     """Whether ``dataset`` does nothing but choose indices of the data set inside."""
-    return _routes_as(dataset, Subset, ("__getitem__", "__getitems__"))
+    return routes_as(dataset, Subset, ("__getitem__", "__getitems__"))
 
 
 def is_concat(dataset: Any) -> TypeGuard[ConcatDataset[Any]]:
     """Whether ``dataset`` does nothing but string other data sets together."""
-    return _routes_as(dataset, ConcatDataset, ("__getitem__", "__getitems__"))
+    return routes_as(dataset, ConcatDataset, ("__getitem__", "__getitems__"))
 
 
-def _routes_as(dataset: Any, base: type, methods: tuple[str, ...]) -> bool:
+def routes_as(dataset: Any, base: type, methods: tuple[str, ...]) -> bool:
+    """Whether ``dataset`` is a ``base`` that overrides none of the methods."""
     return isinstance(dataset, base) and all(
         getattr(type(dataset), method, None) is getattr(base, method, None) for method in methods
     )

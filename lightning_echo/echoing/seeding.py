@@ -9,10 +9,12 @@ from torch.utils.data import ConcatDataset, Subset
 
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.randomness import seed_all
+from lightning_echo.echoing.staged import AugmentedDataset
 
 __all__ = ["BATCH", "EXAMPLE", "Seeding"]
 
 BATCH, EXAMPLE = 1, 2  # what a seed is for
+_MISSING = object()
 
 
 class Seeding:
@@ -43,8 +45,9 @@ def _seeders(dataset: Any) -> Iterable[Callable[[int], Any]]:
         for part in dataset.datasets:
             yield from _seeders(part)
     else:
+        inner = dataset._inner if isinstance(dataset, AugmentedDataset) else _MISSING
         for value in getattr(dataset, "__dict__", {}).values():
             if callable(set_random_seed := getattr(value, "set_random_seed", None)):
                 yield set_random_seed
-            elif isinstance(value, Subset | ConcatDataset):
+            elif value is inner or isinstance(value, Subset | ConcatDataset):
                 yield from _seeders(value)

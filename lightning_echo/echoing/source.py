@@ -239,13 +239,13 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
     if point in (InsertionPoint.after_augmentation, InsertionPoint.after_batching):
         return _whole(source, point, "")
     try:
-        split = find_split(source.loader.dataset, _readable_indices(source))
+        split = find_split(source.loader.dataset, _readable_indices(source), raw=point is InsertionPoint.after_read)
     except SplitRefused as refused:
-        if point is InsertionPoint.before_augmentation:
-            raise ValueError(f"insertion_point='before_augmentation' is impossible here: {refused}") from refused
+        if point is not InsertionPoint.auto:
+            raise ValueError(f"insertion_point={point.value!r} is impossible here: {refused}") from refused
         return _whole(source, InsertionPoint.after_augmentation, refused.reason)
     except Exception as error:
-        if point is InsertionPoint.before_augmentation or source.readable_index is not None:
+        if point is not InsertionPoint.auto or source.readable_index is not None:
             raise
         how = "without worker_init_fn" if source.prepared_in_workers else "at an index that the sampler may not know"
         reason = f"an example cannot be read {how} ({type(error).__name__}: {error})"
@@ -306,9 +306,9 @@ def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
 
 def _split(split: Split) -> Choice:
     return Choice(
-        InsertionPoint.before_augmentation,
+        InsertionPoint.after_read if split.raw else InsertionPoint.before_augmentation,
         "",
-        partial(make_stages, conventions=split.conventions),
+        partial(make_stages, conventions=split.conventions, raw=split.raw),
         split.reused,
         split.redone,
         split.example_bytes,

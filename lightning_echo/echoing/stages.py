@@ -1,5 +1,8 @@
 """The stages that an example goes through: ``load`` is reused, ``augment`` is redone for each use.
 
+What both consist of is the insertion point's matter: at ``after_read``, ``load`` only reads, and ``augment`` decodes
+first (raw.py).
+
 A data set says where it can be cut by having both stages as methods (`StagedDataset`, as a base class or
 only in shape), or the user names the cut (`StagedDataset.of`), or it is inferred (splits.py). Whatever the
 origin, a worker runs the same small value, `Stages`: two functions, and a third where the data set reads
@@ -8,8 +11,6 @@ whole batches at once.
 ``Subset`` and ``ConcatDataset`` only route indices, so stages are made for the data sets inside and routed
 the same way. Both are looked through by what they do, not by name: a subclass that overrides ``__getitem__``
 is a data set of its own.
-
-A later point may cut ``load`` once more, into ``read`` and ``decode``; nothing here stands in its way.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Subset
 
 from lightning_echo.echoing.routing import locate
-from lightning_echo.echoing.staged import AugmentedDataset, LoadMany, batched
+from lightning_echo.echoing.staged import AugmentedDataset, LoadMany, batched, load_of
 
 Load = Callable[[Any], Any]
 Augment = Callable[[Any, Any], Any]
@@ -35,7 +36,7 @@ class Stages:
             inside a ``ConcatDataset`` the example came from.
         load_many: indices -> examples in one call, where the innermost data set has a ``__getitems__`` of its own, else
             None. Where it is set, fresh examples go through it and not through ``load``.
-        reused: What is in ``load``, for people, e.g. ``("load", "Resize")``.
+        reused: What is in ``load``, for people, e.g. ``("load", "Resize")`` or ``("read",)``.
         redone: What is in ``augment``, e.g. ``("RandomResizedCrop", "RandomHorizontalFlip")``; empty when nothing is.
         augment_routes: Whether ``augment`` looks at the index.
     """
@@ -58,6 +59,11 @@ class Stages:
         self.reused = reused
         self.redone = redone
         self.augment_routes = augment_routes
+
+    @property
+    def redoing(self) -> str:
+        """What ``augment`` does, for messages."""
+        return "decoding and augmenting" if "decode" in self.redone else "augmenting"
 
     def __repr__(self) -> str:
         return f"reuse [{', '.join(self.reused)}], redo [{', '.join(self.redone)}]"
@@ -94,10 +100,11 @@ class ProtocolStages(Stages):
     __slots__ = ()
 
     def __init__(self, dataset: Any) -> None:
-        load, augment, load_many = dataset.load, dataset.augment, None
+        load, augment, load_many = load_of(dataset), dataset.augment, None
         if isinstance(dataset, AugmentedDataset):
-            load, augment = dataset._inner.__getitem__, dataset._augment_one
-            load_many = batched(dataset._inner)
+            augment, load_many = dataset._augment_one, then(batched(dataset._inner), dataset._decode_one)
+            if dataset._decode_one is None:  # the usual case costs nothing more
+                load = dataset._inner.__getitem__
         super().__init__(
             load,
             lambda index, example: augment(example),
@@ -157,6 +164,13 @@ class ConcatStages(Stages):
 def unchanged(index: Any, example: Any) -> Any:
     """The ``augment`` of stages that redo nothing."""
     return example
+
+
+def then(load_many: LoadMany | None, function: Callable[[Any], Any] | None) -> LoadMany | None:
+    """Returns ``load_many``, if there is any, followed by ``function``, if there is any."""
+    if load_many is None or function is None:
+        return load_many
+    return lambda indices: [function(sample) for sample in load_many(indices)]
 
 
 def _without_repeats(names: Any) -> tuple[str, ...]:

@@ -18,7 +18,12 @@ from dataclasses import dataclass, replace
 
 __all__ = ["PipelineCosts"]
 
-_AFTER = {"before_augmentation": "after_augmentation", "after_augmentation": "after_batching"}
+# Not before_augmentation after after_read: how much of what is redone there is decoding is not known.
+_AFTER = {
+    "after_read": "after_augmentation",
+    "before_augmentation": "after_augmentation",
+    "after_augmentation": "after_batching",
+}
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class PipelineCosts:
     """What one batch costs, were all its examples fresh.
 
     Attributes:
-        insertion_point: ``"before_augmentation"``, ``"after_augmentation"`` or ``"after_batching"``.
+        insertion_point: ``"after_read"``, ``"before_augmentation"``, ``"after_augmentation"`` or ``"after_batching"``.
         source_seconds: Worker time per batch before the insertion point.
         rest_seconds: Worker time per batch after it, except collate.
         collate_seconds: Worker time per batch for collate.
@@ -122,7 +127,7 @@ class PipelineCosts:
         )
 
     def later_points(self) -> list[PipelineCosts]:
-        """The same pipeline, echoed at each later point: more of it is reused. Earliest first."""
+        """The same pipeline, echoed at each later point of which the cost is known: more of it is reused. Earliest first."""
         later, costs = [], self
         while (point := _AFTER.get(costs.insertion_point)) is not None:
             costs = replace(

@@ -137,11 +137,14 @@ def _why_not(costs: PipelineCosts, target: float, what: str) -> tuple[Reason, st
         )
     redone, room = costs.redone_seconds / costs.workers, costs.device_seconds
     problem = f"{what}: what comes after the echo takes {redone * 1e3:.3g} ms per batch by itself, a step {room * 1e3:.3g} ms"
+    # How much of it is decoding, which before_augmentation would reuse, is not measured.
+    between = "insertion_point='before_augmentation' if most of that is decoding, else at "
     for later in costs.later_points():
         if math.isfinite(factor := later.feeding_factor(target)):
             return (
                 Reason.downstream_too_slow,
-                f"{problem}; echo at insertion_point='{later.insertion_point}' with factor {factor:.3g}",
+                f"{problem}; echo at {between if costs.insertion_point == 'after_read' else ''}"
+                f"insertion_point='{later.insertion_point}' with factor {factor:.3g}",
             )
     return Reason.downstream_too_slow, problem
 

@@ -14,7 +14,7 @@ import psutil
 import torch
 from torch.utils.data import Dataset
 
-POINTS = ("before_augmentation", "after_augmentation", "after_batching")
+POINTS = ("after_read", "before_augmentation", "after_augmentation", "after_batching")
 PREFETCH_DEPTH = 2  # batches that the fetching thread may hold
 _ENTRY = struct.Struct("qq")
 
@@ -74,19 +74,22 @@ class ReadLog:
 
 
 class LoggedDataset(Dataset):
-    """Two stages. An example is [index, number of the read, noise of the augmentation]."""
+    """Three stages. An example is [index, number of the read, noise of the augmentation]."""
 
     def __init__(self, length, log):
         self.length, self.log = length, log
 
-    def load(self, index):
-        return torch.tensor([index, self.log.add(index)])
+    def read(self, index):
+        return _ENTRY.pack(index, self.log.add(index))
+
+    def decode(self, raw):
+        return torch.tensor(_ENTRY.unpack(raw))
 
     def augment(self, example):
         return torch.cat([example, torch.randint(2**40, (1,))])
 
     def __getitem__(self, index):
-        return self.augment(self.load(index))
+        return self.augment(self.decode(self.read(index)))
 
     def __len__(self):
         return self.length
@@ -98,14 +101,17 @@ class Values(Dataset):
     def __init__(self, length):
         self.length = length
 
-    def load(self, index):
-        return {"index": index, "value": torch.full((3,), float(index))}
+    def read(self, index):
+        return str(index).encode()
+
+    def decode(self, raw):
+        return {"index": int(raw), "value": torch.full((3,), float(raw))}
 
     def augment(self, example):
         return example
 
     def __getitem__(self, index):
-        return self.augment(self.load(index))
+        return self.augment(self.decode(self.read(index)))
 
     def __len__(self):
         return self.length
@@ -117,8 +123,11 @@ class Noisy(Dataset):
     def __init__(self, length):
         self.length = length
 
-    def load(self, index):
-        return torch.tensor([float(index)])
+    def read(self, index):
+        return str(index).encode()
+
+    def decode(self, raw):
+        return torch.tensor([float(raw)])
 
     def augment(self, example):
         import random
@@ -128,7 +137,7 @@ class Noisy(Dataset):
         return torch.cat([example, torch.rand(2), torch.tensor([random.random(), np.random.rand()])])
 
     def __getitem__(self, index):
-        return self.augment(self.load(index))
+        return self.augment(self.decode(self.read(index)))
 
     def __len__(self):
         return self.length

@@ -204,7 +204,7 @@ def test_what_print_config_shows_is_a_config(capsys: pytest.CaptureFixture[str],
 BAD = [
     ("factor", 0.5, "factor must be a finite number >= 1, got 0.5"),
     ("factor", "much", "much"),
-    ("insertion_point", "before", "insertion_point must be one of 'before_augmentation'"),
+    ("insertion_point", "before", "insertion_point must be one of 'after_read'"),
     ("buffer_size", 0, "buffer_size must be at least 1, got 0"),
     ("buffer_size", 1.5, "1.5"),
     ("epoch_length", "long", "epoch_length must be 'fixed' or 'full_pass', got 'long'"),

@@ -469,7 +469,7 @@ def test_what_is_no_data_module_is_refused_with_the_way_out(given: Any) -> None:
     [
         ({"factor": 0.5}, ValueError, "factor must be a finite number >= 1, got 0.5"),
         ({"factor": "2x"}, TypeError, "factor must be a real number"),
-        ({"factor": 2, "insertion_point": "before"}, ValueError, "insertion_point must be one of 'before_augmentation'"),
+        ({"factor": 2, "insertion_point": "before"}, ValueError, "insertion_point must be one of 'after_read'"),
         ({"factor": 2, "buffer_size": 0}, ValueError, "buffer_size must be at least 1, got 0"),
         ({"factor": 2, "epoch_length": "long"}, ValueError, "epoch_length must be 'fixed' or 'full_pass', got 'long'"),
         ({"factor": 2, "seed": 1.5}, TypeError, "seed must be an integer"),

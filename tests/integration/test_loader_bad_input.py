@@ -52,7 +52,14 @@ def test_numbers_of_other_libraries_are_factors():
 def test_an_unknown_insertion_point_is_refused_and_the_known_ones_are_listed(point):
     with pytest.raises(ValueError, match="insertion_point must be one of") as refused:
         EchoLoader(plain(), 2, insertion_point=point)
-    for known in ("'before_augmentation'", "'after_augmentation'", "'after_batching'", "'auto'", f"got {point!r}"):
+    for known in (
+        "'after_read'",
+        "'before_augmentation'",
+        "'after_augmentation'",
+        "'after_batching'",
+        "'auto'",
+        f"got {point!r}",
+    ):
         assert known in str(refused.value)
 
 

@@ -32,15 +32,20 @@ class BrokenFile(Exception):
 
 
 class Broken(Dataset):
-    """One example cannot be read, another one cannot be augmented."""
+    """One example cannot be read, another one cannot be decoded, a third one cannot be augmented."""
 
-    def __init__(self, load=None, augment=None):
-        self.bad_load, self.bad_augment = load, augment
+    def __init__(self, load=None, decode=None, augment=None):
+        self.bad_load, self.bad_decode, self.bad_augment = load, decode, augment
 
-    def load(self, index):
+    def read(self, index):
         if index == self.bad_load:
             raise BrokenFile("unexpected end of file")
-        return torch.tensor([index])
+        return index
+
+    def decode(self, raw):
+        if raw == self.bad_decode:
+            raise BrokenFile("no image")
+        return torch.tensor([raw])
 
     def augment(self, example):
         if example.item() == self.bad_augment:
@@ -48,7 +53,7 @@ class Broken(Dataset):
         return example
 
     def __getitem__(self, index):
-        return self.augment(self.load(index))
+        return self.augment(self.decode(self.read(index)))
 
     def __len__(self):
         return 40
@@ -83,6 +88,14 @@ def test_an_exception_in_the_augmentation_names_the_index_too(num_workers):
     with nothing_left_behind(), pytest.raises(BrokenFile, match="image is too small") as raised:
         take(loader, 40)
     assert "augmenting example 17 of the data set" in said(raised.value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_in_decoding_for_each_use_names_the_index_and_the_stage(num_workers):
+    loader = EchoLoader(broken(Broken(decode=17), num_workers), 2, insertion_point="after_read", seed=0)
+    with nothing_left_behind(), pytest.raises(BrokenFile, match="no image") as raised:
+        take(loader, 40)
+    assert "decoding and augmenting example 17 of the data set" in said(raised.value)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -94,8 +94,13 @@ class Examples(Dataset):
     def __init__(self, container, kind, editor):
         self.container, self.kind, self.editor = container, kind, editor
 
-    def load(self, index):
+    def read(self, index):  # an example that can be edited: bytes alone could not show it
         return CONTAINERS[self.container][0](index, KINDS[self.kind][0](index))
+
+    def decode(self, raw):
+        if self.editor == "decoding":
+            edit(raw, self.container, self.kind)
+        return raw
 
     def augment(self, example):
         if self.editor == "augmentation":
@@ -103,7 +108,7 @@ class Examples(Dataset):
         return example
 
     def __getitem__(self, index):
-        return self.augment(self.load(index))
+        return self.augment(self.decode(self.read(index)))
 
     def __len__(self):
         return LENGTH
@@ -125,7 +130,7 @@ class Collate:
 @pytest.mark.parametrize(
     "case",
     pairwise(
-        editor=("augmentation", "collate", "step"),
+        editor=("decoding", "augmentation", "collate", "step"),
         point=POINTS,
         kind=tuple(KINDS),
         container=tuple(CONTAINERS),
@@ -144,7 +149,7 @@ def test_every_use_of_an_example_is_as_if_it_were_the_only_one(case):
         for (examples,) in loader:
             for example in examples:
                 index = CONTAINERS[container][1](example)[0]
-                expected = dataset.load(index)
+                expected = dataset.read(index)
                 if editor != "step":
                     edit(expected, container, kind)
                 assert fingerprint(example, container, kind) == fingerprint(expected, container, kind)
@@ -170,14 +175,17 @@ def test_a_training_step_that_edits_the_delivered_tensors_reaches_no_echo(point,
 
 
 class Pairs(Dataset):
-    def load(self, index):
+    def read(self, index):
         return torch.full((3,), float(index)), index
+
+    def decode(self, raw):
+        return raw
 
     def augment(self, example):
         return example
 
     def __getitem__(self, index):
-        return self.augment(self.load(index))
+        return self.augment(self.decode(self.read(index)))
 
     def __len__(self):
         return LENGTH

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_echo import EchoLoader
 
-EXAMPLE_POINTS = POINTS[:2]
+EXAMPLE_POINTS = POINTS[:3]
 
 
 # --- worker_init_fn ---
@@ -25,9 +25,14 @@ class Shifted(Dataset):
     def __init__(self, transform=None):
         self.root, self.transform, self.shift = "images", transform, 0
 
+    def read(self, index):
+        return torch.tensor([index, self.shift])
+
+    def decode(self, raw):
+        return raw if self.transform is None else self.transform(raw)
+
     def __getitem__(self, index):
-        value = torch.tensor([index, self.shift])
-        return value if self.transform is None else self.transform(value)
+        return self.decode(self.read(index))
 
     def __len__(self):
         return 24
@@ -83,14 +88,17 @@ def test_without_workers_worker_init_fn_is_not_called():
 
 
 class Images(Dataset):
-    def load(self, index):
+    def read(self, index):
         return {"image": Image.new("L", (2, 2), index), "array": np.full(2, index), "name": f"image {index}", "index": index}
+
+    def decode(self, raw):
+        return raw
 
     def augment(self, example):
         return example
 
     def __getitem__(self, index):
-        return self.augment(self.load(index))
+        return self.augment(self.decode(self.read(index)))
 
     def __len__(self):
         return 24

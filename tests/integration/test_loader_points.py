@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from loader_cases import LoggedDataset, ReadLog, Values, case_id, epochs, pairwise
+from loader_cases import POINTS, LoggedDataset, ReadLog, Values, case_id, epochs, pairwise
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import EchoLoader, InsertionPoint
@@ -73,7 +73,7 @@ def test_after_batching_batches_repeat_whole_and_evenly_interleaved(tmp_path, wo
         shuffle=(True, False),
         drop_last=(True, False),
         surplus=(0, 3),
-        point=("before_augmentation", "after_augmentation"),
+        point=("after_read", "before_augmentation", "after_augmentation"),
     ),
     ids=case_id,
 )
@@ -166,7 +166,7 @@ def test_a_batch_is_exactly_what_the_collate_function_made():
             "sum": torch.stack([e["value"] for e in examples]).sum(),
         }
 
-    for point in ("before_augmentation", "after_augmentation", "after_batching"):
+    for point in POINTS:
         loader = EchoLoader(DataLoader(Values(12), batch_size=4, collate_fn=collate), 2, insertion_point=point)
         for batch in loader:
             assert list(batch) == ["indices", "sum"]

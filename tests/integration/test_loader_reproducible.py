@@ -105,15 +105,18 @@ def test_the_number_of_workers_changes_which_examples_are_echoed_but_not_the_fre
 class Delayed(Dataset):
     """Takes its time to read, differently in every run."""
 
-    def load(self, index):
+    def read(self, index):
         time.sleep(random.SystemRandom().random() * 0.002)
-        return torch.tensor([float(index)])
+        return index
+
+    def decode(self, raw):
+        return torch.tensor([float(raw)])
 
     def augment(self, example):
         return example + torch.rand(1) / 2
 
     def __getitem__(self, index):
-        return self.augment(self.load(index))
+        return self.augment(self.decode(self.read(index)))
 
     def __len__(self):
         return 40

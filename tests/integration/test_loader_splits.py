@@ -228,17 +228,18 @@ def test_an_explicit_split_that_is_impossible_is_refused_with_the_way_out(datase
         assert way in str(refused.value)
 
 
-@pytest.mark.parametrize("point", ["before_augmentation", "after_augmentation"])
+@pytest.mark.parametrize("point", ["after_read", "before_augmentation", "after_augmentation"])
 def test_an_example_level_point_on_batches_of_unknown_examples_is_refused_with_the_way_out(point):
     with pytest.raises(ValueError, match=f"insertion_point='{point}' is impossible here: .*Use 'after_batching' or 'auto'"):
         EchoLoader([torch.zeros(1)] * 3, 2, insertion_point=point)
 
 
-def test_a_point_before_the_augmentation_of_a_stream_is_refused_with_the_way_out():
+@pytest.mark.parametrize("point", ["after_read", "before_augmentation"])
+def test_a_point_before_the_augmentation_of_a_stream_is_refused_with_the_way_out(point):
     with pytest.raises(
         ValueError, match=r"the data set is a stream, which has no index\. Use 'after_augmentation', 'after_batch"
     ):
-        EchoLoader(DataLoader(Stream(), batch_size=8), 2, insertion_point="before_augmentation")
+        EchoLoader(DataLoader(Stream(), batch_size=8), 2, insertion_point=point)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -97,7 +97,7 @@ def test_its_options_are_those_of_a_loader() -> None:
     [
         ({"factor": 0.5}, ValueError, "factor must be a finite number >= 1, got 0.5"),
         ({"factor": "2x"}, TypeError, "factor must be a real number"),
-        ({"insertion_point": "before"}, ValueError, "insertion_point must be one of 'before_augmentation'"),
+        ({"insertion_point": "before"}, ValueError, "insertion_point must be one of 'after_read'"),
         ({"buffer_size": 0}, ValueError, "buffer_size must be at least 1, got 0"),
         ({"epoch_length": "long"}, ValueError, "epoch_length must be 'fixed' or 'full_pass', got 'long'"),
         ({"seed": 1.5}, TypeError, "seed must be an integer"),

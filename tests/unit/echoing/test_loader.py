@@ -40,18 +40,21 @@ from lightning_echo.echoing.state import EchoStateError
 
 LENGTH, BATCH_SIZE = 43, 6
 STEPS = 8  # batches of a pass, the last of one example
-POINTS = ("before_augmentation", "after_augmentation", "after_batching")
+POINTS = ("after_read", "before_augmentation", "after_augmentation", "after_batching")
 
 
 class Noisy(StagedDataset):
-    """Examples are (index, noise of load, noise of augment)."""
+    """Examples are (index, noise of augment)."""
 
     def __init__(self, length=LENGTH):
-        self.length, self.read = length, Counter()
+        self.length, self.reads = length, Counter()
 
-    def load(self, index):
-        self.read[index] += 1
-        return torch.tensor([float(index), 0.0])
+    def read(self, index):
+        self.reads[index] += 1
+        return str(index).encode()
+
+    def decode(self, raw):
+        return torch.tensor([float(raw), 0.0])
 
     def augment(self, example):
         example[1] = torch.rand(()) + float(np.random.rand()) + random.random()
@@ -101,7 +104,7 @@ class TestFactor1IsThePlainLoader:
     )
     def test_the_same_values_in_the_same_batches(self, point, drop_last, make_sampler):
         def make():
-            dataset = StagedDataset.of(torch.arange(LENGTH), augment=lambda example: example * 10)
+            dataset = StagedDataset.of(torch.arange(LENGTH), decode=lambda raw: raw + 1, augment=lambda example: example * 10)
             return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=make_sampler(), drop_last=drop_last)
 
         plain, echoed = make(), echo(1, point, make())
@@ -197,12 +200,12 @@ class TestEpochs:
         """Lightning calls it as a check and again for real."""
         dataset = Noisy()
         loader = echo(3, loader=plain_loader(dataset))
-        dataset.read.clear()
+        dataset.reads.clear()
         before = loader.state_dict()
         for _ in range(3):
             iter(loader)
         assert loader.state_dict() == before
-        assert not dataset.read
+        assert not dataset.reads
         assert len(list(loader)) == STEPS
 
     def test_an_epoch_that_is_over_stays_over(self):
@@ -215,10 +218,10 @@ class TestEpochs:
     def test_a_whole_pass_is_gone_through_before_any_example_is_fresh_a_second_time(self):
         dataset = Noisy()
         loader = echo(4, "before_augmentation", plain_loader(dataset))
-        dataset.read.clear()
+        dataset.reads.clear()
         for _ in range(12):
             for _ in loader:
-                reads = [dataset.read[index] for index in range(LENGTH)]
+                reads = [dataset.reads[index] for index in range(LENGTH)]
                 assert max(reads) - min(reads) <= 1
         assert min(reads) >= 3
 
@@ -274,14 +277,14 @@ class TestCounts:
     def test_add_up_batch_by_batch(self, point, factor):
         dataset = Noisy()
         loader = echo(factor, point, plain_loader(dataset))
-        dataset.read.clear()
+        dataset.reads.clear()
         total = EchoCounts()
         for _ in range(5):
             for batch in loader:
                 total += loader.last_batch_counts
                 assert loader.last_batch_counts.delivered == len(batch)
                 assert loader.counts == total
-        assert total.fresh == sum(dataset.read.values()), "without workers nothing is in flight"
+        assert total.fresh == sum(dataset.reads.values()), "without workers nothing is in flight"
         assert total.refetched == 0
         buffer = loader.buffer_size * (BATCH_SIZE if point == "after_batching" else 1)
         assert abs(total.fresh - total.delivered / factor) <= buffer
@@ -298,7 +301,7 @@ class TestCounts:
         batches = [batch.tolist() for _ in range(10) for batch in loader]
         seen = [tuple(example) for batch in batches for example in batch]
         fresh = loader.counts.fresh
-        if point == "before_augmentation":
+        if point in ("after_read", "before_augmentation"):
             assert len(set(seen)) == len(seen), "each use is augmented anew"
         else:
             assert len(set(seen)) == fresh, "uses are equal"
@@ -313,10 +316,10 @@ class TestPassesAndSeconds:
     def test_passes_are_counted_by_what_was_read(self, point):
         loader = echo(2.5, point)
         assert loader.passes == 0
-        loader.loader.dataset.read.clear()  # of the proof
+        loader.loader.dataset.reads.clear()  # of the proof
         for epoch in range(1, 12):
             played(loader, 1)
-            whole, rest = divmod(sum(loader.loader.dataset.read.values()), LENGTH)
+            whole, rest = divmod(sum(loader.loader.dataset.reads.values()), LENGTH)
             share = rest / BATCH_SIZE / STEPS if point == "after_batching" else rest / LENGTH
             assert loader.passes == pytest.approx(whole + share, abs=1e-9), epoch
         assert echo(1, point).passes == 0
@@ -332,9 +335,9 @@ class TestPassesAndSeconds:
     @pytest.mark.parametrize("point", POINTS)
     def test_seconds_are_measured_for_every_example_and_batch_that_was_read(self, point):
         loader = echo(2.5, point)
-        loader.loader.dataset.read.clear()  # of the proof
+        loader.loader.dataset.reads.clear()  # of the proof
         played(loader, 5)
-        seconds, read = loader.seconds, sum(loader.loader.dataset.read.values())
+        seconds, read = loader.seconds, sum(loader.loader.dataset.reads.values())
         assert seconds.examples == loader.counts.fresh == read
         assert seconds.batches == (round(loader.passes * STEPS) if point == "after_batching" else 5 * STEPS)
         assert min(seconds.source, seconds.rest, seconds.collate) > 0
@@ -830,7 +833,7 @@ class TestWhatItSays:
             assert len(caplog.records) == 1
 
     def test_the_resolved_point(self):
-        assert echo(point="auto").insertion_point is InsertionPoint.before_augmentation
+        assert echo(point="auto").insertion_point is InsertionPoint.before_augmentation  # also where it could be after_read
         assert echo(point=InsertionPoint.after_batching).insertion_point is InsertionPoint.after_batching
         assert EchoLoader(DataLoader(torch.arange(8)), 2).insertion_point is InsertionPoint.after_augmentation
         assert [member.name for member in InsertionPoint] == [member.value for member in InsertionPoint]
