@@ -76,7 +76,7 @@ def is_bound(instance: Any) -> bool:
 # ---------------------------------------------------------------------- what is echoed
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", ["after_read", *POINTS])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_users_data_module_is_echoed_as_by_an_echo_data_module(point: str, workers: int) -> None:
     user, seen = Data(workers), []

@@ -126,6 +126,12 @@ def test_every_option_reaches_the_loader() -> None:
     assert (loader.epoch_length, loader.seed, len(loader)) == ("full_pass", 3, 12)
 
 
+def test_a_point_that_auto_never_takes_is_taken_by_name() -> None:
+    cli = run("fit", "--echo.factor=2.5", "--echo.insertion_point=after_read", "--echo.seed=7")
+    assert str(loader_of(cli).insertion_point) == "after_read"
+    assert cli.model.batches == fit(echoed(point="after_read")).model.batches
+
+
 def test_the_group_has_all_options_of_a_config() -> None:
     cli = built()
     expected = {field.name: field.default for field in fields(EchoConfig)}

@@ -55,6 +55,8 @@ def test_a_run_resumes_exactly_after_any_step(point: str, reads_stepping: bool, 
 @pytest.mark.parametrize(
     ("point", "step", "limit", "reads_stepping", "bare"),
     [
+        ("after_read", 7, 1.0, True, False),
+        ("after_read", 8, 5, False, True),
         ("before_augmentation", 8, 1.0, True, False),
         ("before_augmentation", 12, 1.0, False, True),
         ("before_augmentation", 10, 5, False, False),

@@ -42,7 +42,7 @@ class Scans(StagedDataset):
     def __len__(self) -> int:
         return self.length
 
-    def load(self, index: Any) -> Any:
+    def read(self, index: Any) -> Any:
         if index == self.fail_at:
             raise LookupError("unreadable")
         if self.delay:
@@ -50,7 +50,10 @@ class Scans(StagedDataset):
         if self.log is not None:
             with self.log.open("a") as file:
                 file.write(f"{index}\n")
-        return {"index": index, "pid": os.getpid()}
+        return f"{index} {os.getpid()}".encode()
+
+    def decode(self, raw: Any) -> Any:
+        return dict(zip(("index", "pid"), map(int, raw.split()), strict=True))
 
     def augment(self, example: Any) -> Any:
         noise = [torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random()]

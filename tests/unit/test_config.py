@@ -92,6 +92,14 @@ def test_its_options_are_those_of_a_loader() -> None:
     assert (loader.epoch_length, loader.seed, len(loader)) == ("full_pass", 5, 16)
 
 
+def test_every_insertion_point_has_its_name() -> None:
+    for point in InsertionPoint:
+        assert EchoConfig(insertion_point=point.name).insertion_point == point.value == str(point)
+    assert OmegaConf.to_object(OmegaConf.structured(EchoConfig(insertion_point="after_read"))) == EchoConfig(
+        insertion_point="after_read"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -142,6 +142,16 @@ def test_each_later_point_reuses_more_of_the_same_work(source, rest, collate, de
     assert batches.later_points() == []
 
 
+@given(some_seconds, seconds, seconds, some_seconds, st.integers(0, 8), factors)
+def test_after_read_only_reading_is_reused_and_the_points_of_which_the_cost_is_known_follow(
+    source, rest, collate, device, workers, factor
+):
+    first = PipelineCosts("after_read", source, rest, collate, device, workers)
+    assert first.host_seconds(factor) == pytest.approx((source / factor + rest + collate) / (workers or 1))
+    # How much of the rest is decoding, which before_augmentation would reuse, nobody has measured.
+    assert first.later_points() == PipelineCosts("before_augmentation", source, rest, collate, device, workers).later_points()
+
+
 @given(some_seconds, st.floats(0.01, 0.99), factors)
 def test_a_pipeline_known_only_by_its_waiting_is_one_that_reuses_whole_batches(step, idle, factor):
     """At the factor in force it must predict what was measured; twice as many uses then halve the host's time."""

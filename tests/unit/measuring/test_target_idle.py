@@ -348,6 +348,17 @@ def test_what_follows_the_echo_may_be_too_slow_then_the_first_later_point_that_w
     )
 
 
+def test_where_decoding_and_augmenting_are_too_slow_the_point_between_is_named_though_its_cost_is_not_known():
+    """A step takes 10 ms. Per batch, all workers on it: decoding and augmentation 12 ms, collate 2 ms, reading 60 ms."""
+    costs = PipelineCosts("after_read", 0.12, 0.024, 0.004, device_seconds=0.01, workers=2)
+    decision = TargetIdle(max_factor=8).decide(observe(1.0, 1 - 10 / 74, costs))
+    assert (decision.factor, decision.reason) == (1, Reason.downstream_too_slow)
+    assert decision.message.endswith(
+        "echo at insertion_point='before_augmentation' if most of that is decoding, else at "
+        f"insertion_point='after_augmentation' with factor {72 / (10 / 0.95 - 2):.3g}"
+    )
+
+
 def test_seconds_that_costs_do_not_show_may_make_what_follows_the_echo_too_slow():
     """Workers say 39 ms and it takes 52: a third more, 9 ms of collate and the like are 12 then."""
     decision = TargetIdle(max_factor=100).decide(observe(1.0, 1 - 10 / 52, costs_of(0.03, redone=0.009), step_seconds=0.052))
