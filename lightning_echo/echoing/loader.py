@@ -51,7 +51,8 @@ class EchoLoader:
     Args:
         loader: A ``DataLoader``, or (for ``after_batching``) any iterable of batches. Streams are not dealt out to ranks here.
         factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader.
-        insertion_point: Where the echo stage stands, see `InsertionPoint`; ``"auto"`` takes the earliest possible one.
+        insertion_point: Where the echo stage stands, see `InsertionPoint`; ``"auto"`` takes the earliest possible one, from
+            ``"before_augmentation"`` on.
         buffer_size: Most live examples per rank that echoes are drawn from (batches for ``after_batching``). Default: two
             batches per worker (four batches for ``after_batching``), less if memory is short. Where it hardly holds a
             batch, single examples get a use more or less than the factor.

@@ -224,7 +224,9 @@ class Source:
 
 
 def choose(source: Source, point: InsertionPoint) -> Choice:
-    """The insertion point to use: the one asked for if the loader allows it, for ``auto`` the earliest that it allows.
+    """The insertion point to use: the one asked for if the loader allows it.
+
+    For ``auto`` the earliest that it allows, from ``before_augmentation`` on.
 
     Raises:
         ValueError: The point asked for is impossible; the message says why and what to do.

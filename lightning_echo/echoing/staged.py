@@ -20,9 +20,10 @@ class StagedDataset(Dataset[Any]):
 
     Write ``load`` and ``augment``, for ``before_augmentation``; or ``read``, ``decode`` and ``augment``, for
     ``after_read`` as well: ``load`` is then ``read`` and ``decode``. Or give any data set the same methods: what
-    counts is that they are callable. What is reused (``load``, or ``read``) must not draw random numbers (an echo
-    repeats what it drew), and each later stage must need nothing but what the one before it returned (between the
-    stages of one example, those of others run). Both are checked before training.
+    counts is that they are callable (one that does not augment needs no ``augment`` for ``after_read``). What is
+    reused (``load``, or ``read``) must not draw random numbers (an echo repeats what it drew), and each later stage
+    must need nothing but what the one before it returned (between the stages of one example, those of others run).
+    Both are checked before training.
 
     >>> class Squares(StagedDataset):
     ...     def load(self, index):

@@ -57,8 +57,7 @@ def test_uses_share_what_was_read_and_differ_by_decoding_and_augmenting(tmp_path
 def test_a_run_with_random_decoding_is_repeated_and_resumed_exactly(tmp_path, workers):
     class Numbered(RandomlyDecoded):
         def read(self, index):  # the number of the read is another one in another run
-            super().read(index)
-            return bytes(16)
+            return super().read(index)[:8] + bytes(8)
 
     def make():
         return loader(Numbered(19, ReadLog(tmp_path / "reads")), workers, factor=2.37, batch_size=4)
