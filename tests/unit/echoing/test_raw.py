@@ -192,6 +192,16 @@ class TestProtocol:
         assert find_split(dataset, [8, 2, 0], raw=True).redone == ("decode", "augment")
         assert proved(dataset)[1].load(0) == b"word number 6"
 
+    def test_a_subset_of_a_named_augmentation_leads_each_raw_item_to_the_decoder_that_it_is_for(self):
+        class Backwards(NotAugmented):
+            def decode(self, raw):
+                return raw.decode()[::-1]
+
+        dataset = Subset(StagedDataset.of(ConcatDataset([NotAugmented(), Backwards()]), augment=str.upper), [8, 0, 13, 6])
+        stages = proved(dataset)[1]
+        assert stages.augment(0, stages.load(0)) == "1 REBMUN DROW"
+        assert behaves_like(dataset, stages)
+
     def test_decoding_may_draw_also_from_a_generator_of_the_data_set(self):
         class OwnGenerator(Words):
             def __init__(self):
