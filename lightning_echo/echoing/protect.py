@@ -42,12 +42,13 @@ _BEGUN = -1  # a key that is no id: the objects whose parts are being copied
 _Copier = Callable[[Any, Memo], Any]
 
 
-def copy_example(value: Any) -> Any:
+def copy_example(value: Any, memo: Memo | None = None) -> Any:
     """Returns a copy of an example that shares nothing mutable with it.
 
     Args:
         value: anything that a data set or a collate function returns. Tensors keep class, metadata
             (TVTensors), layout and pinning; a tensor with a graph leaves it.
+        memo: what takes the place of parts of the example instead of a copy; added to.
 
     Returns:
         The copy; an immutable value itself.
@@ -62,7 +63,7 @@ def copy_example(value: Any) -> Any:
     >>> example
     {'image': tensor([0., 0.]), 'boxes': [[0, 1]]}
     """
-    return _copy(value, {})
+    return _copy(value, {} if memo is None else memo)
 
 
 def _copy(value: Any, memo: Memo) -> Any:
@@ -97,7 +98,7 @@ def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
     if value.requires_grad:
         copied.requires_grad_()
     if value.__dict__:
-        copied.__dict__.update(_copy_attributes(value, memo))
+        copied.__dict__.update(copy_attributes(value, memo))
     return copied
 
 
@@ -118,7 +119,7 @@ def _copy_array(value: np.ndarray[Any, Any], memo: Memo) -> Any:
         return _deepcopy(value, memo)
     copied = value.copy(order="K")
     if type(value) is not np.ndarray and hasattr(copied, "__dict__"):
-        copied.__dict__.update(_copy_attributes(copied, memo))  # what a subclass carries over is still shared
+        copied.__dict__.update(copy_attributes(copied, memo))  # what a subclass carries over is still shared
     return copied
 
 
@@ -167,7 +168,7 @@ def _copy_bytearray(value: bytearray, memo: Memo) -> bytearray:
 def _copy_plain_object(value: Any, memo: Memo) -> Any:
     copied = object.__new__(type(value))
     memo[id(value)] = copied
-    copied.__dict__.update(_copy_attributes(value, memo))  # not setattr: a frozen dataclass refuses it
+    copied.__dict__.update(copy_attributes(value, memo))  # not setattr: a frozen dataclass refuses it
     return copied
 
 
@@ -202,7 +203,8 @@ def _parts(value: Any) -> list[Any]:
     return parts
 
 
-def _copy_attributes(value: Any, memo: Memo) -> dict[str, Any]:
+def copy_attributes(value: Any, memo: Memo) -> dict[str, Any]:
+    """Copies of what is in an object's ``__dict__``."""
     return {name: _copy(item, memo) for name, item in vars(value).items()}
 
 
