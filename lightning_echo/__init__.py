@@ -3,8 +3,8 @@
 The input pipeline, and where the echo stage can stand (Choi et al. 2019, arXiv 1907.05550)::
 
     index --read--> raw --decode--> example --augment--> example' --collate--> batch --transfer--> device batch --> step
-                   ^               ^                    ^                     ^
-           after_read  before_augmentation     after_augmentation      after_batching
+                   ^               ^                    ^                     ^                    ^
+           after_read  before_augmentation     after_augmentation      after_batching       after_transfer
 
 Words, the same in code, logs and docs:
 

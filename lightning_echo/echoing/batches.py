@@ -33,7 +33,7 @@ class BatchEcho:
 
     def __init__(self, requests: BatchRequests, read: Callable[[int], tuple[Any, tuple[float, float, float]]]) -> None:
         self._requests, self._read = requests, read
-        self._held: dict[int, Any] = {}
+        self._held: dict[int, tuple[Any, int]] = {}  # with its number of examples
 
     def __iter__(self) -> BatchEcho:
         return self
@@ -42,20 +42,31 @@ class BatchEcho:
         step = self._requests.step()
         for position in step.forget:
             self._held.pop(position, None)
-        try:
-            batch, seconds = self._read(step.position) if step.read else (self._held[step.position], _NOTHING_RAN)
-        except PassOver:  # what was to be its next batch is the first of the next pass
-            self._requests.put_back(step)
-            raise
-        size = step.size if step.size >= 0 else count_examples(batch)
+        if step.read:
+            try:
+                batch, seconds = self._read(step.position)
+            except PassOver:  # what was to be its next batch is the first of the next pass
+                self._requests.put_back(step)
+                raise
+            held, size = self._hold(batch), step.size if step.size >= 0 else count_examples(batch)
+        else:
+            (held, size), seconds = self._held[step.position], _NOTHING_RAN
         if step.kept:
-            self._held[step.position] = batch
-            batch = copy_example(batch)
+            self._held[step.position] = held, size
         else:
             self._held.pop(step.position, None)
+        handed_out = self._hand_out(held, is_last=not step.kept)
         if step.fresh:
-            return batch, (size, 0, 0, *seconds)
-        return batch, (0, size, size if step.read else 0, *seconds)
+            return handed_out, (size, 0, 0, *seconds)
+        return handed_out, (0, size, size if step.read else 0, *seconds)
+
+    def _hold(self, batch: Any) -> Any:
+        """What is kept of a batch while uses are left."""
+        return batch
+
+    def _hand_out(self, held: Any, *, is_last: bool) -> Any:
+        """One use of it."""
+        return held if is_last else copy_example(held)
 
 
 class RequestedReader:

@@ -49,13 +49,14 @@ class EchoLoader:
     ``for batch in loader`` is one epoch.
 
     Args:
-        loader: A ``DataLoader``, or (for ``after_batching``) any iterable of batches. Streams are not dealt out to ranks here.
+        loader: A ``DataLoader``, or (where batches are reused) any iterable of batches. Streams are not dealt out to ranks here.
         factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader.
         insertion_point: Where the echo stage stands, see `InsertionPoint`; ``"auto"`` takes the earliest possible one, from
-            ``"before_augmentation"`` on.
-        buffer_size: Most live examples per rank that echoes are drawn from (batches for ``after_batching``). Default: two
-            batches per worker (four batches for ``after_batching``), less if memory is short. Where it hardly holds a
-            batch, single examples get a use more or less than the factor.
+            ``"before_augmentation"`` on. ``"after_transfer"`` needs a Trainer with an `EchoDataModule` or `EchoCallback`, which
+            put the batches on the device.
+        buffer_size: Most live examples per rank that echoes are drawn from (batches for ``after_batching`` and
+            ``after_transfer``, there in device memory). Default: two batches per worker (four where batches are reused), less
+            if memory is short. Where it hardly holds a batch, single examples get a use more or less than the factor.
         epoch_length: ``"fixed"``: an epoch has as many steps as without echoing. ``"full_pass"``: ``round(factor * steps)``,
             so that it delivers as many fresh examples as one pass over the data holds; over a stream it ends where the stream
             does, and so does every epoch of a loader without a length.
@@ -69,6 +70,7 @@ class EchoLoader:
         fetches_ahead: Whether who iterates asks for a batch before the one in use is done with, as Lightning does where there is
             no length: then counts and state are those of the batch in use.
         factor_owner: Name of what must hear of a new factor where that changes the length of epochs; empty: nobody.
+        is_transferred: Whether who iterates can put a `BatchUse` on the device: what ``after_transfer`` yields.
 
     Raises:
         ValueError: An option has an impossible value, or does not fit the loader.
@@ -123,6 +125,7 @@ class EchoLoader:
         self.limit_train_batches: int | float | None = None
         self.fetches_ahead = False
         self.factor_owner = ""
+        self.is_transferred = False
         self._said = False
         self._reset()
 
@@ -140,7 +143,7 @@ class EchoLoader:
 
     @property
     def buffer_size(self) -> int:
-        """Most live examples per rank (batches for ``after_batching``)."""
+        """Most live examples per rank (batches where they are reused)."""
         return self._setting.buffer_size
 
     @property
@@ -276,6 +279,13 @@ class EchoLoader:
         self._progress.begin(len(self) if self.has_length else -1)
 
     def _next_batch(self) -> Any:
+        if self.insertion_point is InsertionPoint.after_transfer and not self.is_transferred:
+            raise RuntimeError(
+                "insertion_point='after_transfer' reuses batches on the device, but nobody here puts them there: train with "
+                "EchoDataModule(datamodule, factor, insertion_point='after_transfer') or "
+                "EchoCallback(echo=EchoConfig(factor, insertion_point='after_transfer')), on a single loader; or use "
+                "'after_batching'"
+            )
         run = self._pipeline.run or self._start()
         if self.fetches_ahead:
             self._before = self._fetched()

@@ -14,6 +14,7 @@ from typing import Any
 from lightning_echo.echoing.batches import BatchEcho, RequestedReader
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.live import LiveBatchEcho
 from lightning_echo.echoing.order import SequentialOrder, ShuffledOrder
 from lightning_echo.echoing.passes import PassOver, PassReader
 from lightning_echo.echoing.plan import EchoPlan
@@ -112,7 +113,7 @@ class Run:
         position: tuple[int, int],
         worker_init_fn: Any,
     ) -> None:
-        by_batches = choice.point is InsertionPoint.after_batching
+        by_batches, self._is_live = choice.point.by_batches, choice.point is InsertionPoint.after_transfer
         shape = _shape(source, layout, buffer_size, seed, by_batches)
         order = _order(source, layout, rank, seed, shape.distance, by_batches)
         if state["order"] is not None:
@@ -135,7 +136,7 @@ class Run:
             order.expect(whole.missing)
             read = order.read
         if whole is not None:
-            batches = BatchEcho(whole, read)
+            batches = LiveBatchEcho(whole, read) if self._is_live else BatchEcho(whole, read)
         self._batches: Iterator[Any] | None = Prefetcher(batches) if in_thread else batches
 
     def next_batch(self) -> tuple[Any, Report] | None:
@@ -146,6 +147,9 @@ class Run:
         except PassOver:
             return None
         self._requests.delivered += 1
+        if self._is_live:
+            use, report = item
+            return use.live.use(use.is_last), report  # here, since a batch is prepared where it is used, and not in the thread
         return item
 
     def change_factor(self, number: int, factor: float) -> None:

@@ -57,7 +57,7 @@ class Setting:
     @property
     def by_batches(self) -> bool:
         """Whether batches are the items that are echoed."""
-        return self.choice.point is InsertionPoint.after_batching
+        return self.choice.point.by_batches
 
     @property
     def by_streams(self) -> bool:
@@ -87,6 +87,8 @@ class Setting:
         """All of it in a line, for people."""
         choice, what = self.choice, "batches" if self.by_batches else "examples"
         memory = f", {choice.item_bytes * self.buffer_size / 2**20:.3g} MiB" if choice.item_bytes else ""
+        if memory and choice.point is InsertionPoint.after_transfer:
+            memory += " of device memory"
         return (
             f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
             f"{self.buffer_size:,} live {what}{memory}; {self.source.num_workers} workers"

@@ -34,6 +34,13 @@ from lightning_echo.echoing.weight import nbytes
 
 __all__ = ["Choice", "Source", "choose", "reads_whole_batches"]
 
+# What is reused and what is redone where examples are left whole.
+_OF_WHOLE = {
+    InsertionPoint.after_augmentation: (("load", "augment"), ("collate", "transfer")),
+    InsertionPoint.after_batching: (("load", "augment", "collate"), ("transfer",)),
+    InsertionPoint.after_transfer: (("load", "augment", "collate", "transfer"), ("on_after_batch_transfer",)),
+}
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -45,7 +52,7 @@ class Choice:
         make_stages: Makes the stages in a worker.
         reused: What an echo reuses, for people.
         redone: What each use redoes.
-        item_bytes: Estimated memory of a live example, or of a live batch for ``after_batching``; 0 if unknown.
+        item_bytes: Estimated memory of a live example, or of a live batch where batches are reused; 0 if unknown.
     """
 
     point: InsertionPoint
@@ -235,10 +242,12 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
         return _choose_of_stream(point)
     if not source.rebuilds or source.own_batches:
         reason = _why_batches_only(source)
-        if point not in (InsertionPoint.auto, InsertionPoint.after_batching):
+        if point is InsertionPoint.auto:
+            return _whole(source, InsertionPoint.after_batching, reason)
+        if not point.by_batches:
             raise ValueError(f"insertion_point={point.value!r} is impossible here: {reason}. Use 'after_batching' or 'auto'")
-        return _whole(source, InsertionPoint.after_batching, reason if point is InsertionPoint.auto else "")
-    if point in (InsertionPoint.after_augmentation, InsertionPoint.after_batching):
+        return _whole(source, point, "")
+    if point is InsertionPoint.after_augmentation or point.by_batches:
         return _whole(source, point, "")
     try:
         split = find_split(source.loader.dataset, _readable_indices(source), raw=point is InsertionPoint.after_read)
@@ -296,12 +305,11 @@ def _readable_indices(source: Source) -> Any:
 
 
 def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
-    reused = ("load", "augment") if point is InsertionPoint.after_augmentation else ("load", "augment", "collate")
-    redone = ("collate", "transfer") if point is InsertionPoint.after_augmentation else ("transfer",)
+    reused, redone = _OF_WHOLE[point]
     item_bytes = 0
     if (index := source.readable_index) is not None:
         item_bytes = nbytes(read_plainly(source.loader.dataset, [index]).examples[0])
-        if point is InsertionPoint.after_batching:
+        if point.by_batches:
             item_bytes *= source.loader.batch_size
     return Choice(point, reason, WholeDataset, reused, redone, item_bytes)
 

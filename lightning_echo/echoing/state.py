@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.run import Layout
 
 __all__ = ["STATE_VERSION", "EchoStateError", "check_state", "differences", "is_state", "where_to_go_on"]
@@ -80,7 +81,7 @@ def where_to_go_on(plan: dict[str, Any], saved_for: dict[str, Any], now: Layout,
         by_batches: Whether this one counts positions in batches.
     """
     before = Layout(**saved_for["layout"])
-    if saved_for["insertion_point"] == "after_batching":
+    if InsertionPoint(saved_for["insertion_point"]).by_batches:
         number, batches = divmod(plan["position"], before.batches_per_pass)
         taken = batches * before.batch_size
     else:

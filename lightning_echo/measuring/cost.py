@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 __all__ = ["PipelineCosts"]
 
+_OF_BATCHES = ("after_batching", "after_transfer")
 # Not before_augmentation after after_read: how much of what is redone there is decoding is not known.
 _AFTER = {
     "after_read": "after_augmentation",
@@ -31,7 +32,8 @@ class PipelineCosts:
     """What one batch costs, were all its examples fresh.
 
     Attributes:
-        insertion_point: ``"after_read"``, ``"before_augmentation"``, ``"after_augmentation"`` or ``"after_batching"``.
+        insertion_point: One of ``"after_read"``, ``"before_augmentation"``, ``"after_augmentation"``, ``"after_batching"`` and
+            ``"after_transfer"``.
         source_seconds: Worker time per batch before the insertion point.
         rest_seconds: Worker time per batch after it, except collate.
         collate_seconds: Worker time per batch for collate.
@@ -69,7 +71,7 @@ class PipelineCosts:
     @property
     def reused_seconds(self) -> float:
         """Worker time per batch that echoing saves."""
-        return self._total_seconds if self.insertion_point == "after_batching" else self.source_seconds
+        return self._total_seconds if self.insertion_point in _OF_BATCHES else self.source_seconds
 
     @property
     def redone_seconds(self) -> float:

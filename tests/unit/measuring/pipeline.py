@@ -54,7 +54,7 @@ class World:
 
     @property
     def by_batches(self):
-        return self.point == "after_batching"
+        return self.point in ("after_batching", "after_transfer")
 
     @property
     def items(self):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lightning_echo.measuring.cost import PipelineCosts
 
-POINTS = ("before_augmentation", "after_augmentation", "after_batching")
+POINTS = ("before_augmentation", "after_augmentation", "after_batching", "after_transfer")
 EXAMPLE_POINTS = POINTS[:2]
 
 seconds = st.floats(0, 1).map(lambda value: round(value, 4))
@@ -21,7 +21,7 @@ pipelines = st.builds(PipelineCosts, st.sampled_from(POINTS), some_seconds, seco
 def host_of(costs, factor):
     """``h(e)`` of the design; with no workers the main process does the same work."""
     workers = costs.workers or 1
-    if costs.insertion_point == "after_batching":
+    if costs.insertion_point in POINTS[2:]:
         return (costs.source_seconds + costs.rest_seconds + costs.collate_seconds) / (workers * factor)
     return (costs.source_seconds / factor + costs.rest_seconds + costs.collate_seconds) / workers
 
@@ -45,7 +45,7 @@ def test_host_time_step_time_idle_fraction_and_speedup_are_those_of_the_design(c
 @given(pipelines)
 def test_the_papers_upstream_time_is_what_a_fresh_batch_takes_before_the_echo(costs):
     upstream = costs.source_seconds
-    if costs.insertion_point == "after_batching":
+    if costs.insertion_point in POINTS[2:]:
         upstream += costs.rest_seconds + costs.collate_seconds
     assert costs.upstream_seconds == pytest.approx(upstream / (costs.workers or 1))
     assert costs.upstream_seconds == pytest.approx(costs.reused_seconds / (costs.workers or 1))

@@ -16,7 +16,7 @@ from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.target_idle import TargetIdle, recommend
 
 TARGET, STEPS = 0.05, 500
-POINTS = ("before_augmentation", "after_augmentation", "after_batching")
+POINTS = ("before_augmentation", "after_augmentation", "after_batching", "after_transfer")
 # What the workers' clocks do not tell: nothing; a share of their time, and jitter; a hand-over that costs each batch the same.
 HIDDEN = {
     "exact": {},
@@ -31,6 +31,7 @@ def world_of(point, ratio, workers, *, jitter=0.0, unseen=0.0, unseen_share=0.0)
         "before_augmentation": (1.0, 0.08 / ratio, 0.02 / ratio),
         "after_augmentation": (1.0, 0.0, 0.05 / ratio),
         "after_batching": (0.6, 0.3, 0.1),
+        "after_transfer": (0.6, 0.3, 0.1),
     }
     source, rest, collate = (part * ratio * workers for part in parts[point])
     return World(
