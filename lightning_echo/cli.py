@@ -23,9 +23,9 @@ class EchoOptions(EchoConfig):
 
     Args:
         factor: Uses per fresh example, a real number >= 1; 1 is no echoing.
-        insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching, or
-            auto.
-        buffer_size: Most live examples per rank (batches for after_batching). Default: chosen.
+        insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
+            after_transfer, or auto.
+        buffer_size: Most live examples per rank (batches for after_batching and after_transfer). Default: chosen.
         epoch_length: 'fixed', as without echoing, or 'full_pass': as many fresh examples as one pass over the data holds.
         seed: Seed of order, draws and augmentation. Default: that of seed_everything.
         controller: Decides the factor from epoch to epoch, e.g. TargetIdle.

@@ -27,7 +27,7 @@ class EchoDataModule(StandIn):
         datamodule: The user's data module.
         factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
-        buffer_size: Most live examples per rank (batches for ``after_batching``), see `EchoLoader`.
+        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
         shard: Whether each rank gets its share of the data. False for ``Trainer(use_distributed_sampler=False)``.

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from lightning_echo.config import EchoConfig
 from lightning_echo.echoing import options
 from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.transfer import TransferHooks
 
 __all__ = ["Attached", "TrainingEcho", "check_factor"]
 
@@ -57,6 +58,7 @@ class TrainingEcho:
         self._loader: EchoLoader | None = None
         self._state: dict[str, Any] | None = None  # of a loader that does not exist yet
         self._users_reload: int | None = None  # the Trainer's setting while ours stands in its place
+        self._transfer_hooks = TransferHooks()
         self.is_asked = False
         self._said = False
 
@@ -143,6 +145,7 @@ class TrainingEcho:
             loader.set_factor(self._factor)
         trainer = self._attached.trainer
         loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
+        self._transfer_hooks.follow(loader, trainer)
         if self._state is not None:
             loader.load_state_dict(self._state)
             self._state = None
@@ -186,6 +189,7 @@ class TrainingEcho:
 
     def close(self) -> None:
         """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""
+        self._transfer_hooks.unbind()
         if self._loader is not None:
             self._loader.close()
 

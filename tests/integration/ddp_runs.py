@@ -79,6 +79,10 @@ def scenario_batches(folder: Path) -> Any:
     return seen(fit(echoed(2, point="after_batching", workers=2, **UNEVEN), max_epochs=6))
 
 
+def scenario_device_batches(folder: Path) -> Any:
+    return seen(fit(echoed(2, point="after_transfer", workers=2, **UNEVEN), max_epochs=6))
+
+
 def scenario_drop_last(folder: Path) -> Any:
     options = {"shuffle": True, "drop_last": True}
     return seen(fit(echoed(2, loader_options=options, **UNEVEN), max_epochs=6))

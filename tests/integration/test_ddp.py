@@ -73,6 +73,11 @@ def test_fresh_examples_of_two_ranks_are_disjoint_and_together_complete(ranks: R
     assert_shares(*fresh, set(range(LENGTH)), EACH)
 
 
+def test_after_transfer_both_ranks_train_on_what_they_would_after_batching(ranks: Ranks) -> None:
+    for batching, transfer in zip(ranks.of("batches"), ranks.of("device_batches"), strict=True):
+        assert batching == transfer
+
+
 def test_before_augmentation_too_the_first_pass_is_dealt_out_to_the_ranks(ranks: Ranks) -> None:
     one, two = ranks.of("before_augmentation")
     first_pass = 7 * 8  # of 31 examples each, fresh for half of the uses: steps in which it is not through

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo import EchoDataModule, EchoLoader, StagedDataset
 
-POINTS = ("before_augmentation", "after_augmentation", "after_batching")
+POINTS = ("before_augmentation", "after_augmentation", "after_batching", "after_transfer")
 Noise = tuple[float, ...]
 Batch = tuple[tuple[int, ...], tuple[Noise, ...]]
 
