@@ -383,6 +383,7 @@ def test_the_measured_memory_is_said_once(caplog: pytest.LogCaptureFixture) -> N
         caplog.clear()
 
 
+@pytest.mark.filterwarnings("ignore:You are using `torch.load` with `weights_only=False`:FutureWarning")  # torch 2.4
 @pytest.mark.parametrize("how", ["data module", "callback"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
 def test_a_copy_of_the_model_made_during_training_transfers_by_itself(copied: Any, how: str) -> None:
