@@ -77,8 +77,8 @@ def _refusal(state: dict[str, Any], setting: Setting, changed: str) -> str:
     loader = setting.source.loader
     if changed:
         return (
-            f"the state was saved within a pass of a stream, with {changed}: its workers share a stream out, so that "
-            "the run can only go on with the same ones. Resume with the same options, or from a state that was saved between passes"
+            f"the state was saved within a pass of a stream, with {changed}: its workers share a stream out, so "
+            "that the run can only go on with the same ones. Resume with the same options, or from a state saved between passes"
         )
     what = type(loader.dataset if setting.by_streams else loader).__name__
     way_out = "resume from a state that was saved at the end of an epoch"

@@ -266,14 +266,15 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
 
 def _choose_of_stream(point: InsertionPoint) -> Choice:
     reason = "the data set is a stream, which has no index"
-    if point is InsertionPoint.after_batching:
-        return Choice(point, "", WholeDataset, ("load", "augment", "collate"), ("transfer",), 0)
+    if point.by_batches:
+        return Choice(point, "", WholeDataset, *_OF_WHOLE[point], 0)
     if point not in (InsertionPoint.auto, InsertionPoint.after_augmentation):
         raise ValueError(
             f"insertion_point={point.value!r} is impossible here: {reason}. Use 'after_augmentation', 'after_batching' or 'auto'"
         )
     reason = reason if point is InsertionPoint.auto else ""
-    return Choice(InsertionPoint.after_augmentation, reason, WholeDataset, ("load", "augment"), ("collate", "transfer"), 0)
+    point = InsertionPoint.after_augmentation
+    return Choice(point, reason, WholeDataset, *_OF_WHOLE[point], 0)
 
 
 def _makes_batches_plainly(loader: Any) -> bool:
