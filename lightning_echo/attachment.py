@@ -8,7 +8,7 @@ seen only once they are in use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_echo.config import EchoConfig
 from lightning_echo.datamodule import EchoDataModule
-from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.several import echoed_in
 from lightning_echo.training import TrainingEcho
 
 __all__ = ["Attachment"]
@@ -33,8 +33,8 @@ class Attachment:
     read by public means; where ranks shall share their data, use ``EchoDataModule(..., shard=False)``.
 
     Args:
-        config: The options of echoing. None: nothing was said about them, so that a loader that the user echoes already is taken
-            as it is.
+        config: The options of echoing, or of the loaders of a collection by name. None: nothing was said about them, so that a
+            loader that the user echoes already is taken as it is.
 
     Attributes:
         echo: The loader in use, its factor and state; they live on from ``fit`` to ``fit``.
@@ -42,7 +42,7 @@ class Attachment:
         has_echoed: Whether it was attached in the ``fit`` that is under way or was the last one.
     """
 
-    def __init__(self, config: EchoConfig | None) -> None:
+    def __init__(self, config: EchoConfig | Mapping[str, EchoConfig] | None) -> None:
         self.trainer: Any = None  # untyped like the attributes that Trainer sets outside __init__
         self.has_echoed = False
         self._takes_echoed = config is None
@@ -87,8 +87,7 @@ class Attachment:
         self.echo.end_own_reload()
         self.echo.close()
         self.trainer = None
-        if self.echo.loader is not None:  # it may be the user's own
-            self.echo.loader.factor_owner, self.echo.loader.limit_train_batches = "", None
+        self.echo.let_go()
 
     def check_in_use(self) -> None:
         """Makes sure that what is trained on is echoed; to be called in ``on_train_start``, the first hook that can know.
@@ -100,18 +99,19 @@ class Attachment:
         if trainer is None or trainer.overfit_batches > 0:
             return
         used = trainer.train_dataloader
-        if used is self.echo.loader and used is not None:
+        if self.echo.is_in_use(used):
             self.echo.use(used)  # it may have been passed to fit again
             return
-        if not isinstance(used, EchoLoader) or not self._takes_echoed:
+        if echoed_in(used) is None or not self._takes_echoed:
             raise self._unreachable()
         self.echo.adopt(used)
 
     def _unreachable(self) -> MisconfigurationException:
+        factor = max(self.echo.factors.values())
         return MisconfigurationException(
             "EchoCallback cannot echo a training loader that does not come from a train_dataloader: it was passed to fit, or the "
-            f"hook was replaced after setup. Use EchoLoader(loader, {self.echo.factor:g}) there and no echo in EchoCallback, or "
-            "let the train_dataloader of the model or of a data module return the loader"
+            f"hook was replaced after setup. Use EchoLoader(loader, {factor:g}) there and no echo in EchoCallback, or let the "
+            "train_dataloader of the model or of a data module return the loader"
         )
 
 

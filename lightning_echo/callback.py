@@ -21,14 +21,14 @@ from lightning_echo.checkpoints import adapt_checkpoint
 from lightning_echo.config import EchoConfig
 from lightning_echo.datamodule import EchoDataModule
 from lightning_echo.decider import Decider
-from lightning_echo.echoing.loader import EchoLoader
-from lightning_echo.logged import ProgressText, log_hyperparameters, log_metrics, steps_taken
+from lightning_echo.logged import ProgressText, log_hyperparameters, log_metrics, report_of, steps_taken
 from lightning_echo.measuring.control import Controller, Decision, Observation
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.summary import advise, summarize
-from lightning_echo.measuring.target_idle import recommend
-from lightning_echo.meter import EpochMeasures, RunMeter
+from lightning_echo.meter import RunMeter
+from lightning_echo.several import Echoed, echoed_in
 from lightning_echo.training import TrainingEcho
+from lightning_echo.wrapping import check_echo
 
 __all__ = ["EchoCallback"]
 
@@ -58,13 +58,19 @@ class EchoCallback(pl.Callback):
     ``echo/first_batch_seconds`` wait for the first batch of the epoch, of the rank that waited longest
     ============================ ========================================================================================
 
+    Where a collection of loaders is trained on, these are of those that are echoed, all together (with factors of their own,
+    ``echo/factor`` is the harmonic mean; there are no ``echo/passes``), and ``echo/<name>/factor``, ``.../fresh_examples``,
+    ``.../echoed_examples`` *, and per epoch ``.../passes``, are of each. What the pipeline costs is said where the slowest loader
+    can be told: same factor, all with workers or all without, all echoed, and a batch of each in every step.
+
     They are in ``trainer.callback_metrics`` too, those of an epoch from its end on: let ``EarlyStopping`` look there by
     ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``.
 
     Args:
-        controller: Decides the factor from epoch to epoch. None: it stays as it is.
-        echo: The options of echoing. None: with a controller those of ``EchoConfig()``, and an `EchoLoader` or `EchoDataModule`
-            that is in the run is driven as it is; without one the run is left as it is.
+        controller: Decides the factor from epoch to epoch, of a collection one for all loaders. None: it stays as it is.
+        echo: The options of echoing, for a single loader and for all of a collection; or, by name, for those of a collection
+            that are echoed (see `EchoDataModule`). None: with a controller those of ``EchoConfig()``, and an `EchoLoader` or
+            `EchoDataModule` that is in the run is driven as it is; without one the run is left as it is.
         summary: Whether to print a summary at the end of ``fit``.
 
     Attributes:
@@ -73,6 +79,7 @@ class EchoCallback(pl.Callback):
 
     Raises:
         TypeError: An argument has a wrong type.
+        ValueError: ``echo`` names no loader.
 
     Example:
         >>> from lightning import Trainer
@@ -80,14 +87,16 @@ class EchoCallback(pl.Callback):
         >>> trainer = Trainer(callbacks=[callback], logger=False, enable_checkpointing=False, accelerator="cpu")
     """
 
-    def __init__(self, controller: Controller | None = None, *, echo: EchoConfig | None = None, summary: bool = True) -> None:
+    def __init__(
+        self,
+        controller: Controller | None = None,
+        *,
+        echo: EchoConfig | dict[str, EchoConfig] | None = None,
+        summary: bool = True,
+    ) -> None:
         if controller is not None and not isinstance(controller, Controller):
             raise TypeError(f"controller must be a Controller such as TargetIdle(), or None, got {controller!r}")
-        if echo is not None and not isinstance(echo, EchoConfig):
-            raise TypeError(
-                f"echo must be an EchoConfig or None, got {type(echo).__name__} {echo!r}: EchoConfig(factor=4), "
-                "EchoConfig(**options) of a dict, OmegaConf.to_object(config) of a structured config"
-            )
+        check_echo(echo)
         self.controller, self.summary = controller, summary
         self.attachment = Attachment(echo)
         self.reports: list[EpochReport] = []
@@ -98,7 +107,7 @@ class EchoCallback(pl.Callback):
         self.reports = []
         self._meter, self._decider = RunMeter(), Decider(self.controller)
         self._progress = ProgressText()
-        self._loader: EchoLoader | None = None
+        self._loader: Echoed | None = None
         self._epoch = self._last_step = 0
         self._last: tuple[Observation, Decision] | None = None  # with what is recommended
 
@@ -112,13 +121,15 @@ class EchoCallback(pl.Callback):
         if not self._echoes:
             return
         self.attachment.attach(trainer, pl_module)
+        if self.controller is not None:
+            self._echoed(trainer).factor  # noqa: B018 (refuses factors of their own before one is set for all)
         factor = None if self.controller is None else self.controller.initial_factor()
         if factor is not None:
             self._echoed(trainer).factor = factor
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.check_in_use()
-        self._loader = _loader_in_use(trainer)
+        self._loader = _loaders_in_use(trainer)
         if not trainer.overfit_batches:  # type: ignore[attr-defined]
             self._decider.check(trainer, self._loader)
         self._last_step = steps_taken(trainer)
@@ -151,7 +162,7 @@ class EchoCallback(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.echo.end_own_reload()
         self._catch_up(trainer, pl_module)
-        self._loader = _loader_in_use(trainer)
+        self._loader = _loaders_in_use(trainer)
         self._meter.begin_epoch(self._loader)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -166,7 +177,8 @@ class EchoCallback(pl.Callback):
             return
         self._last_step = step
         fresh, echoed = self._meter.count(self._loader)
-        log_metrics(trainer, {"echo/factor": self._factor, "echo/fresh_examples": fresh, "echo/echoed_examples": echoed})
+        counts = {"echo/factor": self._factor, "echo/fresh_examples": fresh, "echo/echoed_examples": echoed}
+        log_metrics(trainer, {**counts, **self._meter.of_parts(self._loader)})
         self._say_progress()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -190,43 +202,15 @@ class EchoCallback(pl.Callback):
         measures = self._meter.end_epoch(loader)
         observation = self._decider.observe(trainer, pl_module, epoch, 1.0 if loader is None else loader.factor, measures)
         decision = None if loader is None else self._decider.decide(trainer, observation)
-        recommended = decision if decision is not None and decision.reason.is_measured else recommend(observation)
-        report = self._report(observation, measures, recommended, decision)
+        recommended = self._decider.recommend(loader, observation, decision)
+        report = report_of(self._meter, measures, loader, observation, recommended, decision)
         self.reports.append(report)
         self._last = observation, recommended
-        log_metrics(trainer, report.logged())
+        log_metrics(trainer, {**report.logged(), **self._meter.of_parts(loader, passes=True)})
         self._say_progress()
         if decision is not None and decision.factor != observation.factor:
             rank_zero_info(f"lightning_echo: factor {observation.factor:g} -> {decision.factor:g} ({decision.message})")
             self._echoed(trainer).factor = decision.factor
-
-    def _report(
-        self, observation: Observation, measures: EpochMeasures, recommended: Decision, decision: Decision | None
-    ) -> EpochReport:
-        loader, whole, costs = self._loader, measures.whole, measures.costs
-        fresh, echoed = self._meter.totals
-        seconds = whole.steps * (whole.wait_seconds + whole.step_seconds) if whole is not None else 0
-        return EpochReport(
-            epoch=observation.epoch,
-            steps=0 if whole is None else whole.steps,
-            factor=self._factor,
-            fresh_examples=fresh,
-            echoed_examples=echoed,
-            passes=None if loader is None else loader.passes,
-            effective_factor=(measures.fresh + measures.echoed) / measures.fresh if measures.fresh else None,
-            idle_fraction=None if whole is None else whole.idle_fraction,
-            slowest_rank=None if whole is None or self._meter.world_size == 1 else whole.slowest_rank,
-            data_wait_seconds=None if whole is None else whole.wait_seconds,
-            step_seconds=None if whole is None else whole.step_seconds,
-            upstream_seconds=None if costs is None else costs.upstream_seconds,
-            examples_per_second=(measures.fresh + measures.echoed) / seconds if seconds else None,
-            recommended_factor=None if observation.idle_fraction is None else recommended.factor,
-            first_batch_seconds=measures.first_batch_seconds,
-            speedup=None if costs is None else costs.speedup(self._factor),
-            next_factor=None if decision is None else decision.factor,
-            reason="" if decision is None else decision.reason.value,
-            message="" if decision is None else decision.message,
-        )
 
     # ------------------------------------------------------------------ state
 
@@ -282,9 +266,9 @@ def _datamodule(trainer: Any) -> Any:
     return trainer.datamodule  # untyped: Trainer sets it outside __init__
 
 
-def _loader_in_use(trainer: pl.Trainer) -> EchoLoader | None:
-    loader = trainer.train_dataloader
-    return loader if isinstance(loader, EchoLoader) else None
+def _loaders_in_use(trainer: pl.Trainer) -> Echoed | None:
+    loaders = trainer.train_dataloader
+    return None if loaders is None else echoed_in(loaders)
 
 
 def _check_alone(trainer: Any) -> None:

@@ -28,9 +28,14 @@ def adapt_checkpoint(
         echoes: Whether the run that resumes is.
     """
     loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
-    are_ours = all(map(is_state, loop.get("combined_loader", ())))
-    if (echoes and not are_ours) or (echoed_before and are_ours and not echoes):
+    states = loop.get("combined_loader", [])  # of all stateful loaders of a collection, echoed or not
+    are_ours = [is_state(state) for state in states]
+    fit = any(are_ours) if echoed_before else all(are_ours)
+    if (echoes and not fit) or (echoed_before and not echoes):
+        theirs = [state for state in states if not echoes and not is_state(state)]
         loop.pop("combined_loader", None)
+        if theirs:
+            loop["combined_loader"] = theirs
     if isinstance(datamodule, EchoDataModule):
         name = type(datamodule.datamodule).__qualname__
         if EchoDataModule.__qualname__ not in checkpoint and name in checkpoint:

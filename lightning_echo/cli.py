@@ -13,6 +13,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import EchoConfig
 from lightning_echo.measuring.control import Controller
+from lightning_echo.wrapping import check_configs
 
 __all__ = ["EchoCLI", "EchoOptions"]
 
@@ -29,27 +30,39 @@ class EchoOptions(EchoConfig):
         epoch_length: 'fixed', as without echoing, or 'full_pass': as many fresh examples as one pass over the data holds.
         seed: Seed of order, draws and augmentation. Default: that of seed_everything.
         controller: Decides the factor from epoch to epoch, e.g. TargetIdle.
+        loaders: Where several loaders are trained on: options of those that are echoed, by name, in place of those above.
         enabled: False switches echoing off, whatever else is said here, and goes on measuring.
     """
 
     controller: Controller | None = None
+    loaders: dict[str, EchoConfig] | None = None
     enabled: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loaders is not None:
+            check_configs("loaders", self.loaders)
+            if EchoConfig(**self.as_options()) != EchoConfig():
+                raise ValueError("loaders has the options of each loader: leave factor and the other options out beside it")
 
     def callback(self) -> EchoCallback:
         """What these options ask for; with nothing but defaults, a callback that only measures."""
         if not self.enabled:
             return EchoCallback()
         config = EchoConfig(**self.as_options())
+        if self.loaders is not None:
+            return EchoCallback(self.controller, echo=self.loaders)
         return EchoCallback(self.controller, echo=None if config == EchoConfig() else config)
 
 
 class EchoCLI(LightningCLI):
     """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.controller TargetIdle``, nothing else changed.
 
-    The group ``echo`` holds the options of `EchoConfig`, ``controller`` and ``enabled``. With neither factor nor controller an
-    `EchoCallback` only measures, and its advice says whether echoing would pay. ``--echo.enabled false`` does the same, whatever
-    the other options say. Where an `EchoCallback` is configured already, in ``trainer.callbacks`` or otherwise, it stays the only
-    one, and options in the group are refused. The data may come from a data module or from the model's own ``train_dataloader``.
+    The group ``echo`` holds the options of `EchoConfig`, ``controller``, ``loaders`` and ``enabled``. With neither factor nor
+    controller an `EchoCallback` only measures, and its advice says whether echoing would pay. ``--echo.enabled false`` does the
+    same, whatever the other options say. Where an `EchoCallback` is configured already, in ``trainer.callbacks`` or otherwise, it
+    stays the only one, and options in the group are refused. The data may come from a data module or from the model's own
+    ``train_dataloader``.
 
     Arguments are those of ``LightningCLI``.
 

@@ -16,6 +16,7 @@ from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.stand_in import StandIn
 from lightning_echo.training import TrainingEcho
+from lightning_echo.wrapping import check_configs
 
 __all__ = ["EchoDataModule"]
 
@@ -23,13 +24,19 @@ __all__ = ["EchoDataModule"]
 class EchoDataModule(StandIn):
     """Echoes the training loader of a data module; everything else of it is as if it were attached itself.
 
+    Where ``train_dataloader`` returns a collection of loaders (dict, list, tuple, nested, or a ``CombinedLoader`` with any mode),
+    each is echoed, with its own counts, or those that ``loaders`` names. Lightning combines them as it would the plain ones.
+
     Args:
         datamodule: The user's data module.
         factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
-        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
+        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once. Of a collection each
+            loader's own is made of it and the loader's name.
+        loaders: In place of all these: the options of those loaders of a collection that are echoed, by name. Names are keys, or
+            positions from ``"0"`` on, joined by ``/`` where collections are nested. Loaders not named are left as they are.
         shard: Whether each rank gets its share of the data. False for ``Trainer(use_distributed_sampler=False)``.
 
     Raises:
@@ -42,6 +49,11 @@ class EchoDataModule(StandIn):
         >>> datamodule = EchoDataModule.from_dataloaders(DataLoader(range(64), batch_size=8), factor=2)
         >>> datamodule.factor, len(datamodule.train_dataloader())
         (2.0, 8)
+        >>> loaders = {"labelled": DataLoader(range(64), batch_size=8), "unlabelled": DataLoader(range(640), batch_size=8)}
+        >>> datamodule = EchoDataModule.from_dataloaders(loaders, loaders={"unlabelled": EchoConfig(factor=2)})
+        >>> combined = datamodule.train_dataloader()
+        >>> type(combined["labelled"]).__name__, combined["unlabelled"].factor
+        ('DataLoader', 2.0)
     """
 
     _own = ("_echo",)
@@ -49,17 +61,26 @@ class EchoDataModule(StandIn):
     def __init__(
         self,
         datamodule: pl.LightningDataModule,
-        factor: float,
+        factor: float | None = None,
         *,
         insertion_point: InsertionPoint | str = "auto",
         buffer_size: int | None = None,
         epoch_length: str = "fixed",
         seed: int | None = None,
+        loaders: dict[str, EchoConfig] | None = None,
         shard: bool = True,
     ) -> None:
         super().__init__(datamodule)
         _check_trains(datamodule)
-        config = EchoConfig(factor, insertion_point, buffer_size, epoch_length, seed)
+        config: EchoConfig | dict[str, EchoConfig]
+        if loaders is None:
+            if factor is None:
+                raise TypeError("factor is missing: EchoDataModule(datamodule, factor=4), or options by name in loaders")
+            config = EchoConfig(factor, insertion_point, buffer_size, epoch_length, seed)
+        else:
+            _check_only("loaders", (factor, insertion_point, buffer_size, epoch_length, seed))
+            check_configs("loaders", loaders)
+            config = loaders
         way_out = "use the data module without EchoDataModule around it"
         self._echo = TrainingEcho(config, datamodule, owner="EchoDataModule", way_out=way_out, shard=shard)
 
@@ -71,17 +92,17 @@ class EchoDataModule(StandIn):
         test_dataloaders: Any = None,
         predict_dataloaders: Any = None,
         *,
-        factor: float,
+        factor: float | None = None,
         **echo_options: Any,
     ) -> EchoDataModule:
         """An echoing data module of loaders, as they would be passed to ``Trainer.fit``.
 
         Args:
-            train_dataloaders: The loader to echo.
+            train_dataloaders: The loader to echo, or a collection of them.
             val_dataloaders: Left as they are, like those for testing and predicting.
             test_dataloaders: See there.
             predict_dataloaders: See there.
-            factor: Echo factor.
+            factor: Echo factor; to be left out with ``loaders``.
             **echo_options: The other options of `EchoDataModule`.
         """
         inner = pl.LightningDataModule()
@@ -99,8 +120,8 @@ class EchoDataModule(StandIn):
     # ------------------------------------------------------------------ echoing
 
     @property
-    def loader(self) -> EchoLoader:
-        """The `EchoLoader` in use.
+    def loader(self) -> Any:
+        """The `EchoLoader` in use; of a collection the same collection, with `EchoLoader`s for the loaders that are echoed.
 
         Raises:
             MisconfigurationException: There is none: before ``fit``, or with ``Trainer(overfit_batches=...)``.
@@ -116,8 +137,14 @@ class EchoDataModule(StandIn):
     def factor(self) -> float:
         """The echo factor last set; see `EchoLoader.factor` for the batch from which it counts.
 
+        Of a collection it is that of all loaders that are echoed: set here, all of them have it from then on, whatever they had
+        before. Where they have factors of their own, ask ``loader``, and set single ones there (with ``epoch_length="fixed"``).
+
         With ``epoch_length="full_pass"`` a new factor changes the length of the next epoch that has not begun: set it in
         ``on_train_epoch_end``. Set within an epoch, it also makes Lightning build the validation loaders again, once.
+
+        Raises:
+            MisconfigurationException: There are several loaders with factors of their own.
         """
         return self._echo.factor
 
@@ -158,7 +185,8 @@ class EchoDataModule(StandIn):
         self._echo.load_state_dict(state_dict["loader"])
 
     def __str__(self) -> str:
-        what = f"factor {self.factor:g}" if self._echo.loader is None else repr(self._echo.loader)
+        factors = ", ".join(f"{name} factor {factor:g}".strip() for name, factor in self._echo.factors.items())
+        what = repr(self._echo.loader) if isinstance(self._echo.loader, EchoLoader) else factors
         return f"EchoDataModule({type(self._inner).__name__}, {what})"
 
 
@@ -170,6 +198,11 @@ class _Returns:
 
     def loaders(self) -> Any:
         return self._value
+
+
+def _check_only(argument: str, others: tuple[Any, ...]) -> None:
+    if others != (None, "auto", None, "fixed", None):
+        raise ValueError(f"{argument} has the options of each loader: leave factor and the other options out beside it")
 
 
 def _check_trains(datamodule: pl.LightningDataModule) -> None:

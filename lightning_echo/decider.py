@@ -9,9 +9,10 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, load_state_by_kind, state_by_kind
+from lightning_echo.measuring.target_idle import recommend
 from lightning_echo.meter import EpochMeasures
+from lightning_echo.several import Echoed, EchoLoaders, common_factor, parts_of
 from lightning_echo.training import check_factor
 
 __all__ = ["Decider"]
@@ -33,11 +34,12 @@ class Decider:
         self._kept: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten what was logged
         self._seen: dict[str, Tensor] = {}  # the logged tensors themselves: a value logged anew may be equal
 
-    def check(self, trainer: pl.Trainer, loader: EchoLoader | None) -> None:
+    def check(self, trainer: pl.Trainer, loader: Echoed | None) -> None:
         """Finds out before training what would end it later.
 
         Raises:
-            MisconfigurationException: There is nothing to decide on, or a schedule of the learning rate forbids longer epochs.
+            MisconfigurationException: There is nothing to decide on, or loaders have factors of their own, or a schedule of the
+                learning rate forbids longer epochs.
             ValueError: The buffer cannot hold what the largest factor needs.
         """
         if self._controller is None:
@@ -48,6 +50,7 @@ class Decider:
                 "outside. Pass EchoLoader(loader, 1) to fit, or let the train_dataloader of the model or of a data module return "
                 "the loader"
             )
+        common_factor({name: part.factor for name, part in parts_of(loader).items()})
         largest = self._controller.largest_factor()
         if largest is not None:
             check_factor(trainer, loader, largest)
@@ -86,6 +89,15 @@ class Decider:
             raise TypeError(f"{type(self._controller).__name__}.decide must return a Decision, got {decision!r}")
         factor, reason, message = trainer.strategy.broadcast((decision.factor, decision.reason.value, decision.message))
         return Decision(factor, Reason(reason), message)
+
+    def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:
+        """What was measured to be right: by the controller, without one what ``TargetIdle()`` would choose."""
+        if decision is not None and decision.reason.is_measured:
+            return decision
+        if not isinstance(loader, EchoLoaders) or loader.is_equal:
+            return recommend(observation)
+        why = "the loaders have factors of their own, and which of them keeps the accelerator waiting is not known"
+        return Decision(observation.factor, Reason.not_measured, why)
 
     def metrics_state(self, trainer: pl.Trainer) -> dict[str, tuple[float, bool]]:
         """Of each logged metric its value, and whether it was logged since the last epoch's end: a resumed Trainer forgets it."""

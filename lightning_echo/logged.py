@@ -8,9 +8,12 @@ import lightning.pytorch as pl
 import torch
 
 from lightning_echo.echoing.loader import EchoLoader
-from lightning_echo.measuring.control import Controller
+from lightning_echo.measuring.control import Controller, Decision, Observation
+from lightning_echo.measuring.report import EpochReport
+from lightning_echo.meter import EpochMeasures, RunMeter
+from lightning_echo.several import Echoed
 
-__all__ = ["ProgressText", "log_hyperparameters", "log_metrics", "steps_taken"]
+__all__ = ["ProgressText", "log_hyperparameters", "log_metrics", "report_of", "steps_taken"]
 
 
 def steps_taken(trainer: pl.Trainer) -> int:
@@ -28,20 +31,76 @@ def log_metrics(trainer: pl.Trainer, values: dict[str, float]) -> None:
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
 
 
-def log_hyperparameters(trainer: pl.Trainer, loader: EchoLoader | None, controller: Controller | None) -> None:
-    """What echoing amounts to in this run, as plain types (checkpoints with hyperparameters load with ``weights_only=True``)."""
+def log_hyperparameters(trainer: pl.Trainer, loader: Echoed | None, controller: Controller | None) -> None:
+    """What echoing amounts to in this run, as plain types (checkpoints with hyperparameters load with ``weights_only=True``).
+
+    Of several loaders the options stand under their names.
+    """
     if loader is None:
         return
-    params: dict[str, Any] = {
+    said: dict[str, Any] = {"controller": None if controller is None else repr(controller)}
+    if isinstance(loader, EchoLoader):
+        said = {**_options(loader), **said}
+    else:
+        said = {**{name: _options(part) for name, part in loader.items()}, **said}
+    for logger in trainer.loggers:
+        logger.log_hyperparams({"echo": said})
+
+
+def _options(loader: EchoLoader) -> dict[str, Any]:
+    return {
         "factor": loader.factor,
         "insertion_point": loader.insertion_point.value,
         "buffer_size": loader.buffer_size,
         "epoch_length": loader.epoch_length,
         "seed": loader.seed,
-        "controller": None if controller is None else repr(controller),
     }
-    for logger in trainer.loggers:
-        logger.log_hyperparams({"echo": params})
+
+
+def report_of(
+    meter: RunMeter,
+    measures: EpochMeasures,
+    loader: Echoed | None,
+    observation: Observation,
+    recommended: Decision,
+    decision: Decision | None,
+) -> EpochReport:
+    """What is known of an epoch that is over.
+
+    Args:
+        meter: Has counted in the run so far.
+        measures: Of the epoch.
+        loader: What was trained on; None: nothing of it is echoed.
+        observation: What the controller saw.
+        recommended: What was measured to be right.
+        decision: The controller's; None: there is none.
+    """
+    whole, costs = measures.whole, measures.costs
+    fresh, echoed = meter.totals
+    factor = 1.0 if loader is None else loader.factor_in_force
+    seconds = whole.steps * (whole.wait_seconds + whole.step_seconds) if whole is not None else 0
+    says_factor = observation.idle_fraction is not None and (loader is None or isinstance(loader, EchoLoader) or loader.is_equal)
+    return EpochReport(
+        epoch=observation.epoch,
+        steps=0 if whole is None else whole.steps,
+        factor=factor,
+        fresh_examples=fresh,
+        echoed_examples=echoed,
+        passes=None if loader is None else loader.passes,
+        effective_factor=(measures.fresh + measures.echoed) / measures.fresh if measures.fresh else None,
+        idle_fraction=None if whole is None else whole.idle_fraction,
+        slowest_rank=None if whole is None or meter.world_size == 1 else whole.slowest_rank,
+        data_wait_seconds=None if whole is None else whole.wait_seconds,
+        step_seconds=None if whole is None else whole.step_seconds,
+        upstream_seconds=None if costs is None else costs.upstream_seconds,
+        examples_per_second=(measures.fresh + measures.echoed) / seconds if seconds else None,
+        recommended_factor=recommended.factor if says_factor else None,
+        first_batch_seconds=measures.first_batch_seconds,
+        speedup=None if costs is None else costs.speedup(factor),
+        next_factor=None if decision is None else decision.factor,
+        reason="" if decision is None else decision.reason.value,
+        message="" if decision is None else decision.message,
+    )
 
 
 class ProgressText:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from lightning_echo.collection import leaves_of, parts_at_leaves
 from lightning_echo.echoing.batches import count_examples
-from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.measuring.cost import PipelineCosts
-from lightning_echo.measuring.metrics import EchoCounter, IdleFraction, JobSteps
+from lightning_echo.measuring.metrics import IdleFraction, JobSteps
 from lightning_echo.measuring.timing import DeviceEvent, StepTimer
 from lightning_echo.profiler_tap import ProfilerTap
+from lightning_echo.run_counts import RunCounts
+from lightning_echo.several import Echoed, EchoLoaders, parts_of
+from lightning_echo.upstream import NOT_KNOWN, Stages, Upstream, costs_of
 
 __all__ = ["EpochMeasures", "RunMeter"]
 
@@ -55,20 +59,19 @@ class RunMeter:
     Attributes:
         timer: The clocks of the steps.
         idle: Waits of the epoch's steps, in the job.
-        counter: Examples delivered in the run.
-        totals: Fresh and echoed examples of the job when they were last added up.
+        counts: Examples delivered in the run.
+        parts: The same of each of several loaders, by name.
         world_size: Number of ranks.
     """
 
     def __init__(self) -> None:
         self.timer = StepTimer()
-        self.idle, self.counter = IdleFraction(), EchoCounter()
-        self.totals = (0, 0)
-        self._at_totals = (0, 0)  # what the metric had counted on this rank then
+        self.idle, self.counts = IdleFraction(), RunCounts()
+        self.parts: dict[str, RunCounts] = {}
         self._at_epoch_start: tuple[int, int] | None = None  # the totals then
-        self._local = (0, 0)  # examples delivered on this rank
-        self._counted = (0, 0)  # those of them that the metric knows of
-        self._stages: tuple[float, float, float] | None = None  # seconds per batch, when last measured
+        self._local = (0, 0)  # examples of a loader that is not echoed, on this rank
+        self._upstreams: dict[str, Upstream] = {}
+        self._stages: dict[str, Stages] = {}  # from a checkpoint, until there are loaders
         self._tap: ProfilerTap | None = None
         self.world_size = 1
 
@@ -77,46 +80,62 @@ class RunMeter:
         """Whether steps were measured of an epoch that has not ended."""
         return self.idle.per_step.shape[-1] > 0
 
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Fresh and echoed examples of the job when they were last added up."""
+        return self.counts.totals
+
     # ------------------------------------------------------------------ told by hooks
 
-    def start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: EchoLoader | None) -> None:
+    def start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: Echoed | None) -> None:
         """The training begins, or goes on."""
         device = pl_module.device
         self._pl_module, self.world_size = pl_module, trainer.world_size
         self.idle.to(device)
-        self.counter.to(device)
-        if not trainer.is_global_zero:  # a checkpoint holds the job's totals: they count once
-            self.counter.reset()
+        for name in parts_of(loader) if isinstance(loader, EchoLoaders) else ():
+            self.parts.setdefault(name, RunCounts())
+        for counts in self._all_counts():
+            counts.counter.to(device)
+            if not trainer.is_global_zero:  # a checkpoint holds the job's totals: they count once
+                counts.counter.reset()
         if device.type == "cuda":
             self.timer = StepTimer(_timing_event)
         self._tap = ProfilerTap(trainer.profiler, self.timer)  # type: ignore[attr-defined]  # Trainer sets it outside __init__
-        # What prepares batches by other means than workers may do so during the steps.
-        self._workers = getattr(trainer.train_dataloader, "num_workers", 1) if loader is None else 1
-        self._workers_run_at = 0 if loader is None else loader.delivered + loader.num_workers
+        self._given = trainer.train_dataloader
+        self._workers = None if loader is not None else _plain_workers(self._given)
+        self._upstreams = {name: Upstream(part, self._stages.get(name)) for name, part in parts_of(loader).items()}
         if self._at_epoch_start is None:
             self._at_epoch_start = self.count(loader)
         else:  # what the loader has delivered so far is in the checkpoint's totals
-            self._local = self._counted = self._delivered(loader)
-            self._at_totals = self._metric_counts()
+            self.counts.go_on(self._delivered(loader))
+            for name, part in self._named(loader).items():
+                self.parts[name].go_on(self._delivered(part))
         self.begin_epoch(loader)
 
-    def begin_epoch(self, loader: EchoLoader | None) -> None:
+    def begin_epoch(self, loader: Echoed | None) -> None:
         """An epoch begins, or goes on after a resume; with a loader that a reload has made anew and that counts from 0."""
         self.timer.begin_epoch()
-        self._counted = self._delivered(loader)
-        self._mark(loader)
+        self.counts.skip_to(self._delivered(loader))
+        for name, part in parts_of(loader).items():
+            if name in self.parts:
+                self.parts[name].skip_to(self._delivered(part))
+            if name in self._upstreams:
+                self._upstreams[name].begin_epoch(part)
+            else:
+                self._upstreams[name] = Upstream(part)
 
     def begin_step(self) -> None:
         """A batch is there; what follows uses it."""
         self.timer.begin_step()
 
-    def end_step(self, loader: EchoLoader | None, batch: Any) -> None:
+    def end_step(self, loader: Echoed | None, batch: Any) -> None:
         """The step is over; a model that takes ``dataloader_iter`` has fetched its batch only now."""
         self.timer.end_step()
         if loader is None and batch is not None:
-            self._local = (self._local[0] + count_examples(batch), 0)
-        if loader is not None and loader.delivered == self._workers_run_at:
-            self._mark(loader)  # the workers' first batches include their start
+            parts = parts_at_leaves(self._given, batch)
+            self._local = (self._local[0] + sum(count_examples(part) for part in parts if part is not None), 0)
+        for name, part in parts_of(loader).items():
+            self._upstreams[name].end_step(part)
 
     def stop(self) -> None:
         """The training is over; may be called at any time."""
@@ -126,15 +145,25 @@ class RunMeter:
 
     # ------------------------------------------------------------------ joined over ranks: all of them must call these together
 
-    def count(self, loader: EchoLoader | None) -> tuple[int, int]:
+    def count(self, loader: Echoed | None) -> tuple[int, int]:
         """Fresh and echoed examples of the run so far, all ranks."""
         self._count_local(loader)
-        counts = self.counter.compute()
-        self.totals = (int(counts["fresh_examples"]), int(counts["echoed_examples"]))
-        self._at_totals = self._metric_counts()
+        for counts in self._all_counts():
+            counts.add_up()
         return self.totals
 
-    def end_epoch(self, loader: EchoLoader | None) -> EpochMeasures:
+    def of_parts(self, loader: Echoed | None, *, passes: bool = False) -> dict[str, float]:
+        """To be logged of each of several loaders, as counted last; passes too, which take a little longer."""
+        found: dict[str, float] = {}
+        for name, part in self._named(loader).items():
+            fresh, echoed = self.parts[name].totals
+            found |= {f"echo/{name}/factor": part.factor_in_force, f"echo/{name}/fresh_examples": fresh}
+            found[f"echo/{name}/echoed_examples"] = echoed
+            if passes:
+                found[f"echo/{name}/passes"] = part.passes
+        return found
+
+    def end_epoch(self, loader: Echoed | None) -> EpochMeasures:
         """What the epoch came to."""
         self.timer.settle()
         self.idle.update(*self.timer.take())
@@ -146,73 +175,63 @@ class RunMeter:
         self.idle.reset()
         if judged is not None and judged.steps < FEWEST_STEPS:
             judged = None
-        stages = self._stages_per_batch(loader)
+        stages = {name: self._upstreams[name].measure(part) for name, part in parts_of(loader).items()}
         first = self.timer.first_batch_seconds
-        gathered = self._gather([*stages, math.nan if first is None else first])
-        longest = gathered[:, 3].nan_to_num(-1).max().item()
-        costs = self._costs(gathered[:, :3], loader, judged or whole)
+        values = list(chain.from_iterable(stages.values())) or NOT_KNOWN
+        gathered = self._gather([*values, math.nan if first is None else first])
+        longest = gathered[:, -1].nan_to_num(-1).max().item()
+        of_ranks = {name: gathered[:, 3 * i : 3 * i + 3] for i, name in enumerate(stages)}
+        costs = self._costs(of_ranks, loader, judged or whole)
         return EpochMeasures(whole, judged, costs, longest if longest >= 0 else None, fresh - before[0], echoed - before[1])
 
     # ------------------------------------------------------------------ state
 
-    def state_dict(self, loader: EchoLoader | None) -> dict[str, Any]:
-        """Plain types and tensors. What other ranks have counted since it was added up is taken to be what this one has."""
+    def state_dict(self, loader: Echoed | None) -> dict[str, Any]:
+        """Plain types and tensors."""
         self._count_local(loader)
         self.idle.update(*self.timer.take())
-        since = [now - then for now, then in zip(self._metric_counts(), self._at_totals, strict=True)]
+        stages = {**self._stages, **{name: each.stages for name, each in self._upstreams.items() if each.stages is not None}}
         return {
-            "counts": [total + self.world_size * added for total, added in zip(self.totals, since, strict=True)],
+            "counts": self.counts.state(self.world_size),
+            "parts": {name: counts.state(self.world_size) for name, counts in self.parts.items()},
             "at_epoch_start": list(self._at_epoch_start or self.totals),
             "per_step": self.idle.per_step.cpu(),
-            "stages": self._stages,
+            "stages": stages,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Before `start`."""
-        fresh, echoed = state["counts"]
-        self.counter.reset()
         self.idle.reset()
-        self.counter.update(fresh, echoed)
-        self.totals = (fresh, echoed)
+        self.counts.load(state["counts"])
+        self.parts = {name: RunCounts() for name in state.get("parts", {})}
+        for name, counts in self.parts.items():
+            counts.load(state["parts"][name])
         self._at_epoch_start = (state["at_epoch_start"][0], state["at_epoch_start"][1])
         self.idle.update(*state["per_step"])
-        self._stages = state["stages"]
+        stages = state["stages"] or {}
+        self._stages = stages if isinstance(stages, dict) else {"": stages}  # one loader's alone, before there were several
 
     # ------------------------------------------------------------------ inside
 
-    def _metric_counts(self) -> tuple[int, int]:
-        fresh, echoed = self.counter.counts.tolist()
-        return fresh, echoed
+    def _all_counts(self) -> list[RunCounts]:
+        return [self.counts, *self.parts.values()]
 
-    def _delivered(self, loader: EchoLoader | None) -> tuple[int, int]:
+    def _named(self, loader: Echoed | None) -> dict[str, EchoLoader]:
+        return {name: part for name, part in parts_of(loader).items() if name in self.parts}
+
+    def _delivered(self, loader: Echoed | None) -> tuple[int, int]:
         return self._local if loader is None else (loader.counts.fresh, loader.counts.echoed)
 
-    def _mark(self, loader: EchoLoader | None) -> None:
-        """What workers have spent up to here does not count."""
-        if loader is not None:
-            self._seconds_before, self._delivered_before = loader.seconds, (loader.counts.delivered, loader.delivered)
+    def _count_local(self, loader: Echoed | None) -> None:
+        """Hands the examples delivered since the last time on to the metrics."""
+        self.counts.update(self._delivered(loader))
+        for name, part in self._named(loader).items():
+            self.parts[name].update(self._delivered(part))
 
-    def _count_local(self, loader: EchoLoader | None) -> None:
-        """Hands the examples delivered since the last time on to the metric."""
-        self._local, before = self._delivered(loader), self._counted
-        self.counter.update(self._local[0] - before[0], self._local[1] - before[1])
-        self._counted = self._local
-
-    def _first_judged(self, loader: EchoLoader | None, steps: int) -> int:
+    def _first_judged(self, loader: Echoed | None, steps: int) -> int:
         """The first of the epoch's steps that shows the factor in force, and came from workers that run."""
-        if loader is None:
-            return 0
-        return max(0, steps - (loader.delivered - max(loader.settled_at, self._workers_run_at)))
-
-    def _stages_per_batch(self, loader: EchoLoader | None) -> tuple[float, float, float]:
-        """Worker seconds of source, rest and collate per batch of fresh examples; NaN where they are not known."""
-        if loader is not None:
-            spent = loader.seconds - self._seconds_before
-            examples, batches = loader.counts.delivered - self._delivered_before[0], loader.delivered - self._delivered_before[1]
-            if spent.examples and spent.batches:
-                size = examples / batches
-                self._stages = (spent.source / spent.examples * size, spent.rest / spent.batches, spent.collate / spent.batches)
-        return self._stages or (math.nan, math.nan, math.nan)
+        judged = [self._upstreams[name].judged_batches(part) for name, part in parts_of(loader).items()]
+        return max(0, steps - min(judged)) if judged else 0
 
     def _gather(self, values: list[float]) -> Tensor:
         """Of every rank, shape (ranks, values)."""
@@ -221,19 +240,29 @@ class RunMeter:
         assert isinstance(gathered, Tensor)
         return gathered.reshape(-1, len(values)).cpu()
 
-    def _costs(self, stages: Tensor, loader: EchoLoader | None, steps: JobSteps | None) -> PipelineCosts | None:
+    def _costs(self, of_ranks: dict[str, Tensor], loader: Echoed | None, steps: JobSteps | None) -> PipelineCosts | None:
         if steps is None:
             return None
-        factor = 1.0 if loader is None else loader.factor
-        known = stages[~stages.isnan().any(dim=1)].tolist()
-        if loader is not None and known:
-            point: InsertionPoint = loader.insertion_point
-            device, workers = steps.step_seconds, loader.num_workers
-            of_ranks = [PipelineCosts(point.value, source, rest, collate, device, workers) for source, rest, collate in known]
-            return max(of_ranks, key=lambda costs: costs.host_seconds(factor))
-        if steps.idle_fraction < _LEAST_IDLE:
+        if loader is not None and any(not stages.isnan().all() for stages in of_ranks.values()):
+            taken = {self._upstreams[name].batches(part) for name, part in parts_of(loader).items()}
+            found = {name: [(row[0], row[1], row[2]) for row in stages.tolist()] for name, stages in of_ranks.items()}
+            return costs_of(loader, found, steps.step_seconds, in_step=len(taken) == 1)
+        if steps.idle_fraction < _LEAST_IDLE or (isinstance(loader, EchoLoaders) and not loader.is_one):
             return None
-        return PipelineCosts.of_waiting(steps.wait_seconds + steps.step_seconds, steps.idle_fraction, factor, self._workers)
+        workers = 1 if loader is not None else self._workers
+        if workers is None:
+            return None
+        factor = 1.0 if loader is None else loader.factor
+        return PipelineCosts.of_waiting(steps.wait_seconds + steps.step_seconds, steps.idle_fraction, factor, workers)
+
+
+def _plain_workers(loaders: Any) -> int | None:
+    """Of what a training takes its batches from, unechoed; None where some loaders of it have workers and others have none.
+
+    What prepares batches by other means than workers may do so during the steps.
+    """
+    found = {getattr(leaf, "num_workers", 1) for leaf in leaves_of(loaders).values()}
+    return None if 0 in found and len(found) > 1 else max(found, default=1)
 
 
 def _timing_event() -> DeviceEvent:

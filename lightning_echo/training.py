@@ -1,40 +1,38 @@
 """`TrainingEcho`: the training loader of a run, echoed: what `EchoDataModule` and `EchoCallback` have in common.
 
-It stands between who is asked for the training loader and who made it: it wraps what the user's ``train_dataloader`` returns,
-carries factor, place and counts from one loader to the next, and lets the Trainer hear of a new length of epochs.
+It stands between who is asked for the training loader and who made it: it wraps what the user's ``train_dataloader`` returns
+(`Wrapping`), carries factor, place and counts from one loader to the next, and lets the Trainer hear of a new length of epochs.
+A collection of loaders is a loader for each of its leaves (`collection`), a single one the leaf without a name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from lightning_echo.collection import is_collection
 from lightning_echo.config import EchoConfig
 from lightning_echo.echoing import options
 from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.echoing.state import EchoStateError, is_state
+from lightning_echo.reload import Attached, Reload
+from lightning_echo.several import Echoed, common_factor, echoed_in, parts_of
 from lightning_echo.transfer import TransferHooks
+from lightning_echo.wrapping import Wrapping
 
-__all__ = ["Attached", "TrainingEcho", "check_factor"]
-
-
-class Attached(Protocol):
-    """What knows the Trainer of the run."""
-
-    @property
-    def trainer(self) -> Any:
-        """The Trainer, None while there is none."""
+__all__ = ["TrainingEcho", "check_factor"]
 
 
 class TrainingEcho:
     """The training loader of a run, echoed.
 
     Args:
-        config: The options of the `EchoLoader`.
+        config: The options of the `EchoLoader`, or of those of a collection that are echoed, by name.
         attached: Asked for the Trainer whenever it is needed.
         owner: What the user has in hands: named where something must be set there and not on the loader.
         way_out: What to do where the user's loader is an `EchoLoader` already, to end a sentence; None: it is taken as it is.
@@ -48,52 +46,77 @@ class TrainingEcho:
     """
 
     def __init__(
-        self, config: EchoConfig, attached: Attached, *, owner: str, way_out: str | None = None, shard: bool = True
+        self,
+        config: EchoConfig | Mapping[str, EchoConfig],
+        attached: Attached,
+        *,
+        owner: str,
+        way_out: str | None = None,
+        shard: bool = True,
     ) -> None:
         if not isinstance(shard, bool):
             raise TypeError(f"shard must be True or False, got {shard!r}")
-        self._options = config.as_options()
-        self._attached, self._owner, self._way_out, self._shard = attached, owner, way_out, shard
+        self._wrapping = Wrapping(config, owner, way_out, shard)
+        self._attached, self._owner, self._reload = attached, owner, Reload(attached)
         self._factor: float | None = None  # that was set, or was in force, while there was no loader
-        self._loader: EchoLoader | None = None
+        self._loader: Any = None  # what the Trainer has: an EchoLoader, or a collection with them
+        self._echoed: Echoed | None = None  # those in it
         self._state: dict[str, Any] | None = None  # of a loader that does not exist yet
-        self._users_reload: int | None = None  # the Trainer's setting while ours stands in its place
         self._transfer_hooks = TransferHooks()
         self.is_asked = False
         self._said = False
 
     @property
-    def loader(self) -> EchoLoader | None:
-        """The `EchoLoader` in use; None before the Trainer has asked, and with ``Trainer(overfit_batches=...)``."""
+    def loader(self) -> Any:
+        """The `EchoLoader` in use, or the collection with them; None before the Trainer has asked, and with
+        ``Trainer(overfit_batches=...)``."""
         return self._loader
+
+    @property
+    def _parts(self) -> Mapping[str, EchoLoader]:
+        return parts_of(self._echoed)
 
     # ------------------------------------------------------------------ factor
 
     @property
+    def factors(self) -> dict[str, float]:
+        """The echo factor last set of each loader; a single one has the empty name."""
+        if self._echoed is not None:
+            return {name: loader.factor for name, loader in self._parts.items()}
+        return {name: config.factor if self._factor is None else self._factor for name, config in self._wrapping.configs.items()}
+
+    @property
     def factor(self) -> float:
-        """The echo factor last set."""
-        if self._loader is not None:
-            return self._loader.factor
-        return float(self._options["factor"] if self._factor is None else self._factor)
+        """The echo factor last set.
+
+        Raises:
+            MisconfigurationException: There are several loaders with factors of their own.
+        """
+        return common_factor(self.factors)
 
     @factor.setter
     def factor(self, value: float) -> None:
         value = options.check_factor(value)
-        if self._loader is None:
+        if self._echoed is None:
             self._factor = value
-        elif value != self.factor:
-            self._change_factor(self._loader, value)
+        elif set(self.factors.values()) != {value}:
+            self._change_factor(self._echoed, value)
 
-    def _change_factor(self, loader: EchoLoader, value: float) -> None:
+    def _change_factor(self, echoed: Echoed, value: float) -> None:
         trainer = self._attached.trainer
-        changes_length = loader.epoch_length == "full_pass" and trainer is not None and trainer.training
-        if changes_length:
-            check_factor(trainer, loader, value)
-            if self.is_asked:  # then it answers the reload, and says the new length there
+        training = trainer is not None and trainer.training
+        full_passes = [loader for loader in self._parts.values() if loader.epoch_length == "full_pass" and training]
+        if full_passes:
+            check_factor(trainer, echoed, value)
+        for loader in self._parts.values():
+            loader.check_factor(value)  # all of them, before any is set
+        if self.is_asked:  # then it answers the reload, and says the new length there
+            for loader in full_passes:
                 loader.keep_length()
-        loader.set_factor(value)
-        if changes_length:
-            self._order_reload()
+        for loader in self._parts.values():
+            loader.set_factor(value)
+        if full_passes:
+            self._reload.order()
 
     # ------------------------------------------------------------------ loader
 
@@ -104,85 +127,96 @@ class TrainingEcho:
             MisconfigurationException: The user's loader cannot be echoed, or is already.
         """
         self.is_asked, only_for_length = True, self.end_own_reload()
-        if self._loader is not None:
-            self._loader.release_length()
+        if self._echoed is not None:
+            for loader in self._parts.values():
+                loader.release_length()
             if only_for_length:
-                self._order_reload_after_resuming(self._loader)
+                self._order_reload_after_resuming()
                 return self._loader
-        loader = ask()
+        given = ask()
         trainer = self._attached.trainer
         if trainer is not None and trainer.overfit_batches > 0:
             self.close()
-            self._factor, self._loader = self.factor, None
+            factors = set(self.factors.values())
+            self._factor = factors.pop() if len(factors) == 1 else None
+            self._loader = self._echoed = None
             rank_zero_info("lightning_echo: Trainer(overfit_batches=...) trains on the same few batches; echoing is off")
-            return loader
-        if self._loader is None or (loader is not self._loader.loader and loader is not self._loader):
-            return self.use(self._as_echo_loader(loader))
-        return self.use(self._loader)
+            return given
+        return self.use(self._wrapping.wrap(given, self._parts, self._factor, trainer))
 
-    def adopt(self, loader: EchoLoader) -> None:
-        """Takes a loader that the Trainer has already, and trains with now.
+    def adopt(self, loader: Any) -> None:
+        """Takes a loader that the Trainer has already, and trains with now: an `EchoLoader`, or a collection with them.
 
         Raises:
             MisconfigurationException: The factor to begin with would change the length of the epoch that is about to begin.
         """
         self.is_asked = False
-        if loader.epoch_length == "full_pass" and self._loader is None and self._factor not in (None, loader.factor):
-            raise MisconfigurationException(
-                f"{self._owner} begins with factor {self._factor:g}, but the epoch's length is settled already: with "
-                f"epoch_length='full_pass' pass EchoLoader(loader, {self._factor:g}, ...) to fit"
-            )
+        for part in parts_of(echoed_in(loader)).values():
+            if part.epoch_length == "full_pass" and self._echoed is None and self._factor not in (None, part.factor):
+                raise MisconfigurationException(
+                    f"{self._owner} begins with factor {self._factor:g}, but the epoch's length is settled already: with "
+                    f"epoch_length='full_pass' pass EchoLoader(loader, {self._factor:g}, ...) to fit"
+                )
         self.use(loader)
 
-    def use(self, loader: EchoLoader) -> EchoLoader:
+    def is_in_use(self, loader: Any) -> bool:
+        """Whether what a Trainer trains on is what it got here; Lightning makes a collection anew around its leaves."""
+        parts = parts_of(echoed_in(loader))
+        return bool(parts) and parts.items() == self._parts.items()
+
+    def use(self, loader: Any) -> Any:
         """Makes a loader the one in use; it goes on where the one before stands, or with a state that waits for it."""
-        before, self._loader = self._loader, loader
+        before, self._loader, self._echoed = self._parts, loader, echoed_in(loader)
+        for name, part in self._parts.items():
+            self._take(part, before.get(name), is_first=not before)
+        for name, part in before.items():
+            if name not in self._parts:
+                part.close()
+        if before and before.keys() != self._parts.keys():
+            rank_zero_warn(
+                f"train_dataloader returned loaders named {_said(before)} before and returns {_said(self._parts)} now: those of "
+                "the same name go on, the others begin anew"
+            )
+        if self._state is not None:
+            self._load(self._state)
+            self._state = None
+            self._order_reload_after_resuming()
+        self._say()
+        return loader
+
+    def _take(self, loader: EchoLoader, before: EchoLoader | None, *, is_first: bool) -> None:
+        """One loader of those in use takes the place of the one of the same name."""
         loader.factor_owner = self._owner
+        loader.epoch_goes_on = self._epoch_goes_on if is_collection(self._loader) else None
         if before is not None and before is not loader:
             before.close()
             loader.follow(before)
-        elif before is None and self._factor is not None:
+        elif is_first and self._factor is not None:
             loader.set_factor(self._factor)
         trainer = self._attached.trainer
         loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
-        self._transfer_hooks.follow(loader, trainer)
-        if self._state is not None:
-            loader.load_state_dict(self._state)
-            self._state = None
-            self._order_reload_after_resuming(loader)
-        self._say(loader)
-        return loader
 
-    def _as_echo_loader(self, loader: Any) -> EchoLoader:
-        if isinstance(loader, EchoLoader):
-            if self._way_out is None:
-                return loader
-            raise MisconfigurationException(
-                f"train_dataloader returns an EchoLoader already: return the plain loader, or {self._way_out}"
-            )
-        if isinstance(loader, dict | list | tuple) or hasattr(loader, "flattened"):
-            raise MisconfigurationException(
-                f"train_dataloader returns a {type(loader).__name__} of loaders, which cannot be echoed as a whole: wrap each in "
-                f"an EchoLoader yourself, without {self._owner}, or return a single loader"
-            )
-        trainer, ranks = self._attached.trainer, {}
-        if trainer is not None or not self._shard:
-            shards = trainer.distributed_sampler_kwargs if trainer is not None and self._shard else None
-            ranks = {"num_replicas": 1, "rank": 0, **(shards or {})}
-        return EchoLoader(loader, **{**self._options, "factor": self.factor}, **ranks)
-
-    def _say(self, loader: EchoLoader) -> None:
-        """Says once what the run will amount to."""
+    def _epoch_goes_on(self) -> bool | None:
+        """Whether the Trainer's epoch is neither over nor still to begin; a loader of a collection cannot tell from itself."""
         trainer = self._attached.trainer
-        if self._said or trainer is None:
+        return None if trainer is None else trainer.fit_loop.batch_idx >= 0 and not trainer.is_last_batch
+
+    def _say(self) -> None:
+        """Says once what the run will amount to."""
+        trainer, echoed = self._attached.trainer, self._echoed
+        if self._said or trainer is None or echoed is None:
             return
         self._said = True
-        steps, limit = len(loader), trainer.limit_train_batches
+        if not isinstance(echoed, EchoLoader):
+            beside = f"; as they are: {', '.join(echoed.beside)}" if echoed.beside else ""
+            rank_zero_info(f"lightning_echo: of the training's loaders are echoed: {', '.join(echoed)}{beside}")
+            return
+        steps, limit = len(echoed), trainer.limit_train_batches
         steps = int(steps * limit) if isinstance(limit, float) else min(steps, limit)
         epochs = trainer.max_epochs
         if epochs is None or epochs < 0 or not steps:
             return
-        passes = epochs * steps / loader.pass_batches / self.factor
+        passes = epochs * steps / echoed.pass_batches / self.factor
         rank_zero_info(
             f"lightning_echo: {epochs:,} epochs x {steps:,} steps = {passes:.3g} passes over the data at factor {self.factor:g}"
         )
@@ -190,64 +224,82 @@ class TrainingEcho:
     def close(self) -> None:
         """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""
         self._transfer_hooks.unbind()
-        if self._loader is not None:
-            self._loader.close()
+        for loader in self._parts.values():
+            loader.close()
+
+    def let_go(self) -> None:
+        """Leaves the loaders to themselves, as they were before: they may be the user's own."""
+        for loader in self._parts.values():
+            loader.factor_owner, loader.limit_train_batches, loader.epoch_goes_on = "", None, None
 
     # ------------------------------------------------------------------ the length of epochs
 
-    def _order_reload(self) -> None:
-        """The only public way to a new length: Lightning asks for the loader again (and gets the same one)."""
-        trainer = self._attached.trainer
-        if self._users_reload is None and trainer is not None:
-            self._users_reload = trainer.reload_dataloaders_every_n_epochs
-            trainer.reload_dataloaders_every_n_epochs = 1
-
-    def _order_reload_after_resuming(self, loader: EchoLoader) -> None:
+    def _order_reload_after_resuming(self) -> None:
         """A resumed epoch keeps its length; where the factor has changed since it began, the next one has another."""
-        if loader.keeps_length:
-            self._order_reload()
+        if any(loader.keeps_length for loader in self._parts.values()):
+            self._reload.order()
 
     def end_own_reload(self) -> bool:
         """Gives the Trainer's setting back; whether only we have asked for this reload."""
-        reload, self._users_reload = self._users_reload, None
-        if reload is None:
-            return False
-        trainer = self._attached.trainer
-        if trainer is not None:
-            trainer.reload_dataloaders_every_n_epochs = reload
-        return not reload
+        return self._reload.end()
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The loader's state, or the one that waits for a loader; None: neither.
+        """The loader's state (``{"loaders": states by name}`` of a collection), or the one that waits for it; None: neither.
 
         Saved beside what Lightning saves of the loader itself, since that is forgotten where the model reads
         ``trainer.estimated_stepping_batches``.
         """
-        return self._state if self._loader is None else self._loader.state_dict()
+        if self._echoed is None:
+            return self._state
+        if isinstance(self._echoed, EchoLoader):
+            return self._echoed.state_dict()
+        return {"loaders": {name: loader.state_dict() for name, loader in self._parts.items()}}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Goes on where a state was taken; None was saved before there was a loader: the start of the run."""
-        if self._loader is None:
+        """Goes on where a state was taken; None was saved before there was a loader: the start of the run.
+
+        Raises:
+            EchoStateError: The state is of other loaders.
+        """
+        if self._echoed is None:
             self._state = state
         elif state is None:
-            self._loader.restart()
+            for loader in self._parts.values():
+                loader.restart()
         else:
-            trainer = self._attached.trainer
-            self._loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
-            self._loader.load_state_dict(state)
+            self._load(state)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        states = state["loaders"] if not is_state(state) and "loaders" in state else {"": state}
+        if states.keys() != self._parts.keys():
+            raise EchoStateError(
+                f"the state is of {_said(states)}, here is {_said(self._parts)}: resume with the loaders that were echoed when it"
+                " was saved, under the same names, or start anew without the state"
+            )
+        trainer = self._attached.trainer
+        for name, loader in self._parts.items():
+            loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
+            loader.load_state_dict(states[name])
 
 
-def check_factor(trainer: pl.Trainer, loader: EchoLoader, factor: float) -> None:
+def _said(loaders: Iterable[str]) -> str:
+    """The names of loaders, for people."""
+    return ", ".join(repr(name) for name in loaders) if set(loaders) != {""} else "a single loader"
+
+
+def check_factor(trainer: pl.Trainer, echoed: Echoed, factor: float) -> None:
     """Whether a factor could be set during training, now or later.
 
     Raises:
         ValueError: The loader's buffer cannot hold what it needs.
         MisconfigurationException: It would make epochs longer than a schedule of the learning rate expects.
     """
-    loader.check_factor(factor)
-    if loader.epoch_length == "fixed" or factor <= loader.factor:
+    loaders = parts_of(echoed).values()
+    for loader in loaders:
+        loader.check_factor(factor)
+    if all(loader.epoch_length == "fixed" or factor <= loader.factor for loader in loaders):
         return
     for config in trainer.lr_scheduler_configs:
         if isinstance(config.scheduler, OneCycleLR) and config.interval == "step":

@@ -36,12 +36,14 @@ class Progress:
         """Whether all batches of the epoch under way were delivered."""
         return 0 <= self.epoch_batches <= self.in_epoch
 
-    def begin(self, length: int) -> None:
-        """Begins the next epoch, or goes on with the one that was resumed."""
+    def begin(self, length: int, *, keeps_length: bool = False) -> None:
+        """Begins the next epoch, or goes on with the one that was resumed; a kept length may go on being kept."""
         if not self.resuming:
             self.epoch += bool(self.epoch_batches)
             self.in_epoch, self.epoch_batches = 0, length
-        self.resuming, self.kept_length = False, None
+        self.resuming = False
+        if not keeps_length:
+            self.kept_length = None
 
     def end(self) -> None:
         """The pass has ended, and the epoch with it."""
@@ -58,14 +60,18 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], limit: int | float | None) -> Progress:
-        """Goes on where a state was taken; with ``limit`` (``Trainer(limit_train_batches)``) an epoch ends sooner."""
+        """Goes on where a state was taken; with ``limit`` (``Trainer(limit_train_batches)``) an epoch ends sooner.
+
+        Where several loaders make up an epoch, the state says whether it goes on: one of them may be over before it is, or not.
+        """
         progress = cls(*(state[name] for name in ("epoch", "epoch_batches", "in_epoch", "delivered")))
         end: float = progress.epoch_batches if progress.epoch_batches >= 0 else math.inf
         if limit is not None and end < math.inf:
             end = int(end * limit) if isinstance(limit, float) else min(limit, end)
         elif isinstance(limit, int):
             end = limit
-        progress.resuming = progress.in_epoch < end
+        goes_on = state.get("epoch_goes_on")
+        progress.resuming = progress.in_epoch < end if goes_on is None else goes_on
         return progress
 
 

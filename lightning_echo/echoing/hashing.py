@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["mix"]
+__all__ = ["mix", "named_seed"]
 
 _ODD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -17,3 +17,8 @@ def mix(*numbers: int) -> int:
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
         value ^= value >> 31
     return value
+
+
+def named_seed(seed: int, name: str) -> int:
+    """A seed of its own for each name, the same on every machine and in 63 bits; without a name the seed itself."""
+    return mix(seed, *name.encode()) >> 1 if name else seed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from lightning_echo.echoing import options
 from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.epochs import Epoch, Iterations, Progress
 from lightning_echo.echoing.factor import RunFactor
+from lightning_echo.echoing.hashing import named_seed
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.pipeline import Pipeline
 from lightning_echo.echoing.prefetch import clear_frames
@@ -71,6 +72,8 @@ class EchoLoader:
             no length: then counts and state are those of the batch in use.
         factor_owner: Name of what must hear of a new factor where that changes the length of epochs; empty: nobody.
         is_transferred: Whether who iterates can put a `BatchUse` on the device: what ``after_transfer`` yields.
+        name: Its name among several loaders that a Trainer combines; makes a default seed its own. Empty: it is the only one.
+        epoch_goes_on: Where several make up an epoch: says whether the one under way goes on (None: not known).
 
     Raises:
         ValueError: An option has an impossible value, or does not fit the loader.
@@ -119,13 +122,13 @@ class EchoLoader:
         self._setting = Setting(loader, point, buffer_size, self.factor, ranks)
         if self._setting.source.length is None:
             self.epoch_length = "full_pass"
+        self.factor_owner = self.name = ""
         if self._setting.warning:
             self._warn(self._setting.warning)
         self.worker_init_fn = getattr(loader, "worker_init_fn", None)  # Lightning sets its own here where there is none
         self.limit_train_batches: int | float | None = None
-        self.fetches_ahead = False
-        self.factor_owner = ""
-        self.is_transferred = False
+        self.fetches_ahead = self.is_transferred = False
+        self.epoch_goes_on: Callable[[], bool | None] | None = None
         self._said = False
         self._reset()
 
@@ -276,7 +279,8 @@ class EchoLoader:
 
     def _begin_epoch(self, epoch: Epoch) -> None:
         self._iterations.check_alone(epoch)
-        self._progress.begin(len(self) if self.has_length else -1)
+        keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
+        self._progress.begin(len(self) if self.has_length else -1, keeps_length=keeps_length)
 
     def _next_batch(self) -> Any:
         if self.insertion_point is InsertionPoint.after_transfer and not self.is_transferred:
@@ -377,6 +381,7 @@ class EchoLoader:
             "seed": self._seed,
             **self._factor.state(),
             **in_use.progress,
+            **({} if self.epoch_goes_on is None else {"epoch_goes_on": self.epoch_goes_on()}),
             "begin_at": list(self._pipeline.begin_at),
             "passes_over": self._passes_over,
             "counts": [in_use.counts.fresh, in_use.counts.echoed, in_use.counts.refetched],
@@ -433,7 +438,7 @@ class EchoLoader:
 
     def _start(self) -> Run | StreamRun:
         if self._seed is None:
-            self._seed = default_seed(self.loader)
+            self._seed = named_seed(default_seed(self.loader), self.name)
         resumed = self._pipeline.state()["plan"] is not None
         state, position = self._where_to_go_on()
         run = self._setting.start(
@@ -448,7 +453,8 @@ class EchoLoader:
         if self._setting.rank_of_process() == 0 and not self._said:
             self._said = True
             reason = self._setting.choice.reason
-            _log.info("%s%s%s", repr(self), f" (auto: {reason})" if reason else "", self._setting.remark(self.has_length))
+            auto = f" (auto: {reason})" if reason else ""
+            _log.info("%s%r%s%s", self._prefix, self, auto, self._setting.remark(self.has_length))
         return self._pipeline.start(run)
 
     def _where_to_go_on(self) -> tuple[dict[str, Any], tuple[int, int]]:
@@ -470,4 +476,8 @@ class EchoLoader:
 
     def _warn(self, message: str) -> None:
         if self._setting.rank_of_process() == 0:
-            warnings.warn(message, UserWarning, stacklevel=3)
+            warnings.warn(self._prefix + message, UserWarning, stacklevel=3)
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.name}: " if self.name else ""

@@ -337,15 +337,6 @@ def test_options_beside_an_echo_data_module_are_refused_with_the_way_out() -> No
         fit(echoed(), callbacks=[callback()])
 
 
-def test_several_loaders_are_refused_with_the_way_out() -> None:
-    class Two(Data):
-        def train_dataloader(self) -> Any:
-            return {"a": super().train_dataloader(), "b": super().train_dataloader()}
-
-    with pytest.raises(MisconfigurationException, match=r"dict of loaders.*wrap each in an EchoLoader.*without EchoCallback"):
-        fit(Two(), callbacks=[callback()])
-
-
 # ---------------------------------------------------------------------- loaders passed to fit
 
 

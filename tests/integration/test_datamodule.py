@@ -430,15 +430,6 @@ def test_a_copy_trains_by_itself(duplicate: Any) -> None:
     assert data.datamodule.asked["train"] == 0  # type: ignore[attr-defined]
 
 
-def test_a_combination_of_loaders_is_refused_with_the_way_out() -> None:
-    class Two(Data):
-        def train_dataloader(self) -> Any:
-            return {"a": super().train_dataloader(), "b": super().train_dataloader()}
-
-    with pytest.raises(MisconfigurationException, match=r"dict of loaders.*wrap each in an EchoLoader"):
-        fit(EchoDataModule(Two(), 2))
-
-
 def test_a_loader_that_is_echoed_already_is_refused() -> None:
     class Twice(Data):
         def train_dataloader(self) -> Any:

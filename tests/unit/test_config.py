@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from lightning_echo import EchoConfig, EchoDataModule, EchoLoader, InsertionPoint
 
 DEFAULTS = {"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "epoch_length": "fixed", "seed": None}
-OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard"}  # no options of echoing
+OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard", "loaders"}  # no options of echoing
 
 
 def options_of(constructor: Any) -> dict[str, tuple[Any, Any]]:
@@ -27,8 +27,10 @@ def options_of(constructor: Any) -> dict[str, tuple[Any, Any]]:
 @pytest.mark.parametrize("constructor", [EchoLoader, EchoDataModule])
 def test_loader_data_module_and_config_have_the_same_options_of_the_same_types_with_the_same_defaults(constructor: Any) -> None:
     of_config, of_constructor = options_of(EchoConfig), options_of(constructor)
-    # Who wraps a loader says the factor; a config must be constructible without, and then changes nothing.
-    assert of_constructor.pop("factor") == (float, inspect.Parameter.empty)
+    # Who wraps a loader says the factor (or, of several loaders, options by name); a config must be constructible without, and
+    # then changes nothing.
+    required = (float, inspect.Parameter.empty) if constructor is EchoLoader else (float | None, None)
+    assert of_constructor.pop("factor") == required
     assert of_config.pop("factor") == (float, 1.0)
     # A config holds plain values: the member's name where the constructors take the member too.
     assert of_constructor.pop("insertion_point") == (InsertionPoint | str, "auto")

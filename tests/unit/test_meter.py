@@ -303,16 +303,16 @@ def test_a_checkpoint_s_totals_count_once_in_the_job(tmp_path):
     state = saved(Run(), tmp_path)
     state["counts"] = [80, 16]
     ranks = [Run(others=[nothing], rank=rank, state=state) for rank in (0, 1)]
-    assert [rank.meter.counter.counts.tolist() for rank in ranks] == [[80, 16], [0, 0]]
+    assert [rank.meter.counts.counter.counts.tolist() for rank in ranks] == [[80, 16], [0, 0]]
     for rank in ranks:
         rank.step()
         rank.meter.count(None)
-    assert [rank.meter.counter.counts.tolist() for rank in ranks] == [[88, 16], [8, 0]]
+    assert [rank.meter.counts.counter.counts.tolist() for rank in ranks] == [[88, 16], [8, 0]]
 
 
 def test_what_other_ranks_have_counted_since_is_taken_to_be_what_this_one_has(tmp_path):
     run = Run(others=[(float("nan"),) * 4])
-    run.meter.totals = (100, 0)  # of both ranks
+    run.meter.counts.totals = (100, 0)  # of both ranks
     run.step()
     assert saved(run, tmp_path)["counts"] == [100 + 2 * 8, 0]
 
