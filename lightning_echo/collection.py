@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import Any
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 
-__all__ = ["is_collection", "leaves_of", "parts_at_leaves", "with_leaves"]
+__all__ = ["is_collection", "is_sized", "leaves_of", "parts_at_leaves", "with_leaves"]
 
 _DICTS = (dict, OrderedDict, defaultdict)
 
@@ -45,6 +46,16 @@ def leaves_of(loaders: Any) -> dict[str, Any]:
             )
         found[name] = leaf
     return found
+
+
+def is_sized(loaders: Any) -> bool:
+    """Whether every loader has a length.
+
+    Example:
+        >>> is_sized(range(3)), is_sized({"a": range(3), "b": map(str, range(3))})
+        (True, False)
+    """
+    return None not in [sized_len(leaf) for leaf in leaves_of(loaders).values()]
 
 
 def with_leaves(loaders: Any, leaves: Mapping[str, Any]) -> Any:

@@ -7,6 +7,7 @@ A collection of loaders is a loader for each of its leaves (`collection`), a sin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,9 +16,10 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from lightning_echo.collection import is_collection
+from lightning_echo.collection import is_collection, is_sized
 from lightning_echo.config import EchoConfig
 from lightning_echo.echoing import options
+from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.state import EchoStateError, is_state
 from lightning_echo.reload import Attached, Reload
@@ -105,9 +107,10 @@ class TrainingEcho:
     def _change_factor(self, echoed: Echoed, value: float) -> None:
         trainer = self._attached.trainer
         training = trainer is not None and trainer.training
-        full_passes = [loader for loader in self._parts.values() if loader.epoch_length == "full_pass" and training]
+        full_passes = [part for part in self._parts.values() if part.epoch_length == "full_pass" and training]
         if full_passes:
             check_factor(trainer, echoed, value)
+        full_passes = [part for part in full_passes if part.has_length]  # else Lightning finds out where an epoch ends
         for loader in self._parts.values():
             loader.check_factor(value)  # all of them, before any is set
         if self.is_asked:  # then it answers the reload, and says the new length there
@@ -152,7 +155,12 @@ class TrainingEcho:
         """
         self.is_asked = False
         for part in parts_of(echoed_in(loader)).values():
-            if part.epoch_length == "full_pass" and self._echoed is None and self._factor not in (None, part.factor):
+            if (
+                part.epoch_length == "full_pass"
+                and part.has_length
+                and self._echoed is None
+                and self._factor not in (None, part.factor)
+            ):
                 raise MisconfigurationException(
                     f"{self._owner} begins with factor {self._factor:g}, but the epoch's length is settled already: with "
                     f"epoch_length='full_pass' pass EchoLoader(loader, {self._factor:g}, ...) to fit"
@@ -167,6 +175,7 @@ class TrainingEcho:
     def use(self, loader: Any) -> Any:
         """Makes a loader the one in use; it goes on where the one before stands, or with a state that waits for it."""
         before, self._loader, self._echoed = self._parts, loader, echoed_in(loader)
+        self._follow_transfer()
         for name, part in self._parts.items():
             self._take(part, before.get(name), is_first=not before)
         for name, part in before.items():
@@ -184,10 +193,23 @@ class TrainingEcho:
         self._say()
         return loader
 
+    def _follow_transfer(self) -> None:
+        if isinstance(self._echoed, EchoLoader):
+            self._transfer_hooks.follow(self._echoed, self._attached.trainer)
+            return
+        self._transfer_hooks.unbind()
+        for name, part in self._parts.items():
+            if part.insertion_point is InsertionPoint.after_transfer:
+                raise MisconfigurationException(
+                    f"insertion_point='after_transfer' is impossible for the loader {name!r} of a collection, whose batches are "
+                    "transferred together: use 'after_batching' there, or return a single loader"
+                )
+
     def _take(self, loader: EchoLoader, before: EchoLoader | None, *, is_first: bool) -> None:
         """One loader of those in use takes the place of the one of the same name."""
         loader.factor_owner = self._owner
         loader.epoch_goes_on = self._epoch_goes_on if is_collection(self._loader) else None
+        loader.fetches_ahead = None if is_sized(self._loader) else self._fetches_ahead
         if before is not None and before is not loader:
             before.close()
             loader.follow(before)
@@ -201,6 +223,11 @@ class TrainingEcho:
         trainer = self._attached.trainer
         return None if trainer is None else trainer.fit_loop.batch_idx >= 0 and not trainer.is_last_batch
 
+    def _fetches_ahead(self) -> bool:
+        """Lightning does so where it knows no length, to see where an epoch ends."""
+        trainer = self._attached.trainer
+        return trainer is not None and trainer.num_training_batches == math.inf
+
     def _say(self) -> None:
         """Says once what the run will amount to."""
         trainer, echoed = self._attached.trainer, self._echoed
@@ -210,6 +237,11 @@ class TrainingEcho:
         if not isinstance(echoed, EchoLoader):
             beside = f"; as they are: {', '.join(echoed.beside)}" if echoed.beside else ""
             rank_zero_info(f"lightning_echo: of the training's loaders are echoed: {', '.join(echoed)}{beside}")
+            return
+        if not echoed.has_length:
+            rank_zero_info(
+                f"lightning_echo: epochs end where passes over the data end, of as many steps x factor {self.factor:g}"
+            )
             return
         steps, limit = len(echoed), trainer.limit_train_batches
         steps = int(steps * limit) if isinstance(limit, float) else min(steps, limit)
@@ -231,6 +263,7 @@ class TrainingEcho:
         """Leaves the loaders to themselves, as they were before: they may be the user's own."""
         for loader in self._parts.values():
             loader.factor_owner, loader.limit_train_batches, loader.epoch_goes_on = "", None, None
+            loader.fetches_ahead = None
 
     # ------------------------------------------------------------------ the length of epochs
 

@@ -25,7 +25,7 @@ from lightning_echo.echoing.prefetch import clear_frames
 from lightning_echo.echoing.ranks import default_seed
 from lightning_echo.echoing.resuming import adapt_state
 from lightning_echo.echoing.run import Layout, Run
-from lightning_echo.echoing.seconds import StageSeconds
+from lightning_echo.echoing.seconds import Report, StageSeconds
 from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
 from lightning_echo.echoing.stream_run import StreamRun
@@ -68,8 +68,8 @@ class EchoLoader:
 
     Attributes:
         limit_train_batches: As in ``Trainer``, None if unknown. It tells a resumed run whether an epoch was at its end.
-        fetches_ahead: Whether who iterates asks for a batch before the one in use is done with, as Lightning does where there is
-            no length: then counts and state are those of the batch in use.
+        fetches_ahead: Says whether who iterates asks for a batch before the one in use is done with, as Lightning does where
+            there is no length: then counts and state are those of the batch in use. None: it does not.
         factor_owner: Name of what must hear of a new factor where that changes the length of epochs; empty: nobody.
         is_transferred: Whether who iterates can put a `BatchUse` on the device: what ``after_transfer`` yields.
         name: Its name among several loaders that a Trainer combines; makes a default seed its own. Empty: it is the only one.
@@ -97,6 +97,8 @@ class EchoLoader:
     _last_counts: EchoCounts
     _seconds: StageSeconds
     _before: _Fetched | None  # what had been fetched before the last batch, where that one is fetched ahead
+    _last_item: tuple[Any, Report] | None  # the last batch, where it is fetched ahead
+    _unused: tuple[Any, Report] | None  # a batch that was fetched ahead and not used
     _passes_over: int
 
     def __init__(
@@ -127,7 +129,8 @@ class EchoLoader:
             self._warn(self._setting.warning)
         self.worker_init_fn = getattr(loader, "worker_init_fn", None)  # Lightning sets its own here where there is none
         self.limit_train_batches: int | float | None = None
-        self.fetches_ahead = self.is_transferred = False
+        self.is_transferred = False
+        self.fetches_ahead: Callable[[], bool] | None = None
         self.epoch_goes_on: Callable[[], bool | None] | None = None
         self._said = False
         self._reset()
@@ -279,6 +282,11 @@ class EchoLoader:
 
     def _begin_epoch(self, epoch: Epoch) -> None:
         self._iterations.check_alone(epoch)
+        if (in_use := self._in_use) is not None:  # a batch was fetched ahead and not used: it is the first one now
+            self._unused, self._before = self._last_item, None
+            self._counts, self._last_counts = in_use.counts, in_use.last
+            self._progress = Progress(**in_use.progress)
+            self._progress.resuming = not self._progress.in_epoch
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
         self._progress.begin(len(self) if self.has_length else -1, keeps_length=keeps_length)
 
@@ -291,21 +299,17 @@ class EchoLoader:
                 "'after_batching'"
             )
         run = self._pipeline.run or self._start()
-        if self.fetches_ahead:
+        if self.fetches_ahead is not None:
             self._before = self._fetched()
         try:
-            item = run.next_batch()
-            while item is None:
-                self._passes_over += 1
-                if not self.has_length:
-                    break
-                item = run.next_batch()
+            item = self._unused or self._next_item(run)
         except BaseException as error:
             try:
                 clear_frames(error)
             finally:
                 self.close()
             raise
+        self._unused, self._last_item = None, item if self._before is not None else None
         if item is None:
             self._progress.end()
             raise StopIteration
@@ -315,6 +319,14 @@ class EchoLoader:
         self._seconds.add(report)
         self._progress.count()
         return batch
+
+    def _next_item(self, run: Run | StreamRun) -> tuple[Any, Report] | None:
+        """The next batch, over the ends of passes; None where an epoch ends with a pass."""
+        while (item := run.next_batch()) is None:
+            self._passes_over += 1
+            if not self.has_length:
+                break
+        return item
 
     def close(self) -> None:
         """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""
@@ -353,7 +365,7 @@ class EchoLoader:
     @property
     def keeps_length(self) -> bool:
         """Whether the length of the next epoch is another one than the factor would make it."""
-        return self._progress.kept_length not in (None, self._own_length())
+        return self.has_length and self._progress.kept_length not in (None, self._own_length())
 
     def keep_length(self) -> None:
         """Leaves the length of the next epoch as it is, whatever the factor does: who trains believes in it already."""
@@ -404,7 +416,8 @@ class EchoLoader:
             )
         state = adapt_state(state, self._setting)
         self._pipeline.load(state)
-        self._before, self._passes_over = None, state.get("passes_over", 0)
+        self._before = self._last_item = self._unused = None
+        self._passes_over = state.get("passes_over", 0)
         if state["constructed_factor"] != self._factor.constructed:
             self._warn(
                 f"factor={self._factor.constructed:g} is not used: the state goes on with factor {state['factor']:g}. "
@@ -414,7 +427,7 @@ class EchoLoader:
         self._seed = state["seed"] if state["seed"] is not None else self._seed
         self._progress = Progress.from_state(state, self.limit_train_batches)
         self._counts, self._last_counts = EchoCounts(*state["counts"]), EchoCounts()
-        if self._progress.resuming and state["layout"] == self._setting.layout().state():
+        if self._progress.resuming and self.has_length and state["layout"] == self._setting.layout().state():
             self._progress.kept_length = self._progress.epoch_batches  # the one under way; dealt out anew: see _start
 
     # ------------------------------------------------------------------ inside
@@ -424,7 +437,7 @@ class EchoLoader:
         self._iterations, self._progress = Iterations(), Progress()
         self._counts = self._last_counts = EchoCounts()
         self._seconds = StageSeconds()
-        self._before = None
+        self._before = self._last_item = self._unused = None
         self._passes_over = 0
         self._factor.restart()
 
@@ -434,7 +447,10 @@ class EchoLoader:
     @property
     def _in_use(self) -> _Fetched | None:
         """What had been fetched when the batch in use was; None: nothing has been fetched since."""
-        return None if self._before is None or self._progress.over else self._before
+        is_ahead = (
+            self._before is not None and not self._progress.over and self.fetches_ahead is not None and self.fetches_ahead()
+        )
+        return self._before if is_ahead else None
 
     def _start(self) -> Run | StreamRun:
         if self._seed is None:

@@ -1,0 +1,279 @@
+"""Streams and loaders without a length in a Trainer: epochs end where passes do, counts hold, runs resume exactly or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from trainer_runs import At, Data, Killed, SaveAt, fit
+
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, EchoStateError
+
+LENGTH, BATCH = 30, 4
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    """What `Recorder` expects of an example; dealt out to the workers."""
+
+    def __init__(self, length: int = LENGTH) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return (self.example(index) for index in range(first, self.length, step))
+
+    def example(self, index: int) -> Any:
+        noise = [torch.rand((), dtype=torch.float64).item(), np.random.rand(), 0.0]
+        return {"index": index, "pid": 0, "noise": torch.tensor(noise, dtype=torch.float64)}
+
+
+class Stateful(Stream):
+    at = number = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in islice(range(first, self.length, step), self.at, None):
+            self.at += 1
+            yield self.example(100 * self.number + index)
+        self.at, self.number = 0, self.number + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.number = state["at"], state["number"]
+
+
+class Batches:
+    """Batches without a length; made anew in each pass."""
+
+    def __init__(self, count: int = 7) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.batch(number) for number in range(self.count))
+
+    def batch(self, number: int) -> Any:
+        noise = torch.stack([torch.full((BATCH,), number / 1000), torch.rand(BATCH), torch.rand(BATCH)], 1)
+        return {"index": torch.arange(BATCH) + BATCH * number, "pid": torch.zeros(BATCH), "noise": noise.double()}
+
+
+class StatefulBatches(Batches):
+    at = number = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.count:
+            self.at += 1
+            yield self.batch(100 * self.number + self.at - 1)
+        self.at, self.number = 0, self.number + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.number = state["at"], state["number"]
+
+
+class StreamData(Data):
+    """`Data` with another training loader: over a stream, or what ``make`` returns."""
+
+    def __init__(self, make: Any, workers: int = 0) -> None:
+        super().__init__(workers)
+        self.make = make
+
+    def train_dataloader(self) -> Any:
+        self.asked["train"] += 1
+        made = self.make()
+        return DataLoader(made, BATCH, num_workers=self.workers) if isinstance(made, IterableDataset) else made
+
+
+def echoed(make: Any, factor: float = 2.5, workers: int = 0) -> EchoDataModule:
+    return EchoDataModule(StreamData(make, workers), factor, seed=7)
+
+
+KINDS = [(Stream, 0), (Stream, 2), (Batches, 0)]
+STATEFUL = [(Stateful, 0), (Stateful, 2), (StatefulBatches, 0)]
+
+
+def fresh_of(epoch: Any) -> list[int]:
+    """Indices of the examples of an epoch, each reading of one once, in the order in which they came."""
+    seen: dict[Any, int] = {}
+    for indices, noises in epoch:
+        seen.update((noise, index) for index, noise in zip(indices, noises, strict=True) if noise not in seen)
+    return list(seen.values())
+
+
+@pytest.mark.parametrize(("make", "workers"), KINDS)
+def test_an_epoch_is_a_pass_and_validation_follows_it(make: Any, workers: int) -> None:
+    run = fit(echoed(make, workers=workers))
+    length = LENGTH if make is Stream else 7 * BATCH
+    seen: set[Any] = set()
+    for epoch in run.model.by_epoch:
+        new = [(noise, index) for indices, noises in epoch for index, noise in zip(indices, noises, strict=True)]
+        fresh = dict(each for each in new if each[0] not in seen)
+        assert sorted(fresh.values()) == list(range(length))
+        seen.update(fresh)
+    steps = run.model.steps
+    assert run.model.validated_at == [sum(steps[: epoch + 1]) for epoch in range(3)]
+    assert run.trainer.global_step == sum(steps)
+    assert run.loader.counts.fresh == 3 * length
+    assert run.loader.counts.delivered == sum(map(len, (batch[0] for batch in run.model.batches)))
+    plain = 8 if make is Stream else 7
+    # The start fills the buffer with few uses each; what is live at an epoch's end is used in the next one.
+    assert 1.5 * plain < steps[0] < steps[1] + 3
+    assert steps[1] == pytest.approx(2.5 * plain, abs=2)
+
+
+@pytest.mark.parametrize(("make", "workers"), KINDS)
+def test_at_factor_1_the_training_is_that_of_the_plain_loader(make: Any, workers: int) -> None:
+    plain, run = fit(StreamData(make, workers)), fit(echoed(make, 1, workers))
+    assert [[batch[0] for batch in epoch] for epoch in run.model.by_epoch] == [
+        [batch[0] for batch in epoch] for epoch in plain.model.by_epoch
+    ]
+    assert run.model.validated_at == plain.model.validated_at
+
+
+@pytest.mark.parametrize(("make", "workers"), STATEFUL)
+@pytest.mark.parametrize("step", [5, 11])
+def test_with_a_state_of_its_own_a_run_resumes_exactly_from_the_middle_of_an_epoch(
+    tmp_path: Any, make: Any, workers: int, step: int
+) -> None:
+    whole = fit(echoed(make, workers=workers))
+    assert whole.model.steps[0] > 11
+    saver = SaveAt(tmp_path, [step], dies=True)
+    with pytest.raises(Killed):
+        fit(echoed(make, workers=workers), callbacks=[saver])
+    rest = fit(echoed(make, workers=workers), ckpt_path=saver.path(step))
+    assert rest.model.batches == whole.model.batches[step:]
+    assert rest.model.epochs == whole.model.epochs[step:]
+    assert rest.model.validated_at == whole.model.validated_at
+    assert rest.loader.counts.fresh == whole.loader.counts.fresh
+    assert rest.model.weights == whole.model.weights
+
+
+@pytest.mark.parametrize(("make", "workers"), STATEFUL)
+def test_and_from_the_end_of_one(tmp_path: Any, make: Any, workers: int) -> None:
+    whole = fit(echoed(make, workers=workers))
+    path = str(tmp_path / "end.ckpt")
+    fit(echoed(make, workers=workers), max_epochs=2, callbacks=[At({1: lambda trainer: trainer.save_checkpoint(path)})])
+    rest = fit(echoed(make, workers=workers), ckpt_path=path)
+    assert rest.model.batches == whole.model.batches[sum(whole.model.steps[:2]) :]
+    assert rest.model.steps == whole.model.steps[2:]
+
+
+@pytest.mark.parametrize(("make", "workers"), KINDS)
+def test_without_one_the_middle_of_an_epoch_is_refused_and_its_end_begins_the_next_pass(
+    tmp_path: Any, make: Any, workers: int
+) -> None:
+    saver = SaveAt(tmp_path, [5])
+    end = str(tmp_path / "end.ckpt")
+    fit(echoed(make, workers=workers), max_epochs=2, callbacks=[saver, At({1: lambda trainer: trainer.save_checkpoint(end)})])
+    with pytest.raises(EchoStateError, match=r"saved within a pass, and (Stream|Batches) cannot go on there"):
+        fit(echoed(make, workers=workers), ckpt_path=saver.path(5))
+    rest = fit(echoed(make, workers=workers), ckpt_path=end)
+    assert sorted(fresh_of(rest.model.batches)) == list(range(LENGTH if make is Stream else 7 * BATCH))
+    assert set(rest.model.epochs) == {2}
+
+
+@pytest.mark.parametrize(("make", "workers"), KINDS)
+def test_a_factor_set_at_an_epochs_end_counts_in_the_next(make: Any, workers: int) -> None:
+    data = echoed(make, 1, workers)
+    action = At({0: lambda trainer: setattr(data, "factor", 4)})
+    run = fit(data, max_epochs=4, callbacks=[action])
+    plain = run.model.steps[0]
+    assert run.model.steps[3] == pytest.approx(4 * plain, abs=5)
+    assert len(run.model.validated_at) == 4
+
+
+@pytest.mark.parametrize(("make", "workers"), KINDS)
+def test_the_callback_counts_and_reports_as_for_any_other_loader(make: Any, workers: int) -> None:
+    callback = EchoCallback(echo=EchoConfig(2, seed=7), summary=False)
+    run = fit(StreamData(make, workers), callbacks=[callback])
+    length = LENGTH if make is Stream else 7 * BATCH
+    assert [report.fresh_examples for report in callback.reports] == [length, 2 * length, 3 * length]
+    delivered = [sum(len(batch[0]) for batch in epoch) for epoch in run.model.by_epoch]
+    assert [report.fresh_examples + report.echoed_examples for report in callback.reports] == [
+        sum(delivered[: epoch + 1]) for epoch in range(3)
+    ]
+    assert [report.steps for report in callback.reports] == run.model.steps
+    assert [report.passes for report in callback.reports] == [1, 2, 3]
+
+
+def test_a_loader_that_is_made_anew_for_each_epoch_goes_on_counting(tmp_path: Any) -> None:
+    del tmp_path
+    data = EchoDataModule(StreamData(lambda: Batches()), 2, seed=7)
+    run = fit(data, reload_dataloaders_every_n_epochs=1)
+    assert data.datamodule.asked["train"] == 3
+    for epoch in run.model.by_epoch:
+        assert sorted(fresh_of(epoch)) == list(range(7 * BATCH))
+    assert run.loader.counts.fresh == 3 * 7 * BATCH
+    assert run.loader.counts.delivered == 4 * len(run.model.batches)
+
+
+def test_an_integer_limit_cuts_epochs_and_the_pass_goes_on() -> None:
+    run = fit(echoed(Stream, 1), limit_train_batches=3, max_epochs=4)
+    assert [[batch[0] for batch in epoch] for epoch in run.model.by_epoch][:3] == [
+        [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)],
+        [(12, 13, 14, 15), (16, 17, 18, 19), (20, 21, 22, 23)],
+        [(24, 25, 26, 27), (28, 29)],
+    ]
+
+
+def test_streams_are_not_dealt_out_to_the_ranks() -> None:
+    loader = EchoLoader(DataLoader(Stream(), BATCH), 2, num_replicas=2, rank=1, seed=0)
+    assert {int(index) for batch in loader for index in batch["index"]} == set(range(LENGTH))
+
+
+def test_examples_of_batches_of_which_nothing_is_known_are_counted_by_the_first_tensor_and_that_is_said_once(caplog: Any) -> None:
+    loader = EchoLoader([{"text": "words", "x": torch.zeros(5, 2)}] * 4, 2, seed=0)
+    with caplog.at_level("INFO", logger="lightning_echo"):
+        for _ in range(2):
+            list(loader)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("; examples are counted by the leading dimension of a batch's first tensor")
+    assert loader.counts.delivered == 5 * 8
+
+
+class Whole(Dataset):  # type: ignore[type-arg]
+    """Hands out whole batches, for ``batch_size=None``."""
+
+    def __getitem__(self, index: int) -> Any:
+        return Batches().batch(index)
+
+    def __len__(self) -> int:
+        return 6
+
+
+class OwnIter(DataLoader):  # type: ignore[type-arg]
+    """A ``DataLoader`` with an ``__iter__`` of its own."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield {**batch, "index": batch["index"] + 1000}
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: DataLoader(Whole(), batch_size=None), "the loader has batch_size=None"),
+        (lambda: OwnIter(Stream(), BATCH), "OwnIter has an __iter__ of its own"),
+        (lambda: DataLoader(Stream(), batch_size=None), "the loader has batch_size=None"),
+    ],
+)
+def test_batches_as_items_are_echoed_as_they_come(make: Any, why: str) -> None:
+    loader = EchoLoader(make(), 3, seed=0)
+    assert loader.insertion_point == "after_batching"
+    with pytest.raises(ValueError, match=why):
+        EchoLoader(make(), 3, insertion_point="after_augmentation")
+    plain = Counter(str(batch["index"]) for batch in make())
+    uses = Counter(str(batch["index"]) for _ in range(6) for batch in loader)
+    assert uses.keys() == plain.keys()
+    assert loader.counts.factor == pytest.approx(3, rel=0.2)
