@@ -33,7 +33,7 @@ _MOST_BYTES = 256 * 2**20  # of tensors and arrays that are copied, in all
 _DEEP = 12  # levels of objects in objects that are followed
 
 # Attributes of a data set that hold transforms, which may draw from a generator of their own.
-_TRANSFORMS = ("transform", "target_transform", "transforms", "_augment_one", "_decode_one")
+_TRANSFORMS = ("transform", "target_transform", "transforms", "_augment_one")
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _DICTS = (dict, OrderedDict, defaultdict)

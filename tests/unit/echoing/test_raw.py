@@ -317,6 +317,21 @@ class TestNamedCut:
         assert inner.calls == [[5, 2], [3], [0, 1, 2, 3], [4, 5]]
         assert find_split(dataset, raw=True).redone == ("decode", "augment")
 
+    def test_a_decoder_with_a_generator_of_its_own_is_redone_but_not_reused(self):
+        class OwnGenerator:
+            def __init__(self):
+                self.rng = np.random.default_rng(1)
+
+            def __call__(self, raw):
+                return int(raw) + self.rng.random()
+
+        decode = OwnGenerator()
+        dataset = StagedDataset.of(Raws(), decode=decode, augment=abs)
+        assert find_split(dataset, raw=True).redone == ("decode", "augment")
+        with pytest.raises(SplitRefused, match=r"would be reused \(load\) draws random numbers from a generator that"):
+            find_split(dataset)
+        assert decode.rng.random() == np.random.default_rng(1).random(), "the proof draws from a copy"
+
     def test_methods_have_no_batched_form(self):
         assert make_stages(Words(), raw=True).load_many is None
 
