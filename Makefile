@@ -5,12 +5,14 @@ ARGS ?=
 
 BIN := .venv/bin
 OLDEST_BIN := .venv-oldest/bin
+MOSAIC_BIN := .venv-mosaic/bin
 # One stamp per environment, newer than what its packages were chosen from: a second call installs nothing.
 INSTALLED := .venv/.installed
 OLDEST_INSTALLED := .venv-oldest/.installed
+MOSAIC_INSTALLED := .venv-mosaic/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench test-oldest clean
+.PHONY: help install demo test lint bench test-oldest test-mosaic clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -42,8 +44,11 @@ bench: $(INSTALLED) ## measure speed-up and overhead, print a table, write it as
 test-oldest: $(OLDEST_INSTALLED) ## run unit and Trainer tests on the oldest declared versions (Python 3.10 to 3.12)
 	$(OLDEST_BIN)/python -m pytest -W default::DeprecationWarning tests/unit tests/integration $(ARGS)
 
-clean: ## remove both environments, what the runs wrote, and the tools' caches
-	rm -rf .venv .venv-oldest runs lightning_logs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+test-mosaic: $(MOSAIC_INSTALLED) ## run the tests of mosaicml-streaming, which needs an older numpy than the rest may have
+	$(MOSAIC_BIN)/python -m pytest tests/outside $(ARGS)
+
+clean: ## remove all environments, what the runs wrote, and the tools' caches
+	rm -rf .venv .venv-oldest .venv-mosaic runs lightning_logs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch and torchvision must come from the same source, or torchvision does not import: hence one
@@ -52,7 +57,7 @@ $(INSTALLED): pyproject.toml
 	@$(call require_python,(3, 10) <= version,3.10 or newer)
 	@echo 'Creating .venv: torch, torchvision, lightning and the tools, some gigabytes; takes a few minutes ...'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[examples,test,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[examples,test,test-loaders,dev]'
 	@touch $@
 
 $(OLDEST_INSTALLED): pyproject.toml tests/oldest.txt
@@ -61,6 +66,13 @@ $(OLDEST_INSTALLED): pyproject.toml tests/oldest.txt
 	$(PYTHON) -m venv --clear .venv-oldest
 	$(OLDEST_BIN)/python -m pip install -q --disable-pip-version-check -c tests/oldest.txt \
 		-e '.[examples]' hypothesis psutil pytest pytest-timeout
+	@touch $@
+
+$(MOSAIC_INSTALLED): pyproject.toml
+	@$(call require_python,(3, 10) <= version < (3, 14),3.10 to 3.13 (numpy 2.1 runs on no newer one))
+	@echo 'Creating .venv-mosaic: torch and what mosaicml-streaming brings, seven gigabytes; takes some minutes ...'
+	$(PYTHON) -m venv --clear .venv-mosaic
+	$(MOSAIC_BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,test-loaders,test-mosaic]'
 	@touch $@
 
 # $(call require_python,condition on `version`,the same in words)
