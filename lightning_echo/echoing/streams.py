@@ -18,7 +18,7 @@ import pickle
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -96,6 +96,7 @@ class StreamEcho:
         self._protect = not copies_by_itself(collate_fn)
         self._worker = -1  # which one is only known in it
         self._iterator: Iterator[Any] | None = None
+        self._first: Any = _END  # already taken from the iterator
         self._number = self._ended = -1  # the pass under way, and the last one that has ended here
         self._held: dict[int, Any] = {}
         self._pulled: deque[_Pulled] = deque()  # from the oldest with a live example on
@@ -165,13 +166,21 @@ class StreamEcho:
                 self._begin_pass(number, batch)
             elif self._iterator is None:  # its own state was loaded
                 self._iterator = iter(self.dataset)
-            assert self._iterator is not None
-            examples = list(islice(self._iterator, count))
+            examples = self._take(count)
         except Exception as error:
             note(error, f"(reading the stream in pass {number}, worker {self._worker})")
             raise
         if self._is_stateful:
             self._state = self.dataset.state_dict()
+        return examples
+
+    def _take(self, count: int) -> list[Any]:
+        """One by one: what takes an iterator calls ``iter`` on it, and streams that are their own iterator begin anew then."""
+        assert self._iterator is not None
+        examples = [] if self._first is _END else [self._first]
+        self._first = _END
+        while len(examples) < count and (example := next(self._iterator, _END)) is not _END:
+            examples.append(example)
         return examples
 
     def _begin_pass(self, number: int, batch: int) -> None:
@@ -181,9 +190,8 @@ class StreamEcho:
         if not resumed:
             return
         # The state that was loaded is that of a stream that has ended: some yield nothing then, others go on by themselves.
-        first = next(self._iterator, _END)
-        if first is not _END:
-            self._iterator = chain([first], self._iterator)
+        self._first = next(self._iterator, _END)
+        if self._first is not _END:
             return
         self._seeding.seed(EXAMPLE, batch)
         self._iterator = iter(self.dataset)

@@ -61,6 +61,23 @@ class RollsOver(Noisy):
             yield torch.tensor(value)
 
 
+class ItsOwnIterator(IterableDataset):
+    """Numbers from a stream that is its own iterator and begins anew whenever it is asked for one, as litdata's does."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        self.at = -1
+        return self
+
+    def __next__(self):
+        self.at += 1
+        if self.at == self.length:
+            raise StopIteration
+        return torch.tensor([self.at])
+
+
 def echo_of(dataset, batch_size=4, buffer_size=8, drop_last=False, collate_fn=list):
     shape = PlanShape(
         batch_size=batch_size,
@@ -88,6 +105,13 @@ def fetch_pass(echo, number, factor, **request):
 
 
 class TestPasses:
+    def test_a_stream_is_asked_for_an_iterator_once_in_a_pass(self):
+        echo = echo_of(ItsOwnIterator(22))
+        for number in range(3):
+            batches, reports = fetch_pass(echo, number, 1.0)
+            assert sorted(value for batch in batches for value in batch) == list(range(22))
+            assert sum(report[0] for report in reports) == 22
+
     @pytest.mark.parametrize("drop_last", [False, True])
     @pytest.mark.parametrize("length", [1, 3, 4, 8, 11])
     def test_at_factor_1_the_batches_are_those_of_a_plain_loader(self, length, drop_last):
