@@ -7,11 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from report import Table, progress, verdict
-from speedup import POINTS
 from timing import alternate, seconds_per_batch
-from workloads import BATCH_SIZE, WORKERS, Busy, Sleeping, loader
-
-from lightning_echo import EchoLoader, InsertionPoint
+from workloads import BATCH_SIZE, CASES, STREAM, WORKERS, Busy, Sleeping, echoed_loader, plain_loader
 
 
 def factor_one(quick: bool) -> Table:
@@ -21,17 +18,21 @@ def factor_one(quick: bool) -> Table:
     for kind, seconds, dataset, required, batches in cases:
         progress(f"factor 1, {seconds * 1e3:g} ms per example, {kind}")
 
-        runs: dict[str, Callable[[], float]] = {"plain": partial(_plain, dataset, batches)}
-        for point in POINTS:
-            runs[point.value] = partial(_wrapped, dataset, point, batches)
+        runs: dict[str, Callable[[], float]] = {
+            "plain": partial(_plain, CASES[0], dataset, batches),
+            "plain stream": partial(_plain, STREAM, dataset, batches),
+        }
+        for case in CASES:
+            runs[case] = partial(_wrapped, case, dataset, batches)
         times = alternate(runs, rounds)
-        for point in POINTS:
-            ratios = [a / b for a, b in zip(times["plain"], times[point.value], strict=True)]
+        for case in CASES:
+            partner = times["plain stream" if case == STREAM else "plain"]
+            ratios = [a / b for a, b in zip(partner, times[case], strict=True)]
             middle = statistics.median(ratios)
             rows.append(
                 (
-                    *(point.value, kind, seconds * 1e3),
-                    *(statistics.median(times["plain"]) * 1e3, statistics.median(times[point.value]) * 1e3),
+                    *(case, kind, seconds * 1e3),
+                    *(statistics.median(partner) * 1e3, statistics.median(times[case]) * 1e3),
                     *(middle, min(ratios), max(ratios), required, verdict(middle >= required)),
                 )
             )
@@ -43,9 +44,9 @@ def factor_one(quick: bool) -> Table:
     return Table("factor_one", text, columns, rows)
 
 
-def _plain(dataset: Sleeping, batches: int) -> float:
-    return seconds_per_batch(loader(dataset), batches)
+def _plain(case: str, dataset: Sleeping, batches: int) -> float:
+    return seconds_per_batch(plain_loader(case, dataset), batches)
 
 
-def _wrapped(dataset: Sleeping, point: InsertionPoint, batches: int) -> float:
-    return seconds_per_batch(EchoLoader(loader(dataset), 1, insertion_point=point, seed=0), batches)
+def _wrapped(case: str, dataset: Sleeping, batches: int) -> float:
+    return seconds_per_batch(echoed_loader(case, dataset, 1), batches)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from echoes import echoes
 from factor_one import factor_one
 from measuring import measuring
 from memory import memory
@@ -21,7 +22,8 @@ from report import machine
 from speedup import speedup
 from target_idle import target_idle
 
-_BENCHMARKS = {run.__name__: run for run in (speedup, factor_one, planning, start, memory, protection, measuring, target_idle)}
+_RUNS = (speedup, factor_one, planning, start, memory, protection, echoes, measuring, target_idle)
+_BENCHMARKS = {run.__name__: run for run in _RUNS}
 _HERE = Path(__file__).parent
 
 

@@ -14,29 +14,26 @@ from functools import partial
 
 from report import Table, progress, verdict
 from timing import alternate, seconds_per_batch
-from workloads import BATCH_SIZE, WORKERS, Sleeping, loader, real_sleep, sleep_for
-
-from lightning_echo import EchoLoader, InsertionPoint
+from workloads import BATCH_SIZE, CASES, WORKERS, Sleeping, echoed_loader, plain_loader, real_sleep, sleep_for
 
 _STEP_SECONDS = 0.004
 _REQUIRED = {1.25: 0.95, 1.0: 0.90}  # per factor / R
-POINTS = (InsertionPoint.before_augmentation, InsertionPoint.after_augmentation, InsertionPoint.after_batching)
 
 
 def speedup(quick: bool) -> Table:
     ratios, rounds, echoed_batches, plain_batches = ((2,), 3, 250, 60) if quick else ((2, 4, 8), 5, 700, 120)
     step_seconds = real_sleep(_STEP_SECONDS)
     rows = []
-    for point in POINTS:
+    for case in CASES:
         for ratio in ratios:
-            progress(f"speed-up, {point.value}, R about {ratio}")
+            progress(f"speed-up, {case}, R about {ratio}")
             dataset = Sleeping(sleep_for(ratio * step_seconds * WORKERS / BATCH_SIZE))
-            base = partial(seconds_per_batch, loader(dataset), plain_batches // 2)
+            base = partial(seconds_per_batch, plain_loader(case, dataset), plain_batches // 2)
             measured = statistics.median(base() for _ in range(3)) / step_seconds
-            runs: dict[str, Callable[[], float]] = {"base": base, "plain": partial(_plain, dataset, plain_batches)}
+            runs: dict[str, Callable[[], float]] = {"base": base, "plain": partial(_plain, case, dataset, plain_batches)}
             factors = {share: max(share * measured, 1.0) for share in _REQUIRED}
             for share, factor in factors.items():
-                runs[str(share)] = partial(_echoed, dataset, point, factor, echoed_batches)
+                runs[str(share)] = partial(_echoed, case, dataset, factor, echoed_batches)
             times = alternate(runs, rounds)
             for share, required in _REQUIRED.items():
                 factor = factors[share]
@@ -46,7 +43,7 @@ def speedup(quick: bool) -> Table:
                 middle = statistics.median(reached)
                 rows.append(
                     (
-                        *(point.value, round(measured, 2), share, round(factor, 2)),
+                        *(case, round(measured, 2), share, round(factor, 2)),
                         *(statistics.median(times["plain"]) * 1e3, statistics.median(times[str(share)]) * 1e3),
                         *(statistics.median(speedups), statistics.median(bounds), middle, min(reached), max(reached)),
                         *(required, verdict(middle >= required)),
@@ -67,9 +64,9 @@ def _step() -> None:
     time.sleep(_STEP_SECONDS)
 
 
-def _plain(dataset: Sleeping, batches: int) -> float:
-    return seconds_per_batch(loader(dataset), batches, _step)
+def _plain(case: str, dataset: Sleeping, batches: int) -> float:
+    return seconds_per_batch(plain_loader(case, dataset), batches, _step)
 
 
-def _echoed(dataset: Sleeping, point: InsertionPoint, factor: float, batches: int) -> float:
-    return seconds_per_batch(EchoLoader(loader(dataset), factor, insertion_point=point, seed=0), batches, _step)
+def _echoed(case: str, dataset: Sleeping, factor: float, batches: int) -> float:
+    return seconds_per_batch(echoed_loader(case, dataset, factor), batches, _step)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 from report import Table, progress, verdict
-from speedup import POINTS
 from timing import WARM_UP_BATCHES
 from trainer import SleepingModel, fit
 from workloads import BATCH_SIZE, WORKERS, Sleeping, loader, sleep_for
 
 from lightning_echo import EchoCallback, EchoLoader, InsertionPoint, TargetIdle
 
+_POINTS = (InsertionPoint.before_augmentation, InsertionPoint.after_augmentation, InsertionPoint.after_batching)
 _TARGET, _STEP_SECONDS, _MAX_FACTOR = 0.05, 0.008, 8.0
 
 
@@ -19,7 +19,7 @@ def target_idle(quick: bool) -> Table:
     steps = 100 if quick else 250
     rows = []
     for ratio in (1.5, 3.0, 6.0):
-        for point in POINTS:
+        for point in _POINTS:
             progress(f"TargetIdle, R = {ratio:g}, {point.value}")
             reports = _run(ratio, point, 1, steps, epochs=4, controlled=True)
             factors = [report.factor for report in reports]

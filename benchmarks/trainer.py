@@ -37,15 +37,18 @@ class SleepingModel(pl.LightningModule):
 
 
 class Ready:
-    """Batches that cost nothing to fetch."""
+    """Batches that cost nothing to fetch: images and labels."""
+
+    SHAPE = (32, 3, 32, 32)
 
     def __init__(self, batches: int) -> None:
-        self._batches, self._batch = batches, torch.zeros(32, 4)
+        self._batches = batches
+        self._batch = (torch.zeros(self.SHAPE, dtype=torch.uint8), torch.zeros(self.SHAPE[0], dtype=torch.int64))
 
     def __len__(self) -> int:
         return self._batches
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         return iter([self._batch] * self._batches)
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from timing import median_seconds
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
-from lightning_echo import StagedDataset
+from lightning_echo import EchoLoader, InsertionPoint, StagedDataset
+from lightning_echo.echoing.live import BatchUse
+
+POINTS = tuple(point.value for point in InsertionPoint if point is not InsertionPoint.auto)
+STREAM = "after_augmentation, stream"
+CASES = (*POINTS, STREAM)
 
 BATCH_SIZE, WORKERS = 32, 2
 _EXAMPLE = (torch.zeros(3, 32, 32, dtype=torch.uint8), 0)
@@ -25,12 +31,30 @@ class Sleeping(StagedDataset):
     def __len__(self) -> int:
         return self.length
 
-    def load(self, index: Any) -> Any:
+    def read(self, index: Any) -> Any:
         time.sleep(self.seconds)
-        return _EXAMPLE[0].clone(), index
+        return index
+
+    def decode(self, raw: Any) -> Any:
+        return _EXAMPLE[0].clone(), raw
 
     def augment(self, example: Any) -> Any:
         return example
+
+
+class Stream(IterableDataset[Any]):
+    """The same as a stream, of which each worker has its share."""
+
+    def __init__(self, dataset: Sleeping) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return map(self.dataset.load, range(first, len(self.dataset), step))
 
 
 class Busy(Sleeping):
@@ -40,9 +64,9 @@ class Busy(Sleeping):
         super().__init__(seconds)
         self.turns = round(1000 * seconds / median_seconds(lambda: _spin(1000), 1000, clock=time.thread_time))
 
-    def load(self, index: Any) -> Any:
+    def read(self, index: Any) -> Any:
         _spin(self.turns)
-        return _EXAMPLE[0].clone(), index
+        return index
 
 
 def loader(dataset: Dataset[Any], workers: int = WORKERS, collate_fn: Any = None) -> DataLoader[Any]:
@@ -50,6 +74,36 @@ def loader(dataset: Dataset[Any], workers: int = WORKERS, collate_fn: Any = None
     return DataLoader(
         dataset, batch_size=BATCH_SIZE, num_workers=workers, collate_fn=collate_fn, multiprocessing_context=_context(workers)
     )
+
+
+def plain_loader(case: str, dataset: Sleeping) -> DataLoader[Any]:
+    """The comparison partner in one of `CASES`."""
+    return loader(Stream(dataset) if case == STREAM else dataset)
+
+
+def echoed_loader(case: str, dataset: Sleeping, factor: float) -> Any:
+    """The same, echoed."""
+    point = InsertionPoint.after_augmentation if case == STREAM else InsertionPoint(case)
+    echoed = EchoLoader(plain_loader(case, dataset), factor, insertion_point=point, seed=0)
+    return Transferred(echoed) if point is InsertionPoint.after_transfer else echoed
+
+
+class Transferred:
+    """Does with each use of a batch what the Trainer's hooks do, on a device that is the host."""
+
+    def __init__(self, loader: EchoLoader) -> None:
+        self._loader = loader
+        loader.is_transferred = True
+
+    def __iter__(self) -> Iterator[Any]:
+        for use in self._loader:
+            assert isinstance(use, BatchUse)
+            use.live.prepare(use.host, lambda batch: batch)
+            use.live.let_go_if_edited()
+            yield use.live.transfer(lambda batch: batch, is_last=use.is_last)
+
+    def close(self) -> None:
+        self._loader.close()
 
 
 def real_sleep(seconds: float) -> float:
