@@ -1,4 +1,4 @@
-"""Whole batches, used again in the main process: the point ``after_batching``.
+"""Whole batches, used again in the main process: the point ``after_batching``, and the ground of ``after_transfer``.
 
 The plan says for each step which batch is delivered; what is read is kept here while uses are left. A batch that will be used
 again is handed out as a copy, since the training step may edit what it gets. Copying runs in the prefetching thread where

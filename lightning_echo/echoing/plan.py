@@ -20,7 +20,7 @@ never sees an index, so that it is the same on all ranks, and ``order.py`` turns
   the buffer cannot have that: there examples live on, and an index may be twice in a batch.
 * Batches are drawn by a generator seeded with seed and batch number: nothing but the buffers has to be saved.
 
-For ``after_batching`` the same plan runs with whole batches as items: batch size 1 and one buffer.
+For ``after_batching`` and ``after_transfer`` the same plan runs with whole batches as items: batch size 1 and one buffer.
 
 Source: Choi et al. 2019, arXiv 1907.05550, section 2 (echo factor, shuffle buffer after echoing).
 """

@@ -1,7 +1,7 @@
 """Plan and order joined: what is asked of the workers, batch by batch, and the state of the run at any delivered batch.
 
 `ExampleRequests` is the batch sampler of the inner ``DataLoader`` for the example-level points: one `Request` per batch.
-`BatchRequests` is the one for ``after_batching``: one `Request` per batch that is *read*, and a `Step` per batch that is
+`BatchRequests` is the one for whole batches: one `Request` per batch that is *read*, and a `Step` per batch that is
 delivered. Neither ever waits for anything: ``DataLoader`` asks for a batch before it hands the last one out.
 
 The plan runs ahead of what is delivered. Instead of undoing it, a snapshot is kept every few batches, and the state at a
@@ -183,7 +183,7 @@ class ExampleRequests(_Planner):
 
 
 class Step(NamedTuple):
-    """One delivered batch of ``after_batching``.
+    """One delivered batch where whole batches are reused.
 
     Attributes:
         position: Stream position of the batch.
@@ -203,7 +203,7 @@ class Step(NamedTuple):
 
 
 class BatchRequests(_Planner):
-    """The batch sampler for ``after_batching``.
+    """The batch sampler where whole batches are reused.
 
     Args:
         plan: The plan over batches, at the batch to begin with.

@@ -1,7 +1,7 @@
 """Where the host's time goes: seconds of source, rest and collate, measured where they run and sent along with the batches.
 
 ``source`` is what runs before the insertion point, once per fresh example; ``rest`` what runs after it in the workers, per use
-(augmentation, protection, looking up); ``collate`` runs once per batch. For ``after_batching`` all three come before the
+(augmentation, protection, looking up); ``collate`` runs once per batch. Where batches are reused all three come before the
 insertion point, once per fresh batch.
 """
 

@@ -17,7 +17,7 @@ def smallest_buffer(batch_size: int, factor: float, workers: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanShape:
-    """What stays the same while a plan runs. Sizes count items: examples, or batches for ``after_batching``.
+    """What stays the same while a plan runs. Sizes count items: examples, or batches where they are reused.
 
     Attributes:
         batch_size: Items in a full batch.

@@ -183,6 +183,15 @@ class TestHandingOut:
         use.mul_(2)
         assert lent.is_edited()
 
+    def test_packed_sequences(self):
+        packed = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)])
+        lent = LentBatch([packed])
+        (use,) = lent.hand_out()
+        assert type(use) is type(packed)
+        assert use.data.data_ptr() == packed.data.data_ptr()
+        use.data.add_(1)
+        assert lent.is_edited()
+
     def test_bytes_are_those_of_its_tensors(self):
         x = torch.zeros(4, 5)
         assert LentBatch({"x": x, "again": x, "y": torch.zeros(3, dtype=torch.int16), "s": "abc"}).nbytes == 86

@@ -7,17 +7,15 @@ from lightning_echo.echoing.state import differences, where_to_go_on
 
 
 @pytest.mark.parametrize("by_batches", [False, True])
-@pytest.mark.parametrize("saved_by_batches", [False, True])
-def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches, saved_by_batches):
+@pytest.mark.parametrize("saved_at", ["before_augmentation", "after_augmentation", "after_batching", "after_transfer"])
+def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches, saved_at):
+    saved_by_batches = saved_at in ("after_batching", "after_transfer")
     before, now = Layout(103, 2, 4, 4, 13), Layout(103, 3, 5, 5, 7)
     for number in range(3):
         for taken in range(0, 13):  # batches of the pass, on each of the two ranks
             position = number * 13 + taken if saved_by_batches else (number * 13 + taken) * 4
             plan = {"position": position}
-            saved_for = {
-                "layout": before.state(),
-                "insertion_point": "after_batching" if saved_by_batches else "after_augmentation",
-            }
+            saved_for = {"layout": before.state(), "insertion_point": saved_at}
             stream, batch = where_to_go_on(plan, saved_for, now, by_batches)
             skipped = (batch - number * 7) * 5 * 3
             assert skipped <= taken * 4 * 2, "nothing is left out"

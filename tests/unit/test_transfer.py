@@ -1,0 +1,174 @@
+"""The hooks that stand in the place of a user's: Lightning does not see them, and other batches pass them by."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import DataLoader
+
+from lightning_echo import EchoDataModule, EchoLoader
+from lightning_echo.echoing.live import LiveBatch
+from lightning_echo.transfer import TransferHooks
+
+HERE = torch.device("cpu")
+NAMES = ("on_before_batch_transfer", "transfer_batch_to_device")
+LOADERS = DataLoader(range(8), batch_size=4)
+
+
+class Plain(pl.LightningModule):
+    def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+
+class Overrides(Plain):
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return ("prepared", batch)
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        return ("moved", batch)
+
+
+class OverridesData(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return LOADERS
+
+    transfer_batch_to_device = Overrides.transfer_batch_to_device
+
+
+def decorated() -> Plain:
+    """Lightning takes what was decorated for what is overridden, or not."""
+    model = Plain()
+    inner = model.transfer_batch_to_device
+
+    @functools.wraps(inner)
+    def timed(*args: Any) -> Any:
+        return inner(*args)
+
+    vars(model)["transfer_batch_to_device"] = timed
+    return model
+
+
+def mocked(wraps: Any) -> Plain:
+    model = Plain()
+    vars(model)["transfer_batch_to_device"] = Mock(wraps=wraps and model.transfer_batch_to_device)
+    return model
+
+
+def partial() -> Plain:
+    model = Overrides()
+    vars(model)["transfer_batch_to_device"] = functools.partial(model.transfer_batch_to_device)
+    return model
+
+
+def follow(hooks: TransferHooks, model: Any, datamodule: Any = None, point: str = "after_transfer", **trainer: Any) -> EchoLoader:
+    loader = EchoLoader(LOADERS, 2, insertion_point=point)
+    strategy = SingleDeviceStrategy(HERE)
+    told = {"training": True, "strategy": strategy, "lightning_module": model, "datamodule": datamodule, **trainer}
+    hooks.follow(loader, SimpleNamespace(**told))
+    return loader
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Plain, Overrides, decorated, partial, lambda: mocked(True), lambda: mocked(None)],
+    ids=["plain", "overridden", "decorated", "partial", "mock of Lightning's", "mock"],
+)
+def test_whether_a_hook_is_overridden_is_the_same_with_ours_in_its_place(make: Any) -> None:
+    model, hooks = make(), TransferHooks()
+    before, attributes = [is_overridden(name, model) for name in NAMES], dict(vars(model))
+    follow(hooks, model)
+    assert set(NAMES) <= set(vars(model))
+    assert [is_overridden(name, model) for name in NAMES] == before
+    hooks.unbind()
+    assert vars(model) == attributes
+
+
+@pytest.mark.parametrize("overridden", [True, False])
+def test_of_an_echo_data_module_too(overridden: bool) -> None:
+    data = OverridesData() if overridden else pl.LightningDataModule.from_datasets(range(8))  # type: ignore[arg-type]
+    outer, hooks = EchoDataModule(data, 2), TransferHooks()
+    follow(hooks, Plain(), outer)
+    assert [is_overridden(name, outer) for name in NAMES] == [False, overridden]
+    outer.setup("fit")  # takes the user's hooks anew
+    assert [is_overridden(name, outer) for name in NAMES] == [False, overridden]
+    use = LiveBatch({"x": torch.zeros(1)}).use(True)
+    batch = outer.transfer_batch_to_device(outer.on_before_batch_transfer(use, 0), HERE, 0)
+    assert type(batch) is (tuple if overridden else dict), "moved by the user's hook or by Lightning's"
+    hooks.unbind()
+    assert not [name for name in NAMES if name in vars(data)]
+    assert not [name for name in NAMES if hasattr(vars(outer).get(name), "__wrapped__")]
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(2), {"x": 1}, (1, 2, 3), None, [LiveBatch(1)]])
+def test_any_other_batch_goes_straight_to_the_users_hook(batch: Any) -> None:
+    model, hooks = Overrides(), TransferHooks()
+    follow(hooks, model)
+    prepared = model.on_before_batch_transfer(batch, dataloader_idx=1)
+    assert prepared == ("prepared", batch)
+    assert prepared[1] is batch
+    assert model.transfer_batch_to_device(batch, HERE, 0)[1] is batch
+
+
+def test_a_use_is_prepared_and_moved_by_the_users_hooks() -> None:
+    model, hooks = Overrides(), TransferHooks()
+    follow(hooks, model)
+    live = LiveBatch([1])
+    for is_last in (False, False, True):
+        use = model.on_before_batch_transfer(live.use(is_last), 0)
+        assert model.transfer_batch_to_device(use, HERE, 0) == ("moved", ("prepared", [1]))
+
+
+def test_a_loader_of_another_point_takes_the_hooks_away() -> None:
+    model, hooks = Overrides(), TransferHooks()
+    first = follow(hooks, model)
+    assert first.is_transferred
+    follow(hooks, model, point="after_batching")
+    assert not first.is_transferred
+    assert not set(NAMES) & set(vars(model))
+
+
+def test_a_second_loader_takes_the_place_of_the_first() -> None:
+    model, hooks = Overrides(), TransferHooks()
+    first, second = follow(hooks, model), follow(hooks, model)
+    assert (first.is_transferred, second.is_transferred) == (False, True)
+    hooks.unbind()
+    assert not second.is_transferred
+    assert not set(NAMES) & set(vars(model))
+
+
+@pytest.mark.parametrize("trainer", [{"training": False}])
+def test_where_nobody_trains_nothing_is_bound(trainer: Any) -> None:
+    model, hooks = Overrides(), TransferHooks()
+    assert not follow(hooks, model, **trainer).is_transferred
+    loader = EchoLoader(LOADERS, 2, insertion_point="after_transfer")
+    hooks.follow(loader, None)
+    assert not loader.is_transferred
+    assert not set(NAMES) & set(vars(model))
+
+
+def test_a_hook_that_somebody_puts_there_meanwhile_stays() -> None:
+    model, hooks = Overrides(), TransferHooks()
+    follow(hooks, model)
+    mine = vars(model)["transfer_batch_to_device"] = lambda *args: "mine"
+    hooks.unbind()
+    assert vars(model)["transfer_batch_to_device"] is mine
+    assert "on_before_batch_transfer" not in vars(model)
+
+
+@pytest.mark.filterwarnings("ignore:You are using `torch.load` with `weights_only=False`:FutureWarning")  # torch 2.4, of pickle
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+def test_a_copy_has_the_users_hooks_of_its_own(copied: Any) -> None:
+    model, hooks = Overrides(), TransferHooks()
+    follow(hooks, model)
+    twin = copied(model)
+    assert twin.transfer_batch_to_device.__self__ is twin
+    assert twin.transfer_batch_to_device("batch", HERE, 0) == ("moved", "batch")
