@@ -100,7 +100,7 @@ class Attachment:
             return
         used = trainer.train_dataloader
         if self.echo.is_in_use(used):
-            self.echo.use(used)  # it may have been passed to fit again
+            self.echo.use(self.echo.loader)  # it may have been passed to fit again
             return
         if echoed_in(used) is None or not self._takes_echoed:
             raise self._unreachable()

@@ -15,6 +15,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from collection_runs import SeveralRecorder
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, SetFactor, echoed, trainer
 
@@ -305,6 +307,65 @@ def scenario_plain(folder: Path) -> Any:
     """The user's data module as it is, to compare with."""
     run = fit(Data(**UNEVEN), max_epochs=1)
     return {"validated": run.model.validated, "steps": run.model.steps}
+
+
+class DealtOut(Data):
+    """Three loaders with the same data; the last one yields the numbers of examples, without a sampler of its own."""
+
+    def train_dataloader(self) -> Any:
+        loaders = {name: super(DealtOut, self).train_dataloader() for name in ("all", "half", "plain")}
+        return CombinedLoader(loaders, "min_size")
+
+
+class TwoRankSeveral(SeveralRecorder):
+    validated: list[int] = []  # noqa: RUF012 (never filled)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+def scenario_collection(folder: Path) -> Any:
+    """Two loaders echoed, one as it is; whole, and killed in the middle and resumed."""
+    (folder / "collection").mkdir(exist_ok=True)
+    save = SaveAt(folder / "collection", [11], dies=True)
+
+    def run(*callbacks: Any, ckpt_path: Any = None) -> Any:
+        configs = {name: EchoConfig(factor, "after_augmentation", seed=7) for name, factor in (("all", 1.0), ("half", 2.0))}
+        data = EchoDataModule(DealtOut(**UNEVEN), loaders=configs)
+        model = TwoRankSeveral()
+        runner = trainer(strategy="ddp", devices=2, max_epochs=4, callbacks=list(callbacks))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended before the epoch")
+            runner.fit(model, datamodule=data, ckpt_path=ckpt_path)
+        loaders: Any = runner.train_dataloader
+        sampler = loaders["plain"].sampler
+        return {
+            "batches": {name: model.of(position) for position, name in enumerate(("all", "half", "plain"))},
+            "steps": model.steps,
+            "sampler": (type(sampler).__name__, sampler.num_replicas, sampler.rank),
+            "weights": model.weights,
+        }
+
+    try:
+        run(save)
+    except Killed:
+        return {"whole": run(), "resumed": run(ckpt_path=save.path(11))}
+
+
+def scenario_collection_seeds(folder: Path) -> Any:
+    """Without any seed: each loader draws its own, the same on both ranks, and counts of all ranks are logged of each."""
+    os.environ.pop("PL_GLOBAL_SEED", None)
+    echo = EchoCallback(echo=EchoConfig(2, "after_augmentation"))
+    model = TwoRankSeveral()
+    runner = trainer(strategy="ddp", devices=2, max_epochs=2, callbacks=[echo])
+    runner.fit(model, datamodule=DealtOut(**UNEVEN))
+    loaders: Any = runner.train_dataloader
+    logged = {name: float(value) for name, value in runner.callback_metrics.items() if name.startswith("echo/")}
+    return {
+        "seeds": [loader.seed for loader in loaders.values()],
+        "counts": {name: (loader.counts.fresh, loader.counts.echoed) for name, loader in loaders.items()},
+        "logged": logged,
+    }
 
 
 def scenario_default_run(folder: Path) -> Any:

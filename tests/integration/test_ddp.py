@@ -275,3 +275,36 @@ def test_an_iterable_that_nobody_can_shard_has_all_its_batches_on_both_ranks(ran
     for rank in ranks.of("batches_of_an_iterable"):
         assert rank["steps"] == [6, 6, 6]
         assert indices_of(rank["batches"]) == set(range(24))
+
+
+@pytest.mark.parametrize("name", ["all", "half", "plain"])
+def test_each_loader_of_a_collection_is_dealt_out_echoed_or_not(ranks: Ranks, name: str) -> None:
+    one, two = (fresh_stream(rank["batches"][name]) for rank in ranks.of("collection", "whole"))
+    for mine, others in zip(chunks(one, EACH), chunks(two, EACH), strict=True):
+        assert set(mine) | set(others) == set(range(LENGTH))
+        assert len(set(mine) & set(others)) == 2 * EACH - LENGTH
+    assert len(one) >= EACH
+    assert ranks.of("collection", "whole", "sampler") == (("DistributedSampler", 2, 0), ("DistributedSampler", 2, 1))
+    assert ranks.of("collection", "whole", "steps") == ([8] * 4, [8] * 4)
+
+
+def test_no_two_ranks_and_no_two_loaders_of_a_collection_share_noise(ranks: Ranks) -> None:
+    noises = [noises_of(rank["batches"][name]) for rank in ranks.of("collection", "whole") for name in ("all", "half")]
+    assert sum(map(len, noises)) == len(set().union(*noises)) > 300
+
+
+def test_a_collection_resumes_exactly_on_two_ranks(ranks: Ranks) -> None:
+    for found in ranks.of("collection"):
+        for name in ("all", "half"):
+            assert found["resumed"]["batches"][name] == found["whole"]["batches"][name][11:]
+            assert len(found["resumed"]["batches"][name]) == 32 - 11
+
+
+def test_loaders_of_a_collection_draw_a_seed_each_for_all_ranks_and_count_over_all_ranks(ranks: Ranks) -> None:
+    one, two = ranks.of("collection_seeds")
+    assert one["seeds"] == two["seeds"]
+    assert len(set(one["seeds"])) == 3
+    for name in ("all", "half", "plain"):
+        for i, what in enumerate(("fresh", "echoed")):
+            logged = {rank["logged"][f"echo/{name}/{what}_examples"] for rank in (one, two)}
+            assert logged == {one["counts"][name][i] + two["counts"][name][i]}

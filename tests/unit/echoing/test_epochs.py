@@ -61,6 +61,25 @@ def test_a_limit_decides_whether_an_epoch_was_at_its_end(limit, resuming):
     assert (progress.epoch, progress.in_epoch) == ((1, 2) if resuming else (2, 0))
 
 
+@pytest.mark.parametrize("in_epoch", [2, 4])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_where_several_loaders_make_up_an_epoch_the_state_says_whether_it_goes_on(goes_on, in_epoch):
+    state = {**Progress(epoch=1, epoch_batches=4, in_epoch=in_epoch, delivered=6).state(), "epoch_goes_on": goes_on}
+    progress = Progress.from_state(state, limit=3)
+    assert progress.resuming is goes_on
+    progress.begin(4)
+    assert (progress.epoch, progress.in_epoch) == ((1, in_epoch) if goes_on else (2, 0))
+
+
+def test_a_kept_length_is_given_up_with_the_first_epoch_that_begins_unless_it_is_kept_on():
+    progress = Progress()
+    progress.kept_length = 3
+    progress.begin(3, keeps_length=True)
+    assert progress.kept_length == 3
+    progress.begin(3)
+    assert progress.kept_length is None
+
+
 def test_an_iteration_goes_on_with_a_state_that_is_loaded_meanwhile():
     """Lightning 2.5.0 keeps the iterator of a learning rate trial for the training that follows."""
     run = Run(3)
