@@ -80,14 +80,12 @@ def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
         [[0, 1], None, [0]]
     """
     node = loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
-    parts = _children(batch)
-    if (
-        isinstance(node, CombinedLoader)
-        or not is_collection(node)
-        or [key for key, _ in parts] != [key for key, _ in _children(node)]
-    ):
+    if isinstance(node, CombinedLoader) or not is_collection(node):
         return [batch]
-    return [leaf for (_, child), (_, part) in zip(_children(node), parts, strict=True) for leaf in parts_at_leaves(child, part)]
+    children, parts = _children(node), _children(batch)
+    if [key for key, _ in parts] != [key for key, _ in children]:
+        return [batch]
+    return [leaf for (_, child), (_, part) in zip(children, parts, strict=True) for leaf in parts_at_leaves(child, part)]
 
 
 def _map(node: Any, name: str, new: Callable[[str], Any]) -> Any:

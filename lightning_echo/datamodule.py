@@ -25,7 +25,9 @@ class EchoDataModule(StandIn):
     """Echoes the training loader of a data module; everything else of it is as if it were attached itself.
 
     Where ``train_dataloader`` returns a collection of loaders (dict, list, tuple, nested, or a ``CombinedLoader`` with any mode),
-    each is echoed, with its own counts, or those that ``loaders`` names. Lightning combines them as it would the plain ones.
+    each is echoed, with its own counts, or those that ``loaders`` names. Lightning combines them as it would the plain ones, by
+    their lengths; where a mode restarts a loader that is through, its passes over the data go on. A reload of the user's goes on
+    with loaders of the same names. A loader that stands in the collection twice is echoed twice.
 
     Args:
         datamodule: The user's data module.

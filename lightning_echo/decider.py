@@ -9,11 +9,11 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
+from lightning_echo.lengths import check_factor
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, load_state_by_kind, state_by_kind
 from lightning_echo.measuring.target_idle import recommend
 from lightning_echo.meter import EpochMeasures
 from lightning_echo.several import Echoed, EchoLoaders, common_factor, parts_of
-from lightning_echo.training import check_factor
 
 __all__ = ["Decider"]
 

@@ -92,8 +92,7 @@ class RunMeter:
         device = pl_module.device
         self._pl_module, self.world_size = pl_module, trainer.world_size
         self.idle.to(device)
-        for name in parts_of(loader) if isinstance(loader, EchoLoaders) else ():
-            self.parts.setdefault(name, RunCounts())
+        self._add_parts(loader)
         for counts in self._all_counts():
             counts.counter.to(device)
             if not trainer.is_global_zero:  # a checkpoint holds the job's totals: they count once
@@ -116,6 +115,7 @@ class RunMeter:
         """An epoch begins, or goes on after a resume; with a loader that a reload has made anew and that counts from 0."""
         self.timer.begin_epoch()
         self.counts.skip_to(self._delivered(loader))
+        self._add_parts(loader)
         for name, part in parts_of(loader).items():
             if name in self.parts:
                 self.parts[name].skip_to(self._delivered(part))
@@ -212,6 +212,13 @@ class RunMeter:
         self._stages = stages if isinstance(stages, dict) else {"": stages}  # one loader's alone, before there were several
 
     # ------------------------------------------------------------------ inside
+
+    def _add_parts(self, loader: Echoed | None) -> None:
+        """Each of several loaders is counted for itself, too; a reload of the user's may bring new ones."""
+        for name in loader if isinstance(loader, EchoLoaders) else ():
+            if name not in self.parts:
+                self.parts[name] = RunCounts()
+                self.parts[name].counter.to(self._pl_module.device)
 
     def _all_counts(self) -> list[RunCounts]:
         return [self.counts, *self.parts.values()]

@@ -90,7 +90,9 @@ def echoed_in(loaders: Any) -> Echoed | None:
     echoed = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, EchoLoader)}
     if not echoed:
         return None
-    return echoed[""] if "" in echoed and len(leaves) == 1 else EchoLoaders(echoed, tuple(leaves.keys() - echoed.keys()))
+    if leaves.keys() == {""}:
+        return echoed[""]
+    return EchoLoaders(echoed, tuple(name for name in leaves if name not in echoed))
 
 
 def parts_of(echoed: Echoed | None) -> Mapping[str, EchoLoader]:

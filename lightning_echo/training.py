@@ -11,10 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch.optim.lr_scheduler import OneCycleLR
 
 from lightning_echo.collection import is_collection, is_sized
 from lightning_echo.config import EchoConfig
@@ -22,12 +20,12 @@ from lightning_echo.echoing import options
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.state import EchoStateError, is_state
-from lightning_echo.reload import Attached, Reload
+from lightning_echo.lengths import Attached, Reload, check_factor
 from lightning_echo.several import Echoed, common_factor, echoed_in, parts_of
 from lightning_echo.transfer import TransferHooks
 from lightning_echo.wrapping import Wrapping
 
-__all__ = ["TrainingEcho", "check_factor"]
+__all__ = ["TrainingEcho"]
 
 
 class TrainingEcho:
@@ -235,8 +233,8 @@ class TrainingEcho:
             return
         self._said = True
         if not isinstance(echoed, EchoLoader):
-            beside = f"; as they are: {', '.join(echoed.beside)}" if echoed.beside else ""
-            rank_zero_info(f"lightning_echo: of the training's loaders are echoed: {', '.join(echoed)}{beside}")
+            beside = f"; left as they are: {', '.join(echoed.beside)}" if echoed.beside else ""
+            rank_zero_info(f"lightning_echo: loaders that are echoed: {', '.join(echoed)}{beside}")
             return
         if not echoed.has_length:
             rank_zero_info(
@@ -320,24 +318,3 @@ class TrainingEcho:
 def _said(loaders: Iterable[str]) -> str:
     """The names of loaders, for people."""
     return ", ".join(repr(name) for name in loaders) if set(loaders) != {""} else "a single loader"
-
-
-def check_factor(trainer: pl.Trainer, echoed: Echoed, factor: float) -> None:
-    """Whether a factor could be set during training, now or later.
-
-    Raises:
-        ValueError: The loader's buffer cannot hold what it needs.
-        MisconfigurationException: It would make epochs longer than a schedule of the learning rate expects.
-    """
-    loaders = parts_of(echoed).values()
-    for loader in loaders:
-        loader.check_factor(factor)
-    if all(loader.epoch_length == "fixed" or factor <= loader.factor for loader in loaders):
-        return
-    for config in trainer.lr_scheduler_configs:
-        if isinstance(config.scheduler, OneCycleLR) and config.interval == "step":
-            raise MisconfigurationException(
-                "the factor cannot be raised during training with epoch_length='full_pass' and OneCycleLR: epochs would become "
-                "longer than the schedule's total_steps. Use epoch_length='fixed', whose length never changes, or another "
-                "schedule"
-            )

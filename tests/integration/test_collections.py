@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import multiprocessing
+import pickle
+import warnings
 from collections import Counter
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from collection_runs import FACTOR, LENGTHS, SEED, Several, SeveralRecorder, alone, echoed, plain_loader
+from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
-from trainer_runs import POINTS, Run, Scans, SetFactor, chunks, first_uses, fit, fresh_stream
+from trainer_runs import POINTS, Run, Scans, SetFactor, chunks, first_uses, fit, fresh_stream, trainer
 
 from lightning_echo import EchoConfig, EchoDataModule, EchoLoader
 
@@ -365,3 +371,46 @@ def test_workers_are_gone_after_fit() -> None:
 def test_a_loader_that_is_over_rests_until_the_trainers_next_epoch() -> None:
     model = several(echoed("max_size"), max_epochs=2).model
     assert [step[1] is None for step in model.batches] == ([False] * 3 + [True] * 3) * 2
+
+
+# ---------------------------------------------------------------------- what else happens to data modules
+
+
+def test_a_learning_rate_trial_leaves_all_loaders_where_they_were() -> None:
+    class Tuned(SeveralRecorder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lr = 0.05
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    data, model = echoed("max_size"), Tuned()
+    run = Run(model, data, trainer())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's own, of a trial so short
+        Tuner(run.trainer).lr_find(model, datamodule=data, num_training=4, update_attr=False)
+    model.batches.clear()
+    model.epochs.clear()
+    run.trainer.fit(model, datamodule=data)
+    assert model.batches == several(echoed("max_size")).model.batches
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
+def test_a_copy_trains_on_its_own(duplicate: Any) -> None:
+    data = echoed("max_size")
+    data.train_dataloader()
+    other = duplicate(data)
+    expected = several(echoed("max_size")).model.batches
+    assert several(other).model.batches == expected
+    assert several(data).model.batches == expected
+
+
+def test_what_is_echoed_and_what_not_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        several(echoed("dict", loaders={"short": EchoConfig(2)}))
+    said = [
+        each.getMessage() for each in caplog.records if "lightning_echo" in each.getMessage() or each.name == "lightning_echo"
+    ]
+    assert said[0] == "lightning_echo: loaders that are echoed: short; left as they are: long"
+    assert [each.split(", factor")[0] for each in said[1:]] == ["short: before_augmentation"]
