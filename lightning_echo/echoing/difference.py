@@ -23,7 +23,7 @@ def difference(left: Any, right: Any, path: str = "") -> str | None:
     """
     if left is right:
         return None
-    if type(left) is not type(right):
+    if type(left) is not type(right) and not (_is_pillows_own(left) and _is_pillows_own(right)):
         return _at(path, f"a {_name(left)} and a {_name(right)}")
     if isinstance(left, torch.Tensor):
         return _between_tensors(left, right, path)
@@ -100,6 +100,11 @@ def _between_sequences(left: Any, right: Any, path: str) -> str | None:
 def _is_image(value: Any) -> bool:
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(value, module.Image)
+
+
+def _is_pillows_own(value: Any) -> bool:
+    """An image as it was opened is of its format's class, its copy a plain ``Image``: the same to every transform."""
+    return _is_image(value) and type(value).__module__.startswith("PIL.")
 
 
 def _between_images(left: Any, right: Any, path: str) -> str | None:

@@ -126,6 +126,25 @@ def test_the_palette_counts():
     assert difference(left, right) == "images with different palettes"
 
 
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_an_opened_file_is_like_its_copy_and_unlike_another_image(kind, tmp_path):
+    image(color=1).save(tmp_path / "image", kind)
+    opened = Image.open(tmp_path / "image")
+    assert type(opened) is not type(opened.copy())
+    assert difference(opened, opened.copy()) is None
+    assert difference(opened.copy(), opened) is None
+    assert difference(opened, image(color=200)) == "images with different pixels"
+
+
+def test_a_class_of_the_users_own_is_another_image():
+    class Scan(Image.Image):
+        pass
+
+    scan = Scan()
+    scan.__dict__.update(vars(image()))
+    assert difference(image(), scan) == "a Image and a Scan"
+
+
 def test_comparing_draws_no_random_number_and_changes_nothing():
     state = torch.get_rng_state()
     left, right = {"a": torch.rand(3)}, {"a": torch.rand(3)}

@@ -340,6 +340,19 @@ class TestOtherDataSets:
         assert (split.reused, split.redone) == (("load", "Identity"), ("RandomShift",))
         assert behaves_like(dataset, stages)
 
+    @pytest.mark.parametrize("transform", [CROP_AND_FLIP, None])
+    def test_images_as_they_were_opened(self, folder, transform):
+        class Files(Arrays):
+            """Decoded by whoever looks at the pixels first."""
+
+            def image(self, index):
+                return Image.open(folder / "cat" / f"{index}.png")
+
+        dataset = Files(size=3, transform=transform)
+        split, stages = proved_in_process(dataset)
+        assert split.reused == (("load", "Resize") if transform else ("load",))
+        assert behaves_like(dataset, stages)
+
     def test_lists_and_namedtuples_keep_their_type(self):
         from collections import namedtuple
 
