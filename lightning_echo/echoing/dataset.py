@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from lightning_echo.echoing.opened import decoding
 from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.seeding import BATCH, EXAMPLE, Seeding
@@ -80,7 +81,7 @@ class ExampleCache:
     def fetch(self, request: Request) -> tuple[list[Any], Report]:
         """The examples of a batch, and its counts and seconds (none of collate)."""
         if self._stages is None:
-            self._stages = self._make_stages(self.dataset)
+            self._stages = decoding(self._make_stages(self.dataset))
             self._protect = not (copies_by_itself(self._collate_fn) and self._stages.augment is unchanged)
             self._seeding = Seeding(self.dataset, self._key)
         started, self._source_seconds = perf_counter(), 0.0
