@@ -18,22 +18,21 @@ from typing import NamedTuple
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+FOLDER = Path(__file__).parents[2] / "examples"
 MOST_LINES, MOST_SECONDS = 60, 20
 
 
-class Case(NamedTuple):
-    """What is known of an example from its text.
+class Echoed(NamedTuple):
+    """A loader of an example, as the example's text says it.
 
     Attributes:
-        point: Where it echoes.
+        point: Where it is echoed.
         factor: Uses per fresh example.
         live: Most live examples, by the README: two batches per worker, or four batches in the main process.
-        delivered: Examples of all epochs, which have as many as without echoing. None for a stream: its epochs end with it.
-        fresh: Those of all epochs of a stream.
-        reused: Stages that an echo must not run again.
-        redone: Stages that run for each use.
-        result: Where its accuracy or loss lies if it learns: beyond what guessing would have. None: it prints none.
+        delivered: Examples of all epochs, as many as without echoing. None for a stream, whose epochs end with it.
+        fresh: Those of all epochs of a stream; None for others.
+        reused: What an echo does not run again.
+        redone: What runs for each use.
     """
 
     point: str
@@ -41,68 +40,102 @@ class Case(NamedTuple):
     live: int
     delivered: int | None
     fresh: int | None
-    reused: set[str]
-    redone: set[str]
+    reused: str
+    redone: str
+
+
+class Example(NamedTuple):
+    """An example.
+
+    Attributes:
+        loaders: In the order in which they are printed.
+        result: Between what its accuracy or loss lies if it learns: beyond what guessing would have. None: it prints none.
+    """
+
+    loaders: list[Echoed]
     result: tuple[float, float] | None
 
 
-GUESSING_ONE_OF_TWO = math.log(2)  # the least cross-entropy
+CROP_AND_FLIP = "RandomCrop, RandomHorizontalFlip, RandomErasing"
 TEXT = "Each block of the stream is used several times. "
-GUESSING_LETTERS = sum(-TEXT.count(letter) / len(TEXT) * math.log(TEXT.count(letter) / len(TEXT)) for letter in set(TEXT))
-CASES = {
-    "image_folder.py": Case(
-        *("before_augmentation", 4, 2 * 2 * 32, 4 * 256, None),
-        reused={"load", "Resize"},
-        redone={"RandomResizedCrop", "RandomHorizontalFlip", "ToImage", "ToDtype", "Normalize"},
+SHARES = [TEXT.count(letter) / len(TEXT) for letter in set(TEXT)]
+# The least cross-entropy of who knows no more than how frequent the answers are.
+ONE_OF_TWO, LETTERS = math.log(2), -sum(share * math.log(share) for share in SHARES)
+# The generalised IoU loss of boxes that do not overlap is 1 or more, and the third part of the loss says yes or no.
+BOXES_ELSEWHERE = 1 + ONE_OF_TWO
+
+EXAMPLES = {
+    "image_folder.py": Example(
+        [
+            Echoed(
+                *("before_augmentation", 4, 2 * 2 * 32, 4 * 256, None),
+                *("load, Resize", "RandomResizedCrop, RandomHorizontalFlip, ToImage, ToDtype, Normalize"),
+            )
+        ],
         result=(0.75, 1),
     ),
-    "detection.py": Case(
-        *("before_augmentation", 4, 2 * 2 * 8, 4 * 64, None),
-        reused={"load"},
-        redone={"RandomIoUCrop", "RandomHorizontalFlip", "SanitizeBoundingBoxes", "ToDtype"},
-        result=(0, 1 + GUESSING_ONE_OF_TWO),  # the generalised IoU loss of boxes that do not overlap, and centerness
+    "detection.py": Example(
+        [
+            Echoed(
+                *("before_augmentation", 4, 2 * 2 * 8, 4 * 64, None),
+                *("load", "RandomIoUCrop, RandomHorizontalFlip, SanitizeBoundingBoxes, ToDtype"),
+            )
+        ],
+        result=(0, BOXES_ELSEWHERE),
     ),
-    "audio.py": Case(
-        *("after_batching", 3, 4 * 16, 4 * 192, None),
-        reused={"load", "augment", "collate"},
-        redone={"transfer"},
+    "audio.py": Example(
+        [Echoed("after_batching", 3, 4 * 16, 4 * 192, None, "load, augment, collate", "transfer")],
         result=None,
     ),
-    "language_model.py": Case(
-        *("after_augmentation", 3, 2 * 2 * 16, None, 3 * 4 * 64),
-        reused={"load", "augment"},
-        redone={"collate", "transfer"},
-        result=(0, GUESSING_LETTERS),
+    "language_model.py": Example(
+        [Echoed("after_augmentation", 3, 2 * 2 * 16, None, 3 * 4 * 64, "load, augment", "collate, transfer")],
+        result=(0, LETTERS),
+    ),
+    "device_augmentation.py": Example(
+        [
+            Echoed(
+                *("after_transfer", 4, 4 * 32, 4 * 256, None),
+                *("load, augment, collate, transfer", "on_after_batch_transfer"),
+            )
+        ],
+        result=(0, ONE_OF_TWO),
+    ),
+    "several_loaders.py": Example(
+        [  # an epoch is as long as the longer one, of 512 examples in batches of 64
+            Echoed("before_augmentation", 2, 2 * 16, 4 * 8 * 16, None, "load", CROP_AND_FLIP),
+            Echoed("before_augmentation", 4, 2 * 2 * 64, 4 * 8 * 64, None, "load", CROP_AND_FLIP),
+        ],
+        result=(0, 2 * ONE_OF_TWO),
     ),
 }
-SAID = r"""(?mx)
-    (\w+),\ factor\ (\S+):\ reuse\ \[(.*)\],\ redo\ \[(.*)\]; .* \n
-    EchoCounts\(fresh=(\d+),\ echoed=(\d+),\ refetched=0\) (?:.*\ (\S+))?$"""
 
 
-class Outcome(NamedTuple):
-    """What an example prints at its end."""
+class Said(NamedTuple):
+    """What an example prints of a loader at its end."""
 
     point: str
-    factor: float
-    reused: set[str]
-    redone: set[str]
-    fresh: int
-    echoed: int
-    result: float | None
+    factor: str
+    reused: str
+    redone: str
+    fresh: str
+    echoed: str
+    result: str
 
 
-def run(program: str, cwd: Path) -> Outcome:
+SAID = re.compile(
+    r"""(\w+), factor (\S+): reuse \[(.*)\], redo \[(.*)\];.*
+EchoCounts\(fresh=(\d+), echoed=(\d+), refetched=0\)(?:.* (\S+))?$""",
+    re.MULTILINE,
+)
+
+
+def run(program: str, cwd: Path) -> list[Said]:
     # One thread: on cores that others use, too, several wait for each other in loops, which takes many times as long.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(EXAMPLES / program)]
+    command = [sys.executable, str(FOLDER / program)]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = re.search(SAID, done.stdout)
-    assert found is not None, done.stdout[-3000:]
-    point, factor, reused, redone, fresh, echoed, result = found.groups()
-    stages = [set(names.split(", ")) for names in (reused, redone)]
-    return Outcome(point, float(factor), *stages, int(fresh), int(echoed), None if result is None else float(result))
+    return [Said(*found) for found in SAID.findall(done.stdout)]
 
 
 def processor_seconds() -> float:
@@ -111,26 +144,25 @@ def processor_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.mark.parametrize("program", CASES)
+@pytest.mark.parametrize("program", EXAMPLES)
 def test_an_example_echoes_as_it_says(program: str, tmp_path: Path) -> None:
-    case = CASES[program]
+    loaders, result = EXAMPLES[program]
     before = processor_seconds()
-    found = run(program, tmp_path)
-    assert processor_seconds() - before < MOST_SECONDS  # it waits for nothing, so that this is more than it takes on idle cores
-    assert (found.point, found.factor, found.reused, found.redone) == (case.point, case.factor, case.reused, case.redone)
-    delivered = found.fresh + found.echoed
-    assert case.delivered in (None, delivered)
-    assert case.fresh in (None, found.fresh)
-    assert 0 <= found.fresh * case.factor - delivered <= case.live * (case.factor - 1)
-    if case.result is None:
-        assert found.result is None
-    else:
-        assert case.result[0] <= found.result <= case.result[1]
+    outcome = run(program, tmp_path)
+    assert processor_seconds() - before < MOST_SECONDS  # it sleeps nowhere, so that this is more than it takes on idle cores
+    for said, of in zip(outcome, loaders, strict=True):
+        assert (said.point, said.factor, said.reused, said.redone) == (of.point, str(of.factor), of.reused, of.redone)
+        fresh, delivered = int(said.fresh), int(said.fresh) + int(said.echoed)
+        assert of.delivered in (None, delivered)
+        assert of.fresh in (None, fresh)
+        assert 0 <= fresh * of.factor - delivered <= of.live * (of.factor - 1)
+        assert said.result == "" if result is None else (result[0] <= float(said.result) <= result[1])
     assert not list(tmp_path.iterdir())  # its files are gone, and no logs are left
 
 
-@pytest.mark.parametrize("program", CASES)
+@pytest.mark.parametrize("program", EXAMPLES)
 def test_an_example_is_short_and_names_its_point_at_its_top(program: str) -> None:
-    text = (EXAMPLES / program).read_text()
+    text = (FOLDER / program).read_text()
     assert len(text.splitlines()) <= MOST_LINES
-    assert CASES[program].point in (ast.get_docstring(ast.parse(text)) or "")
+    top = ast.get_docstring(ast.parse(text)) or ""
+    assert all(of.point in top for of in EXAMPLES[program].loaders)
