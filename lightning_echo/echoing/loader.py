@@ -12,10 +12,11 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_echo.echoing import options
 from lightning_echo.echoing.counts import EchoCounts
+from lightning_echo.echoing.delivery import Delivery, Item
 from lightning_echo.echoing.epochs import Epoch, Iterations, Progress
 from lightning_echo.echoing.factor import RunFactor
 from lightning_echo.echoing.hashing import named_seed
@@ -25,7 +26,7 @@ from lightning_echo.echoing.prefetch import clear_frames
 from lightning_echo.echoing.ranks import default_seed
 from lightning_echo.echoing.resuming import adapt_state
 from lightning_echo.echoing.run import Layout, Run
-from lightning_echo.echoing.seconds import Report, StageSeconds
+from lightning_echo.echoing.seconds import StageSeconds
 from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
 from lightning_echo.echoing.stream_run import StreamRun
@@ -33,14 +34,6 @@ from lightning_echo.echoing.stream_run import StreamRun
 __all__ = ["EchoLoader"]
 
 _log = logging.getLogger("lightning_echo")
-
-
-class _Fetched(NamedTuple):
-    """What had been delivered when a batch was."""
-
-    counts: EchoCounts
-    last: EchoCounts
-    progress: dict[str, int]
 
 
 class EchoLoader:
@@ -68,8 +61,6 @@ class EchoLoader:
 
     Attributes:
         limit_train_batches: As in ``Trainer``, None if unknown. It tells a resumed run whether an epoch was at its end.
-        fetches_ahead: Says whether who iterates asks for a batch before the one in use is done with, as Lightning does where
-            there is no length: then counts and state are those of the batch in use. None: it does not.
         factor_owner: Name of what must hear of a new factor where that changes the length of epochs; empty: nobody.
         is_transferred: Whether who iterates can put a `BatchUse` on the device: what ``after_transfer`` yields.
         name: Its name among several loaders that a Trainer combines; makes a default seed its own. Empty: it is the only one.
@@ -91,15 +82,7 @@ class EchoLoader:
     """
 
     _pipeline: Pipeline
-    _progress: Progress
     _iterations: Iterations
-    _counts: EchoCounts
-    _last_counts: EchoCounts
-    _seconds: StageSeconds
-    _before: _Fetched | None  # what had been fetched before the last batch, where that one is fetched ahead
-    _last_item: tuple[Any, Report] | None  # the last batch, where it is fetched ahead
-    _unused: tuple[Any, Report] | None  # a batch that was fetched ahead and not used
-    _passes_over: int
 
     def __init__(
         self,
@@ -130,9 +113,9 @@ class EchoLoader:
         self.worker_init_fn = getattr(loader, "worker_init_fn", None)  # Lightning sets its own here where there is none
         self.limit_train_batches: int | float | None = None
         self.is_transferred = False
-        self.fetches_ahead: Callable[[], bool] | None = None
         self.epoch_goes_on: Callable[[], bool | None] | None = None
         self._said = False
+        self._delivery = Delivery()
         self._reset()
 
     # ------------------------------------------------------------------ what it is
@@ -188,7 +171,7 @@ class EchoLoader:
         if value == self.factor:
             return
         largest = max(self._factor.largest, value)
-        fetched = self._progress.delivered
+        fetched = self._delivery.progress.delivered
         number = fetched + self._setting.lookahead(largest)
         self._pipeline.change_factor(number, value)
         self._factor.change(value, number, fetched)
@@ -211,22 +194,32 @@ class EchoLoader:
     @property
     def delivered(self) -> int:
         """Batches delivered on this rank so far: the number of the next one."""
-        return self._progress.delivered if self._in_use is None else self._in_use.progress["delivered"]
+        return self._delivery.batches
 
     @property
     def counts(self) -> EchoCounts:
         """Examples delivered on this rank so far."""
-        return self._counts if self._in_use is None else self._in_use.counts
+        return self._delivery.counts
 
     @property
     def last_batch_counts(self) -> EchoCounts:
         """The same for the batch delivered last."""
-        return self._last_counts if self._in_use is None else self._in_use.last
+        return self._delivery.last
 
     @property
     def seconds(self) -> StageSeconds:
         """What the batches delivered by this object cost its workers; all zero where the loader itself cannot be looked into."""
-        return replace(self._seconds)
+        return replace(self._delivery.seconds)
+
+    @property
+    def fetches_ahead(self) -> Callable[[], bool] | None:
+        """Says whether who iterates asks for a batch before the one in use is done with, as Lightning does where there is no
+        length: then counts and state are those of the batch in use. None: it does not."""
+        return self._delivery.fetches_ahead
+
+    @fetches_ahead.setter
+    def fetches_ahead(self, value: Callable[[], bool] | None) -> None:
+        self._delivery.fetches_ahead = value
 
     @property
     def num_workers(self) -> int:
@@ -246,7 +239,7 @@ class EchoLoader:
         """
         if not self.has_length:
             raise TypeError("this EchoLoader has no length: an epoch ends where a pass of its loader ends")
-        kept = self._progress.kept_length
+        kept = self._delivery.progress.kept_length
         return self._own_length() if kept is None else kept
 
     def _own_length(self) -> int:
@@ -266,7 +259,7 @@ class EchoLoader:
         """Passes over the data so far, from the fresh examples delivered; those that are over where none has a known length."""
         items = self._setting.items_per_pass()
         if not items:
-            return float(self._passes_over)
+            return float(self._delivery.passes_over)
         if self._setting.by_streams:
             return self.counts.fresh / items
         plan = self._pipeline.state()["plan"]
@@ -276,19 +269,14 @@ class EchoLoader:
     # ------------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = Epoch(lambda: self._progress, self._begin_epoch, self._next_batch)
+        epoch = Epoch(lambda: self._delivery.progress, self._begin_epoch, self._next_batch)
         self._iterations.add(epoch)
         return epoch
 
     def _begin_epoch(self, epoch: Epoch) -> None:
         self._iterations.check_alone(epoch)
-        if (in_use := self._in_use) is not None:  # a batch was fetched ahead and not used: it is the first one now
-            self._unused, self._before = self._last_item, None
-            self._counts, self._last_counts = in_use.counts, in_use.last
-            self._progress = Progress(**in_use.progress)
-            self._progress.resuming = not self._progress.in_epoch
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
-        self._progress.begin(len(self) if self.has_length else -1, keeps_length=keeps_length)
+        self._delivery.begin_epoch(len(self) if self.has_length else -1, keeps_length=keeps_length)
 
     def _next_batch(self) -> Any:
         if self.insertion_point is InsertionPoint.after_transfer and not self.is_transferred:
@@ -299,34 +287,22 @@ class EchoLoader:
                 "'after_batching'"
             )
         run = self._pipeline.run or self._start()
-        if self.fetches_ahead is not None:
-            self._before = self._fetched()
+        return self._delivery.fetch(lambda: self._next_item(run))
+
+    def _next_item(self, run: Run | StreamRun) -> Item | None:
+        """The next batch, over the ends of passes; None where an epoch ends with a pass."""
         try:
-            item = self._unused or self._next_item(run)
+            while (item := run.next_batch()) is None:
+                self._delivery.end_pass()
+                if not self.has_length:
+                    break
+            return item
         except BaseException as error:
             try:
                 clear_frames(error)
             finally:
                 self.close()
             raise
-        self._unused, self._last_item = None, item if self._before is not None else None
-        if item is None:
-            self._progress.end()
-            raise StopIteration
-        batch, report = item
-        self._last_counts = EchoCounts(*report[:3])
-        self._counts += self._last_counts
-        self._seconds.add(report)
-        self._progress.count()
-        return batch
-
-    def _next_item(self, run: Run | StreamRun) -> tuple[Any, Report] | None:
-        """The next batch, over the ends of passes; None where an epoch ends with a pass."""
-        while (item := run.next_batch()) is None:
-            self._passes_over += 1
-            if not self.has_length:
-                break
-        return item
 
     def close(self) -> None:
         """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""
@@ -344,37 +320,41 @@ class EchoLoader:
         if before._setting.layout() == self._setting.layout() and before.insertion_point is self.insertion_point:
             self._factor.constructed = before._factor.constructed
             self.load_state_dict(state)
-            self._progress.resuming, self._progress.kept_length = before._progress.resuming, before._progress.kept_length
+            progress, others = self._delivery.progress, before._delivery.progress
+            progress.resuming, progress.kept_length = others.resuming, others.kept_length
             return
-        self._seed, self._counts = before.seed, before.counts
-        self._factor.restart(before.factor)
+        self._follow_anew(before)
         if state["plan"] is not None:
             taken, layout = state["plan"]["position"], Layout(**state["layout"])
-            by_batches = state["insertion_point"] == InsertionPoint.after_batching.value
-            number = 1 + taken // layout.items_per_pass(by_batches)
-            batches = self._progress.delivered = number * self.pass_batches
+            number = 1 + taken // layout.items_per_pass(before._setting.by_batches)
+            batches = self._delivery.progress.delivered = number * self.pass_batches
             self._pipeline.begin_at = (number * self._setting.items_per_pass(), batches)
+
+    def _follow_anew(self, before: EchoLoader) -> None:
+        """Goes on with seed, factor and counts alone."""
+        self._seed = before.seed
+        self._delivery.begin_at(Progress(), before.counts, before._delivery.passes_over)
+        self._factor.restart(before.factor)
 
     def _follow_with_next_pass(self, before: EchoLoader) -> None:
         """Of another stream no place is known: its first pass is the next one of the run."""
-        self._seed, self._counts, self._passes_over = before.seed, before.counts, before._passes_over
-        self._factor.restart(before.factor)
-        self._progress.delivered = before.delivered
+        self._follow_anew(before)
+        self._delivery.progress.delivered = before.delivered
         self._pipeline.begin_at = (0, before.delivered)
 
     @property
     def keeps_length(self) -> bool:
         """Whether the length of the next epoch is another one than the factor would make it."""
-        return self.has_length and self._progress.kept_length not in (None, self._own_length())
+        return self.has_length and self._delivery.progress.kept_length not in (None, self._own_length())
 
     def keep_length(self) -> None:
         """Leaves the length of the next epoch as it is, whatever the factor does: who trains believes in it already."""
-        self._progress.kept_length = len(self)
+        self._delivery.progress.kept_length = len(self)
 
     def release_length(self) -> None:
         """Who trains asks anew: ends `keep_length`, unless a resumed epoch is still to be ended."""
-        if not self._progress.resuming:
-            self._progress.kept_length = None
+        if not self._delivery.progress.resuming:
+            self._delivery.progress.kept_length = None
 
     def restart(self) -> None:
         """Goes back to the very start of the run."""
@@ -385,7 +365,7 @@ class EchoLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state at the batch delivered last: plain types, the same on all ranks, positions but never examples."""
-        in_use = self._in_use or self._fetched()
+        in_use = self._delivery.in_use
         return {
             "version": STATE_VERSION,
             **self._setting.depends_on(),
@@ -395,9 +375,9 @@ class EchoLoader:
             **in_use.progress,
             **({} if self.epoch_goes_on is None else {"epoch_goes_on": self.epoch_goes_on()}),
             "begin_at": list(self._pipeline.begin_at),
-            "passes_over": self._passes_over,
+            "passes_over": in_use.passes_over,
             "counts": [in_use.counts.fresh, in_use.counts.echoed, in_use.counts.refetched],
-            **self._pipeline.state(before=int(in_use is self._before)),  # of what is in use
+            **self._pipeline.state(before=int(self._delivery.is_ahead)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -416,8 +396,6 @@ class EchoLoader:
             )
         state = adapt_state(state, self._setting)
         self._pipeline.load(state)
-        self._before = self._last_item = self._unused = None
-        self._passes_over = state.get("passes_over", 0)
         if state["constructed_factor"] != self._factor.constructed:
             self._warn(
                 f"factor={self._factor.constructed:g} is not used: the state goes on with factor {state['factor']:g}. "
@@ -425,32 +403,18 @@ class EchoLoader:
             )
         self._factor.load(state)
         self._seed = state["seed"] if state["seed"] is not None else self._seed
-        self._progress = Progress.from_state(state, self.limit_train_batches)
-        self._counts, self._last_counts = EchoCounts(*state["counts"]), EchoCounts()
-        if self._progress.resuming and self.has_length and state["layout"] == self._setting.layout().state():
-            self._progress.kept_length = self._progress.epoch_batches  # the one under way; dealt out anew: see _start
+        progress = Progress.from_state(state, self.limit_train_batches)
+        self._delivery.begin_at(progress, EchoCounts(*state["counts"]), state.get("passes_over", 0))
+        if progress.resuming and self.has_length and state["layout"] == self._setting.layout().state():
+            progress.kept_length = progress.epoch_batches  # the one under way; dealt out anew: see _start
 
     # ------------------------------------------------------------------ inside
 
     def _reset(self) -> None:
         self._pipeline = Pipeline()
-        self._iterations, self._progress = Iterations(), Progress()
-        self._counts = self._last_counts = EchoCounts()
-        self._seconds = StageSeconds()
-        self._before = self._last_item = self._unused = None
-        self._passes_over = 0
+        self._iterations = Iterations()
+        self._delivery.reset()
         self._factor.restart()
-
-    def _fetched(self) -> _Fetched:
-        return _Fetched(self._counts, self._last_counts, self._progress.state())
-
-    @property
-    def _in_use(self) -> _Fetched | None:
-        """What had been fetched when the batch in use was; None: nothing has been fetched since."""
-        is_ahead = (
-            self._before is not None and not self._progress.over and self.fetches_ahead is not None and self.fetches_ahead()
-        )
-        return self._before if is_ahead else None
 
     def _start(self) -> Run | StreamRun:
         if self._seed is None:
@@ -478,7 +442,7 @@ class EchoLoader:
         pipeline = self._pipeline
         state, position = pipeline.state(), pipeline.begin_at
         if self._setting.by_streams:
-            return state, (0, self._progress.delivered)
+            return state, (0, self._delivery.progress.delivered)
         if state["plan"] is None or not (changed := differences(pipeline.saved_for, self._setting.depends_on())):
             return state, position
         position = where_to_go_on(state["plan"], pipeline.saved_for, self._setting.layout(), self._setting.by_batches)
@@ -486,7 +450,7 @@ class EchoLoader:
             f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
             "but its batches are not those of the run that was saved"
         )
-        progress = self._progress
+        progress = self._delivery.progress
         progress.in_epoch, progress.epoch_batches, progress.delivered = 0, len(self), position[1]
         return {"plan": None, "order": state["order"]}, position
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightning_echo.echoing.batches import BatchEcho, RequestedReader
+from lightning_echo.echoing.choice import Choice, reads_whole_batches
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.live import LiveBatchEcho
@@ -24,7 +25,7 @@ from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, Example
 from lightning_echo.echoing.sampler_order import SamplerOrder
 from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.shape import PlanShape
-from lightning_echo.echoing.source import Choice, Source, reads_whole_batches
+from lightning_echo.echoing.source import Source
 
 __all__ = ["Layout", "Run", "layout_of", "lookahead", "rank_key"]
 

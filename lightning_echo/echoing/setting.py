@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_echo.echoing.choice import choose
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.passes import is_stateful
 from lightning_echo.echoing.ranks import world
 from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead, rank_key
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.sizing import BufferSizing
-from lightning_echo.echoing.source import Source, choose
+from lightning_echo.echoing.source import Source
 from lightning_echo.echoing.stream_run import StreamRun
 
 __all__ = ["Setting"]

@@ -1,4 +1,4 @@
-"""The user's loader, looked at once: what kind it is, where it can be echoed, and how it is rebuilt around a plan.
+"""The user's loader, looked at once: what kind it is, and how it is rebuilt around a plan.
 
 A plain ``DataLoader`` is rebuilt: same data set, same workers, same options, but the batch sampler is the plan's; over a stream,
 which has no index, the plan runs in the workers. Anything else that yields batches is iterated as it is, pass after pass, and
@@ -8,9 +8,7 @@ only its batches are echoed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,43 +22,11 @@ from torch.utils.data import (
 )
 
 from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCache
-from lightning_echo.echoing.insertion import InsertionPoint
-from lightning_echo.echoing.proof import read_plainly
 from lightning_echo.echoing.shape import PlanShape
-from lightning_echo.echoing.splits import Split, SplitRefused, find_split, make_stages
-from lightning_echo.echoing.stages import Stages, WholeDataset
+from lightning_echo.echoing.stages import Stages
 from lightning_echo.echoing.streams import StreamEcho
-from lightning_echo.echoing.weight import nbytes
 
-__all__ = ["Choice", "Source", "choose", "reads_whole_batches"]
-
-# What is reused and what is redone where examples are left whole.
-_OF_WHOLE = {
-    InsertionPoint.after_augmentation: (("load", "augment"), ("collate", "transfer")),
-    InsertionPoint.after_batching: (("load", "augment", "collate"), ("transfer",)),
-    InsertionPoint.after_transfer: (("load", "augment", "collate", "transfer"), ("on_after_batch_transfer",)),
-}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The insertion point that was chosen.
-
-    Attributes:
-        point: The point, never ``auto``.
-        reason: Why ``auto`` did not take an earlier one; empty if it took the earliest, or was not asked.
-        make_stages: Makes the stages in a worker.
-        reused: What an echo reuses, for people.
-        redone: What each use redoes.
-        item_bytes: Estimated memory of a live example, or of a live batch where batches are reused; 0 if unknown.
-    """
-
-    point: InsertionPoint
-    reason: str
-    make_stages: Callable[[Any], Stages]
-    reused: tuple[str, ...]
-    redone: tuple[str, ...]
-    item_bytes: int
+__all__ = ["Source"]
 
 
 class Source:
@@ -230,53 +196,6 @@ class Source:
             )
 
 
-def choose(source: Source, point: InsertionPoint) -> Choice:
-    """The insertion point to use: the one asked for if the loader allows it.
-
-    For ``auto`` the earliest that it allows, from ``before_augmentation`` on.
-
-    Raises:
-        ValueError: The point asked for is impossible; the message says why and what to do.
-    """
-    if source.streams:
-        return _choose_of_stream(point)
-    if not source.rebuilds or source.own_batches:
-        reason = _why_batches_only(source)
-        if point is InsertionPoint.auto:
-            return _whole(source, InsertionPoint.after_batching, reason)
-        if not point.by_batches:
-            raise ValueError(f"insertion_point={point.value!r} is impossible here: {reason}. Use 'after_batching' or 'auto'")
-        return _whole(source, point, "")
-    if point is InsertionPoint.after_augmentation or point.by_batches:
-        return _whole(source, point, "")
-    try:
-        split = find_split(source.loader.dataset, _readable_indices(source), raw=point is InsertionPoint.after_read)
-    except SplitRefused as refused:
-        if point is not InsertionPoint.auto:
-            raise ValueError(f"insertion_point={point.value!r} is impossible here: {refused}") from refused
-        return _whole(source, InsertionPoint.after_augmentation, refused.reason)
-    except Exception as error:
-        if point is not InsertionPoint.auto or source.readable_index is not None:
-            raise
-        how = "without worker_init_fn" if source.prepared_in_workers else "at an index that the sampler may not know"
-        reason = f"an example cannot be read {how} ({type(error).__name__}: {error})"
-        return _whole(source, InsertionPoint.after_augmentation, reason)
-    return _split(split)
-
-
-def _choose_of_stream(point: InsertionPoint) -> Choice:
-    reason = "the data set is a stream, which has no index"
-    if point.by_batches:
-        return Choice(point, "", WholeDataset, *_OF_WHOLE[point], 0)
-    if point not in (InsertionPoint.auto, InsertionPoint.after_augmentation):
-        raise ValueError(
-            f"insertion_point={point.value!r} is impossible here: {reason}. Use 'after_augmentation', 'after_batching' or 'auto'"
-        )
-    reason = reason if point is InsertionPoint.auto else ""
-    point = InsertionPoint.after_augmentation
-    return Choice(point, reason, WholeDataset, *_OF_WHOLE[point], 0)
-
-
 def _makes_batches_plainly(loader: Any) -> bool:
     return (
         isinstance(loader, DataLoader)
@@ -284,48 +203,3 @@ def _makes_batches_plainly(loader: Any) -> bool:
         and type(loader).__iter__ is DataLoader.__iter__
         and type(loader)._get_iterator is DataLoader._get_iterator
     )
-
-
-def _why_batches_only(source: Source) -> str:
-    loader = source.loader
-    if not isinstance(loader, DataLoader):
-        return f"{type(loader).__name__} is an iterable of batches, of which single examples are not known"
-    if loader.batch_sampler is None:
-        return "the loader has batch_size=None: what it calls an example is opaque"
-    if source.rebuilds:
-        return "the loader has a batch_sampler of its own, and what makes up a batch is that sampler's decision"
-    return f"{type(loader).__name__} has an __iter__ of its own, which a rebuilt loader would not run"
-
-
-def _readable_indices(source: Source) -> Any:
-    """Indices that may be read to look at an example; None: all."""
-    if source.is_sequential or source.is_shuffled:
-        return None
-    indices = source.sampler.indices if type(source.sampler) is SubsetRandomSampler else None
-    return indices if isinstance(indices, Sized) and len(indices) else None
-
-
-def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
-    reused, redone = _OF_WHOLE[point]
-    item_bytes = 0
-    if (index := source.readable_index) is not None:
-        item_bytes = nbytes(read_plainly(source.loader.dataset, [index]).examples[0])
-        if point.by_batches:
-            item_bytes *= source.loader.batch_size
-    return Choice(point, reason, WholeDataset, reused, redone, item_bytes)
-
-
-def _split(split: Split) -> Choice:
-    return Choice(
-        InsertionPoint.after_read if split.raw else InsertionPoint.before_augmentation,
-        "",
-        partial(make_stages, conventions=split.conventions, raw=split.raw),
-        split.reused,
-        split.redone,
-        split.example_bytes,
-    )
-
-
-def reads_whole_batches(source: Source, choice: Choice) -> bool:
-    """Whether the workers read the fresh examples of a batch in one call."""
-    return choice.make_stages(source.loader.dataset).load_many is not None

@@ -1,0 +1,118 @@
+"""States from within a pass that cannot be gone on with are refused; those from between two passes begin the next."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_echo import EchoLoader, EchoStateError
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.resuming import adapt_state
+from lightning_echo.echoing.setting import Setting
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return 12
+
+
+class Stateful(Stream):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Batches:
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(12).split(4))
+
+
+def setting(loader: Any, point: str = "auto", buffer_size: int | None = None) -> Setting:
+    return Setting(loader, InsertionPoint(point), buffer_size, 2.0, None)
+
+
+def state_after(loader: Any, batches: int, **options: Any) -> dict[str, Any]:
+    echoed, found = EchoLoader(loader, 2, seed=0, **options), 0
+    while found < batches:
+        for _ in echoed:
+            found += 1
+            if found == batches:
+                break
+    return echoed.state_dict()
+
+
+def end_of_pass(loader: Any, **options: Any) -> dict[str, Any]:
+    echoed = EchoLoader(loader, 2, seed=0, **options)
+    list(echoed)
+    return echoed.state_dict()
+
+
+RESUMES = [
+    (lambda: DataLoader(list(range(12)), 4), "auto"),  # type: ignore[arg-type]
+    (lambda: DataLoader(Stateful(), 4), "auto"),
+    (lambda: [torch.zeros(4)] * 3, "auto"),
+]
+DOES_NOT = [
+    (lambda: DataLoader(Stream(), 4), "auto"),
+    (lambda: DataLoader(Sized(), 4), "auto"),
+    (lambda: DataLoader(Stream(), 4), "after_batching"),
+    (lambda: DataLoader(Sized(), 4), "after_batching"),
+    (lambda: DataLoader(Stateful(), 4), "after_batching"),
+    (lambda: Batches(), "auto"),
+]
+
+
+@pytest.mark.parametrize(("make", "point"), RESUMES)
+def test_what_knows_its_place_goes_on_there(make: Any, point: str) -> None:
+    state = state_after(make(), 2)
+    assert adapt_state(state, setting(make(), point)) is state
+
+
+@pytest.mark.parametrize(("make", "point"), DOES_NOT)
+def test_what_does_not_is_refused_within_a_pass(make: Any, point: str) -> None:
+    state = state_after(make(), 2, insertion_point=point)
+    with pytest.raises(EchoStateError, match=r"saved within a pass, and .* cannot go on there: without state_dict\(\)"):
+        adapt_state(state, setting(make(), point))
+
+
+@pytest.mark.parametrize(("make", "point"), DOES_NOT)
+def test_and_begins_the_next_pass_where_one_has_ended_with_nothing_live(make: Any, point: str) -> None:
+    state = end_of_pass(make(), insertion_point=point, epoch_length="full_pass")
+    if point == "after_batching" and isinstance(make().dataset, Sized):
+        return  # its epochs have a length: round(factor * steps), after which two passes have begun, and not ended
+    adapted = adapt_state(state, setting(make(), point))
+    assert adapted["plan"] is None
+    if "stream" in state:
+        assert (adapted["stream"]["pass"], adapted["stream"]["begun"], adapted["stream"]["workers"]) == (1, False, [None])
+        assert adapted["stream"]["batches"] == state["stream"]["batches"]
+    else:
+        assert adapted["begin_at"] == [3, state["delivered"]]
+        assert adapted["order"] == {"passes": [[1, 3]]}
+    assert adapted["counts"] == state["counts"]
+    assert adapt_state(adapted, setting(make(), point))["begin_at"] == adapted["begin_at"]
+
+
+def test_a_state_from_before_the_first_batch_is_no_state_within_a_pass() -> None:
+    state = EchoLoader(DataLoader(Stream(), 4), 2, seed=0).state_dict()
+    assert adapt_state(state, setting(DataLoader(Stream(), 4)))["plan"] is None
+
+
+def test_with_another_buffer_a_stream_is_refused_too_and_says_what_has_changed() -> None:
+    state = state_after(DataLoader(Stateful(), 4), 2)
+    with pytest.raises(EchoStateError, match=r"within a pass of a stream, with buffer_size=8 \(now 9\): its workers share"):
+        adapt_state(state, setting(DataLoader(Stateful(), 4), buffer_size=9))
+
+
+def test_epochs_that_do_not_end_with_the_stream_are_the_way_out() -> None:
+    state = state_after(DataLoader(Sized(), 4), 3)
+    with pytest.raises(EchoStateError, match="by epoch_length='full_pass', and resume from a state saved there"):
+        adapt_state(state, setting(DataLoader(Sized(), 4)))
