@@ -247,8 +247,9 @@ class TrainingEcho:
         if epochs is None or epochs < 0 or not steps:
             return
         passes = epochs * steps / echoed.pass_batches / self.factor
+        what = "pass" if f"{passes:.3g}" == "1" else "passes"
         rank_zero_info(
-            f"lightning_echo: {epochs:,} epochs x {steps:,} steps = {passes:.3g} passes over the data at factor {self.factor:g}"
+            f"lightning_echo: {epochs:,} epochs x {steps:,} steps = {passes:.3g} {what} over the data at factor {self.factor:g}"
         )
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from lightning_echo.echoing.protect import image_class
 from lightning_echo.echoing.stages import Stages
 
-__all__ = ["decoding"]
+__all__ = ["decoded", "decoding"]
 
 _FEW = 16  # members of an example that are looked at: more are values, not images
 
@@ -28,13 +28,13 @@ def decoding(stages: Stages) -> Stages:
     20
     """
     load, load_many = stages.load, stages.load_many
-    stages.load = lambda index: _decoded(load(index))
+    stages.load = lambda index: decoded(load(index))
     if load_many is not None:
-        stages.load_many = lambda indices: [_decoded(example) for example in load_many(indices)]
+        stages.load_many = lambda indices: [decoded(example) for example in load_many(indices)]
     return stages
 
 
-def _decoded(example: Any) -> Any:
+def decoded(example: Any) -> Any:
     """Returns an example, its images decoded: itself, or in a sequence or dictionary."""
     image = image_class()
     if image is None:

@@ -26,6 +26,7 @@ from torch.utils.data import get_worker_info
 
 from lightning_echo.echoing.dataset import copies_by_itself, note
 from lightning_echo.echoing.hashing import mix
+from lightning_echo.echoing.opened import decoded
 from lightning_echo.echoing.passes import is_stateful
 from lightning_echo.echoing.plan import EchoPlan, PlannedBatch
 from lightning_echo.echoing.protect import copy_example
@@ -180,7 +181,7 @@ class StreamEcho:
         examples = [] if self._first is _END else [self._first]
         self._first = _END
         while len(examples) < count and (example := next(self._iterator, _END)) is not _END:
-            examples.append(example)
+            examples.append(decoded(example))
         return examples
 
     def _begin_pass(self, number: int, batch: int) -> None:

@@ -293,3 +293,19 @@ class TestStates:
         for _ in range(9):
             echo.fetch(StreamRequest(0, 3.0))
         assert pickle.loads(note.state) == before
+
+
+def test_an_image_that_the_stream_only_opened_is_decoded_where_it_is_pulled(tmp_path):
+    from PIL import Image
+
+    path = tmp_path / "image.png"
+    Image.new("L", (4, 4)).save(path)
+
+    class Opened(IterableDataset):
+        def __iter__(self):
+            return iter([(Image.open(path), 1)])
+
+    echo = echo_of(Opened(), batch_size=1)
+    echo.fetch(StreamRequest(0, 2.0))
+    (held,) = echo._held.values()
+    assert held[0].fp is None
