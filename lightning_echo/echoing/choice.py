@@ -102,8 +102,8 @@ def _why_batches_only(source: Source) -> str:
         return "the loader has batch_size=None: what it calls an example is opaque"
     if source.rebuilds:
         return (
-            "the loader has a batch_sampler of its own, and what makes up a batch is that sampler's decision: give batch_size and a"
-            " sampler for an earlier point, or augment on the device, which is redone for each use"
+            "the loader has a batch_sampler of its own, and what makes up a batch is that sampler's decision: give batch_size "
+            "and a sampler for an earlier point, or augment on the device, which is redone for each use"
         )
     return f"{type(loader).__name__} has an __iter__ of its own, which a rebuilt loader would not run"
 
