@@ -137,8 +137,9 @@ class EchoPlan:
         if self._ratio.most_uses == 1:  # no echoing: nothing lives on, and nothing has to be worked out
             return self._emit(buffer, size, range(self.position, self.position + size), bytes(size))
         births = self._births(buffer, size, fresh)
-        echoes = self._draw(buffer, size - fresh, len(births))
-        self._settle(buffer, births, echoes)
+        share = self._next_share(buffer)
+        echoes = self._draw(buffer, size - fresh, len(births), share)
+        self._settle(buffer, births, echoes, share)
         for item in chain(births, echoes):
             if item.left:
                 buffer.put(item)
@@ -247,12 +248,12 @@ class EchoPlan:
                 left[i] += change
                 buffer.owed -= change
 
-    def _draw(self, buffer: Buffer, count: int, births: int) -> list[Live]:
-        """Draws the echoes of a batch and takes one use from each."""
+    def _draw(self, buffer: Buffer, count: int, births: int, share: tuple[int, int]) -> list[Live]:
+        """Draws the echoes of a batch and takes one use from each; ``share`` is that of the next one."""
         if not count:
             return []
         self._random.seed(mix(self.shape.seed, self.number))
-        room, (following, level) = len(buffer) + births, self._next_share(buffer)
+        room, (following, level) = len(buffer) + births, share
         crowd = max(2 * level - following, 0)  # fresh items of the next batch beyond the places its echoes can free
         least, most = room - self._most_live + crowd, room - (following - level)
         newest = self.position + births - 1
@@ -271,10 +272,10 @@ class EchoPlan:
         size = self.shape.batch_size
         return size, size if buffer.warming else self._level_share(buffer, size)
 
-    def _settle(self, buffer: Buffer, births: list[Live], echoes: list[Live]) -> None:
+    def _settle(self, buffer: Buffer, births: list[Live], echoes: list[Live], share: tuple[int, int]) -> None:
         """Lets no more items live than may, and no fewer than the next batch needs; later examples make up for it."""
         staying = [item for item in chain(echoes, births) if item.left]
-        count, (following, level) = len(buffer) + len(staying), self._next_share(buffer)
+        count, (following, level) = len(buffer) + len(staying), share
         for _ in range(count - self._most_live):
             item = min(chain(staying, buffer.nearly_used_up()), key=lambda item: (item.left, -item.used))
             if item in staying:
