@@ -23,8 +23,8 @@ from lightning_echo.echoing.hashing import named_seed
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.pipeline import Pipeline
 from lightning_echo.echoing.prefetch import clear_frames
-from lightning_echo.echoing.ranks import default_seed
-from lightning_echo.echoing.resuming import adapt_state
+from lightning_echo.echoing.ranks import default_seed, world
+from lightning_echo.echoing.resuming import adapt_state, has_own_states
 from lightning_echo.echoing.run import Layout, Run
 from lightning_echo.echoing.seconds import StageSeconds
 from lightning_echo.echoing.setting import Setting
@@ -395,6 +395,11 @@ class EchoLoader:
                 "loader's state"
             )
         state = adapt_state(state, self._setting)
+        if has_own_states(state) and world()[0] > 1:
+            self._warn(
+                "the loader's own state is that of rank 0, which every rank goes on from now: this is right where all ranks are at "
+                "the same place of their shares"
+            )
         self._pipeline.load(state)
         if state["constructed_factor"] != self._factor.constructed:
             self._warn(

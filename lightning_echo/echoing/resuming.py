@@ -12,7 +12,7 @@ from typing import Any
 from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import EchoStateError, differences
 
-__all__ = ["adapt_state"]
+__all__ = ["adapt_state", "has_own_states"]
 
 
 def adapt_state(state: dict[str, Any], setting: Setting) -> dict[str, Any]:
@@ -34,6 +34,12 @@ def adapt_state(state: dict[str, Any], setting: Setting) -> dict[str, Any]:
     if not _is_between_passes(state):
         raise EchoStateError(_refusal(state, setting, changed))
     return {**state, **_next_pass(state, setting)}
+
+
+def has_own_states(state: dict[str, Any]) -> bool:
+    """Whether a state holds one of the user's loader or stream, which we know nothing of."""
+    workers = (state.get("stream") or {}).get("workers", ())
+    return any(saved is not None for saved in workers) or "loader" in (state["order"] or {})
 
 
 def _is_between_passes(state: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader, EchoStateError
 from lightning_echo.echoing.insertion import InsertionPoint
-from lightning_echo.echoing.resuming import adapt_state
+from lightning_echo.echoing.resuming import adapt_state, has_own_states
 from lightning_echo.echoing.setting import Setting
 
 
@@ -116,3 +116,33 @@ def test_epochs_that_do_not_end_with_the_stream_are_the_way_out() -> None:
     state = state_after(DataLoader(Sized(), 4), 3)
     with pytest.raises(EchoStateError, match="by epoch_length='full_pass', and resume from a state saved there"):
         adapt_state(state, setting(DataLoader(Sized(), 4)))
+
+
+class StatefulBatches(Batches):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: DataLoader(Stateful(), 4), True),
+        (StatefulBatches, True),
+        (lambda: DataLoader(Stream(), 4), False),
+        (Batches, False),
+        (lambda: DataLoader(list(range(12)), 4), False),  # type: ignore[arg-type]
+    ],
+)
+def test_states_of_the_users_loader_are_known_as_such(make: Any, expected: bool) -> None:
+    assert has_own_states(state_after(make(), 2)) is expected
+
+
+def test_several_ranks_hear_that_it_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_after(DataLoader(Stateful(), 4), 2)
+    loader = EchoLoader(DataLoader(Stateful(), 4), 2, seed=0)
+    monkeypatch.setattr("lightning_echo.echoing.loader.world", lambda: (2, 0))
+    with pytest.warns(UserWarning, match="the loader's own state is that of rank 0, which every rank goes on from"):
+        loader.load_state_dict(state)
