@@ -113,18 +113,22 @@ class TestTransferring:
         assert move.count == 1
 
     def test_a_container_that_moves_itself_can_be_moved_again(self):
+        host, moved = torch.zeros(2), []
+
         class Encoding(UserDict):
             def to_device(self):
+                moved.append(self.data["x"])
                 self.data = {key: value.clone() for key, value in self.data.items()}
                 return self
 
-        live = LiveBatch(Encoding(x=torch.zeros(2)))
+        live = LiveBatch(Encoding(x=host))
         live.prepare(live.use(False).host, lambda batch: batch)
         for is_last in (False, False, True):
             live.let_go_if_edited()
             use = live.transfer(Encoding.to_device, is_last=is_last)
             assert use["x"].tolist() == [0, 0]
             use["x"].fill_(3)
+        assert [each is host for each in moved] == [True] * 3
 
     def test_what_shares_memory_only_in_part_is_apart_in_that_part(self):
         """A hook that leaves the lengths on the host, say."""
