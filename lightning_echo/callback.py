@@ -58,10 +58,11 @@ class EchoCallback(pl.Callback):
     ``echo/first_batch_seconds`` wait for the first batch of the epoch, of the rank that waited longest
     ============================ ========================================================================================
 
-    Where a collection of loaders is trained on, these are of those that are echoed, all together (with factors of their own,
-    ``echo/factor`` is the harmonic mean; there are no ``echo/passes``), and ``echo/<name>/factor``, ``.../fresh_examples``,
-    ``.../echoed_examples`` *, and per epoch ``.../passes``, are of each. What the pipeline costs is said where the slowest loader
-    can be told: same factor, all with workers or all without, all echoed, and a batch of each in every step.
+    Where a collection of loaders is trained on, these are of those that are echoed, all together: the factor is the harmonic mean
+    where they have factors of their own, and there are no passes. Of each there are ``echo/<name>/factor`` *,
+    ``echo/<name>/fresh_examples`` *, ``echo/<name>/echoed_examples`` * and ``echo/<name>/passes``. What the pipeline costs is
+    said where it can be told which loader is the slowest: all are echoed, by the same factor, all with workers or all without,
+    and each step takes a batch of each.
 
     They are in ``trainer.callback_metrics`` too, those of an epoch from its end on: let ``EarlyStopping`` look there by
     ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``.

@@ -513,8 +513,11 @@ def test_two_callbacks_are_refused() -> None:
     [
         ({"controller": 4}, r"controller must be a Controller such as TargetIdle\(\), or None, got 4"),
         ({"controller": TargetIdle}, "controller must be a Controller such as"),
-        ({"echo": {"factor": 4}}, r"echo must be an EchoConfig or None, got dict .*EchoConfig\(\*\*options\)"),
-        ({"echo": 4}, "echo must be an EchoConfig or None, got int"),
+        (
+            {"echo": {"factor": 4}},
+            r"echo must be an EchoConfig, a dict .*or None, got dict .*EchoConfig\(\*\*options\)",
+        ),
+        ({"echo": 4}, "echo must be an EchoConfig, a dict .*or None, got int"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_refused_with_the_way_out(arguments: Any, message: str) -> None:
