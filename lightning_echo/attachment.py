@@ -86,8 +86,8 @@ class Attachment:
             return
         self.echo.end_own_reload()
         self.echo.close()
-        self.trainer = None
         self.echo.let_go()
+        self.trainer = None
 
     def check_in_use(self) -> None:
         """Makes sure that what is trained on is echoed; to be called in ``on_train_start``, the first hook that can know.

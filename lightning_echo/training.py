@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -259,10 +260,13 @@ class TrainingEcho:
             loader.close()
 
     def let_go(self) -> None:
-        """Leaves the loaders to themselves, as they were before: they may be the user's own."""
+        """Leaves the loaders to themselves, while there still is a Trainer: they may be the user's own, and used elsewhere."""
+        goes_on = self._epoch_goes_on()
         for loader in self._parts.values():
-            loader.factor_owner, loader.limit_train_batches, loader.epoch_goes_on = "", None, None
+            loader.factor_owner, loader.limit_train_batches = "", None
             loader.fetches_ahead = None
+            if loader.epoch_goes_on is not None:  # a checkpoint may still be saved
+                loader.epoch_goes_on = partial(_until_used, loader, loader.delivered, goes_on)
 
     # ------------------------------------------------------------------ the length of epochs
 
@@ -314,6 +318,11 @@ class TrainingEcho:
         for name, loader in self._parts.items():
             loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
             loader.load_state_dict(states[name])
+
+
+def _until_used(loader: EchoLoader, delivered: int, goes_on: bool | None) -> bool | None:
+    """An answer of the last Trainer, as long as the loader stands where that left it."""
+    return goes_on if loader.delivered == delivered else None
 
 
 def _said(loaders: Iterable[str]) -> str:

@@ -397,8 +397,8 @@ class EchoLoader:
         state = adapt_state(state, self._setting)
         if has_own_states(state) and world()[0] > 1:
             self._warn(
-                "the loader's own state is that of rank 0, which every rank goes on from now: this is right where all ranks are at "
-                "the same place of their shares"
+                "the loader's own state is that of rank 0, which every rank goes on from now: this is right where all ranks are "
+                "at the same place of their shares"
             )
         self._pipeline.load(state)
         if state["constructed_factor"] != self._factor.constructed:

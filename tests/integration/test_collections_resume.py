@@ -141,6 +141,25 @@ def test_a_run_that_the_callback_echoes_resumes_exactly(kind: str, reads_steppin
     assert whole.model.batches == fit(echoed(kind), model=SeveralRecorder()).model.batches
 
 
+@pytest.mark.parametrize("through_callback", [True, False])
+def test_a_checkpoint_that_is_saved_when_fit_is_over_begins_a_new_epoch(through_callback: bool, tmp_path: Path) -> None:
+    """The long loader has two batches left then, and the next epoch takes four."""
+
+    class Uneven(Several):
+        def train_dataloader(self) -> Any:
+            loaders = {"long": plain_loader("long"), "short": DataLoader(Scans(16), 4, shuffle=True)}
+            return CombinedLoader(loaders, "min_size")
+
+    def make(**options: Any) -> Run:
+        config = EchoConfig(2.5, "after_augmentation", seed=SEED)
+        if through_callback:
+            return fit(Uneven(), model=SeveralRecorder(), callbacks=[EchoCallback(echo=config)], **options)
+        return fit(EchoDataModule(Uneven(), **config.as_options()), model=SeveralRecorder(), **options)
+
+    make(max_epochs=2).trainer.save_checkpoint(tmp_path / "over.ckpt")
+    assert_goes_on(make(max_epochs=4, ckpt_path=tmp_path / "over.ckpt"), make(max_epochs=4), 8)
+
+
 def test_where_only_one_loader_is_echoed_that_one_resumes_exactly(tmp_path: Path) -> None:
     """A plain loader begins anew, as Lightning says, where a run is resumed within an epoch."""
 
