@@ -135,10 +135,10 @@ class PassReader:
             return self._read_next(), _NOTHING_KNOWN
 
     def _read_next(self) -> Any:
-        seed_all(mix(self._seed, self._next))
-        number, first = self._pass_of(self._next)
         if self._next == 0 and not self._resumed:  # the order may have been drawn when the loader was made
             self._save_state()
+        seed_all(mix(self._seed, self._next))
+        number, first = self._pass_of(self._next)
         if self._iterator is None or number != self._pass:
             self._begin(number)
         assert self._iterator is not None
