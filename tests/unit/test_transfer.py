@@ -138,7 +138,9 @@ def test_a_loader_of_another_point_takes_the_hooks_away() -> None:
 
 def test_a_second_loader_takes_the_place_of_the_first() -> None:
     model, hooks = Overrides(), TransferHooks()
-    first, second = follow(hooks, model), follow(hooks, model)
+    first, bound = follow(hooks, model), dict(vars(model))
+    second = follow(hooks, model)
+    assert all(vars(model)[name] is bound[name] for name in NAMES), "not one hook upon the other"
     assert (first.is_transferred, second.is_transferred) == (False, True)
     hooks.unbind()
     assert not second.is_transferred

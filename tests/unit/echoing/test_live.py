@@ -226,6 +226,14 @@ class TestLoader:
         assert (batching.counts, batching.passes) == (transfer.counts, transfer.passes)
         assert transfer.counts.fresh > 0
 
+    def test_of_the_uses_of_a_batch_the_last_one_is_marked_at_factor_1_each(self):
+        loader = echo(factor=3)
+        uses = [use for _ in range(6) for use in loader]
+        whole = [[use.is_last for use in uses if use.live is live] for live in dict.fromkeys(use.live for use in uses)]
+        assert {tuple(marks) for marks in whole[:-4]} <= {(*[False] * others, True) for others in range(4)}
+        assert len(whole) > 12
+        assert all(use.is_last for use in echo(factor=1))
+
     def test_a_new_factor_counts_from_the_same_batch(self):
         runs = []
         for loader in both(factor=2.0):
