@@ -134,6 +134,18 @@ class PassReader:
                     self._kept[self._next - 1] = batch
             return self._read_next(), _NOTHING_KNOWN
 
+    def close(self) -> None:
+        """Lets go of the iteration, and of workers that the loader itself keeps, as Lightning does with loaders of its own.
+
+        torchdata's loader and its iterator hold each other, so that workers would live on until both are garbage; collecting them
+        then takes ten seconds, since their queues are gone before they can be told to end.
+        """
+        self._iterator = None
+        kept = getattr(self._batches, "_iterator", None)
+        if callable(shut_down := getattr(kept, "_shutdown_workers", None)):
+            shut_down()
+            self._batches._iterator = None  # type: ignore[attr-defined]
+
     def _read_next(self) -> Any:
         if self._next == 0 and not self._resumed:  # the order may have been drawn when the loader was made
             self._save_state()

@@ -126,6 +126,7 @@ class Run:
         # What may draw from the global random states must not do so while the training draws from them too.
         in_thread = source.num_workers > 0 and source.rebuilds and order.exact
         batches: Iterator[Any] = iter(())
+        self._reader: PassReader | None = None
         if source.rebuilds:
             key = rank_key(seed, noise_rank)
             batches = iter(source.rebuild(self._requests, choice.make_stages, key, worker_init_fn))
@@ -135,7 +136,7 @@ class Run:
         else:
             assert whole is not None
             order.expect(whole.missing)
-            read = order.read
+            read, self._reader = order.read, order
         if whole is not None:
             batches = LiveBatchEcho(whole, read) if self._is_live else BatchEcho(whole, read)
         self._batches: Iterator[Any] | None = Prefetcher(batches) if in_thread else batches
@@ -166,6 +167,8 @@ class Run:
         batches, self._batches = self._batches, None
         if isinstance(batches, Prefetcher):
             batches.close()
+        if self._reader is not None:
+            self._reader.close()
 
 
 def rank_key(seed: int, noise_rank: int) -> int:

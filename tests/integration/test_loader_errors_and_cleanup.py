@@ -244,6 +244,22 @@ def test_close_ends_workers_and_thread_and_the_next_epoch_goes_on(point):
     assert same(delivered, expected)
 
 
+def test_close_ends_workers_that_a_loader_itself_would_keep_and_the_next_epoch_goes_on():
+    def plain():
+        return DataLoader(Values(24), batch_size=None, num_workers=2, persistent_workers=True)
+
+    whole = EchoLoader(plain(), 2, seed=5)
+    expected = take(whole, 10)
+    kept = plain()
+    loader = EchoLoader(kept, 2, seed=5)
+    with nothing_left_behind():
+        found = take(loader, 5)
+        loader.close()
+    assert kept._iterator is None
+    assert same(found + take(loader, 5), expected)
+    whole.close(), loader.close()
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_leaving_an_epoch_early_leaves_nothing_behind_once_the_loader_is_gone(point):
     def leave_early():

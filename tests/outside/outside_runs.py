@@ -10,6 +10,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,12 +115,11 @@ def fit(
         **options,
     )
     if way == "loader":
-        trainer.fit(model, EchoLoader(make_loader(), FACTOR, seed=7), ckpt_path=ckpt_path)
+        with closing(EchoLoader(make_loader(), FACTOR, seed=7)) as loader:
+            trainer.fit(model, loader, ckpt_path=ckpt_path)
     else:
         trainer.fit(model, datamodule=EchoDataModule(data, FACTOR, seed=7) if way == "datamodule" else data, ckpt_path=ckpt_path)
-    loader: Any = trainer.train_dataloader
-    loader.close()
-    return Run(model, loader, trainer)
+    return Run(model, trainer.train_dataloader, trainer)
 
 
 # ------------------------------------------------------------------ what must hold

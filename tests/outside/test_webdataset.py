@@ -26,7 +26,7 @@ LENGTH, SHARDS = 24, 4
 KINDS = ("examples", "batches", "WebLoader", "WebLoader shuffled")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _files_are_closed_here() -> Iterator[None]:
     """Where their warnings are expected."""
     yield

@@ -67,6 +67,25 @@ class RollsOver(Stateful):
             yield batch
 
 
+class DrawnWhenMade:
+    """Has the same order in every pass, and saves it."""
+
+    def __init__(self, order):
+        self.order, self.at = order, 0
+
+    def __iter__(self):
+        while self.at < len(self.order):
+            self.at += 1
+            yield self.order[self.at - 1]
+        self.at = 0
+
+    def state_dict(self):
+        return {"order": self.order, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.order, self.at = state["order"], state["at"]
+
+
 def values(reader, positions):
     return [reader.read(position)[0] for position in positions]
 
@@ -207,6 +226,14 @@ class TestALoaderWithAStateOfItsOwn:
             position = sum(batch is not None for batch in batches[:at])
             resumed.seek(position)
             assert run(resumed, 14 - at)[0] == batches[at:]
+
+    def test_an_order_that_was_drawn_when_the_loader_was_made_is_that_of_the_resumed_run_from_its_first_batch_on(self):
+        reader = PassReader(DrawnWhenMade([3, 1, 2]), 3)
+        assert values(reader, range(2)) == [3, 1]
+        resumed = PassReader(DrawnWhenMade([1, 2, 3]), 3)
+        resumed.load(reader.state(0))
+        resumed.seek(0)
+        assert values(resumed, range(3)) == [3, 1, 2]
 
     def test_states_are_kept_only_while_they_may_be_asked_for(self):
         reader = PassReader(Stateful([50]), 50)
