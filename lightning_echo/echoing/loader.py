@@ -439,7 +439,8 @@ class EchoLoader:
             self._said = True
             reason = self._setting.choice.reason
             auto = f" (auto: {reason})" if reason else ""
-            _log.info("%s%r%s%s", self._prefix, self, auto, self._setting.remark(self.has_length))
+            # As text: who keeps the record would keep the loader, and its workers.
+            _log.info("%s%s%s%s", self._prefix, repr(self), auto, self._setting.remark(self.has_length))
         return self._pipeline.start(run)
 
     def _where_to_go_on(self) -> tuple[dict[str, Any], tuple[int, int]]:
