@@ -330,9 +330,17 @@ def test_another_set_of_loaders_begins_anew_where_the_name_is_new_and_says_so() 
                 found["other"] = found.pop("short")
             return found
 
-    data = EchoDataModule(Changing(), FACTOR, insertion_point="after_augmentation", seed=SEED)
+    workers = []
+
+    class Look(pl.Callback):
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+            workers.append(len(multiprocessing.active_children()))
+
+    data = EchoDataModule(Changing(workers=1), FACTOR, insertion_point="after_augmentation", seed=SEED)
     with pytest.warns(UserWarning, match="returned loaders named 'long', 'short' before and returns 'long', 'other' now"):
-        run = several(data, reload_dataloaders_every_n_epochs=1, max_epochs=2)
+        run = several(data, reload_dataloaders_every_n_epochs=1, max_epochs=2, callbacks=[Look()])
+    assert workers == [2, 2]  # those of the loader that is gone have ended
+    assert run.model.names == ["long", "other"]
     assert run.model.of(0) == alone("long", "long", 12)
     assert run.model.of(1) == alone("short", "short", 6) + alone("short", "other", 6)
 

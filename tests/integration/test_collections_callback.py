@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from collection_runs import SEED, Several, SeveralRecorder, alone, echoed, plain_loader
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from test_callback import PER_EPOCH, Recording, Remembering
 from torch.utils.data import DataLoader
@@ -175,6 +176,12 @@ def test_a_controller_drives_echo_loaders_that_are_passed_to_fit_as_a_collection
         assert loader.state_dict()["epoch_goes_on"] is None
 
 
+def test_a_schedules_first_factor_is_that_of_all_echo_loaders_passed_to_fit() -> None:
+    loaders = {name: EchoLoader(plain_loader(name), 1, seed=1) for name in NAMES}
+    in_fit(loaders, EchoCallback(FactorSchedule({0: 3.0})), max_epochs=1)
+    assert {loader.factor for loader in loaders.values()} == {3}
+
+
 def test_a_controller_refuses_echo_loaders_with_factors_of_their_own_in_fit() -> None:
     loaders = {name: EchoLoader(plain_loader(name), factor, seed=1) for factor, name in enumerate(NAMES, 1)}
     with pytest.raises(MisconfigurationException, match=r"factors of their own \(long 1, short 2\)"):
@@ -191,9 +198,10 @@ class Slow(Several):
 
     def train_dataloader(self) -> Any:
         self.asked["train"] += 1
-        made = {name: Sleeping(Scans(80), seconds) for name, seconds in (("long", 0.003), ("short", 0.002))}
+        short = 40 if self.kind == "max_size" else 80
+        made = {"long": Sleeping(Scans(80), 0.003), "short": Sleeping(Scans(short), 0.002)}
         loaders = {name: DataLoader(each, 4, num_workers=self.workers) for name, each in made.items()}
-        return loaders if self.kind == "dict" else list(loaders.values())
+        return loaders if self.kind == "dict" else CombinedLoader(loaders, self.kind)  # type: ignore[arg-type]
 
 
 class Sleeping:
@@ -227,6 +235,13 @@ def test_without_workers_the_costs_of_the_loaders_add_up() -> None:
     assert controller.seen[0].costs is not None
     assert controller.seen[0].costs.workers == 0
     assert controller.seen[0].costs.source_seconds >= 4 * (0.003 + 0.002)
+
+
+def test_where_steps_do_not_take_a_batch_of_each_the_costs_are_not_known() -> None:
+    controller = Recording()
+    several(Slow("max_size", workers=1), callback(1, controller), max_epochs=1)
+    assert controller.seen[0].idle_fraction is not None
+    assert controller.seen[0].costs is None
 
 
 def test_with_a_loader_beside_a_controller_says_that_it_does_not_know() -> None:

@@ -11,6 +11,7 @@ from lightning_echo.echoing.seconds import StageSeconds
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.timing import StepTimer
 from lightning_echo.meter import RunMeter
+from lightning_echo.several import EchoLoaders
 
 FETCH = "[_TrainingEpochLoop].train_dataloader_next"
 BATCH = torch.zeros(8, 3)
@@ -340,3 +341,54 @@ def test_the_profiler_is_let_go_of_once():
     before = dict(vars(run.profiler))
     run.meter.stop()
     assert vars(run.profiler) == before
+
+
+# ---------------------------------------------------------------------- several loaders
+
+
+class Together(EchoLoaders):
+    """Fake loaders of which each step takes a batch."""
+
+    def deliver(self, fresh, stages):
+        for loader in self.values():
+            loader.deliver(fresh, stages)
+
+
+def test_steps_are_judged_once_every_loader_shows_its_factor():
+    run = Run(Together({"a": Loader(settled_at=2), "b": Loader(settled_at=6)}))
+    measures = run.epoch(11)
+    assert measures.whole.steps == 11
+    assert measures.judged.steps == 11 - 6
+
+
+def test_counts_of_each_loader_survive_being_saved_again_right_after_a_resume(tmp_path):
+    loader = Together({"a": Loader(), "b": Loader()})
+    run = Run(loader, others=[(float("nan"),) * 7])
+    run.step()
+    run.meter.count(loader)
+    state = saved(run, tmp_path)
+    assert state["parts"] == {"a": [4, 4], "b": [4, 4]}  # gathered by a fake: those of this rank
+    again = Run(loader, others=[(float("nan"),) * 7], state=state)
+    assert saved(again, tmp_path)["parts"] == state["parts"]
+    again.step()
+    assert saved(again, tmp_path)["parts"] == {"a": [4 + 2 * 4] * 2, "b": [4 + 2 * 4] * 2}
+
+
+@pytest.mark.parametrize(("workers", "found"), [((0, 0), 0), ((1, 3), 1), ((0, 2), None)])
+def test_plain_loaders_of_a_collection_take_turns_only_if_none_has_workers(workers, found):
+    run = Run()
+    run.meter.stop()
+    run.trainer.train_dataloader = {"a": SimpleNamespace(num_workers=workers[0]), "b": [SimpleNamespace(num_workers=workers[1])]}
+    run.meter.start(run.trainer, run.module, None)
+    costs = run.epoch(8, wait=0.5, work=0.5).costs
+    assert (None if costs is None else costs.workers) == found
+
+
+def test_a_state_of_a_single_loader_from_before_there_were_several_is_gone_on_with(tmp_path):
+    run = Run(Loader())
+    run.epoch(8)
+    state = saved(run, tmp_path)
+    state["stages"] = state["stages"][""]
+    del state["parts"]
+    resumed = Run(Loader(), state=state)
+    assert resumed.epoch(8, stages=(0.0, 0.0, 0.0)).costs.rest_seconds == pytest.approx(0.2)
