@@ -55,7 +55,13 @@ def test_epochs_have_as_many_steps_as_with_the_plain_loaders_and_batches_the_sam
         assert {size for step in sizes for size in step} == {4, 2}
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("kind", STEPS)
+def test_batches_that_are_transferred_together_cannot_be_reused_on_the_device_one_by_one(kind: str) -> None:
+    with pytest.raises(MisconfigurationException, match=r"'after_transfer' is impossible for the loader '.+' of a collection"):
+        several(echoed(kind, point="after_transfer"))
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if point != "after_transfer"])
 @pytest.mark.parametrize("kind", STEPS)
 def test_each_loader_gives_what_it_would_give_alone_under_the_seed_of_its_name(kind: str, point: str) -> None:
     model = several(echoed(kind, point=point)).model
