@@ -178,8 +178,24 @@ def test_a_controller_drives_echo_loaders_that_are_passed_to_fit_as_a_collection
 
 def test_a_schedules_first_factor_is_that_of_all_echo_loaders_passed_to_fit() -> None:
     loaders = {name: EchoLoader(plain_loader(name), 1, seed=1) for name in NAMES}
-    in_fit(loaders, EchoCallback(FactorSchedule({0: 3.0})), max_epochs=1)
-    assert {loader.factor for loader in loaders.values()} == {3}
+    echo = EchoCallback(FactorSchedule({0: 3.0}))
+    in_fit(loaders, echo, max_epochs=1)
+    assert [report.factor for report in echo.reports] == [3]
+
+
+def test_after_a_resume_echo_loaders_passed_to_fit_take_the_new_length_of_a_new_factor(tmp_path: Path) -> None:
+    def make(callbacks: Any = (), ckpt_path: Any = None) -> Any:
+        options = {"insertion_point": "after_augmentation", "epoch_length": "full_pass", "seed": 1}
+        loaders = {name: EchoLoader(plain_loader(name), 1, **options) for name in NAMES}
+        model, echo = SeveralRecorder(), EchoCallback(Recording({1: 2.0}))
+        runner = trainer(callbacks=[echo, *callbacks])
+        runner.fit(model, loaders, Several().val_dataloader(), ckpt_path=ckpt_path)
+        return model
+
+    save = SaveAt(tmp_path, [2])
+    whole = make([save])
+    assert whole.steps == [6, 6, 12]
+    assert make(ckpt_path=save.path(2)).batches == whole.batches[2:]
 
 
 def test_a_controller_refuses_echo_loaders_with_factors_of_their_own_in_fit() -> None:
