@@ -208,7 +208,7 @@ class TrainingEcho:
         """One loader of those in use takes the place of the one of the same name."""
         loader.factor_owner = self._owner
         loader.epoch_goes_on = self._epoch_goes_on if is_collection(self._loader) else None
-        loader.fetches_ahead = None if is_sized(self._loader) else self._fetches_ahead
+        loader.taken = None if is_sized(self._loader) else self._taken
         if before is not None and before is not loader:
             before.close()
             loader.follow(before)
@@ -222,10 +222,12 @@ class TrainingEcho:
         trainer = self._attached.trainer
         return None if trainer is None else trainer.fit_loop.batch_idx >= 0 and not trainer.is_last_batch
 
-    def _fetches_ahead(self) -> bool:
-        """Lightning does so where it knows no length, to see where an epoch ends."""
+    def _taken(self) -> tuple[int, int] | None:
+        """Batches that the Trainer has taken, in the run and in the epoch, where it knows no length and so fetches one ahead."""
         trainer = self._attached.trainer
-        return trainer is not None and trainer.num_training_batches == math.inf
+        if trainer is None or trainer.num_training_batches != math.inf:
+            return None
+        return trainer.fit_loop.total_batch_idx + 1, trainer.fit_loop.batch_idx + 1
 
     def _say(self) -> None:
         """Says once what the run will amount to."""
@@ -264,7 +266,7 @@ class TrainingEcho:
         goes_on = self._epoch_goes_on()
         for loader in self._parts.values():
             loader.factor_owner, loader.limit_train_batches = "", None
-            loader.fetches_ahead = None
+            loader.taken = None
             if loader.epoch_goes_on is not None:  # a checkpoint may still be saved
                 loader.epoch_goes_on = partial(_until_used, loader, loader.delivered, goes_on)
 

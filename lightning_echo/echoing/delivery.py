@@ -2,7 +2,12 @@
 
 Where there is no length, Lightning asks for a batch before the one in use is done with, to see where an epoch ends. What counts
 then is the batch in use: counts and state are those of before the last fetch, and a batch that was fetched and not used when
-another iteration begins is the first one of that.
+another iteration begins is the first one of that::
+
+    who trains takes       batch 0         batch 1         batch 2
+    is asked for    0    1               2               3
+
+Of several loaders that are asked together one may have ended before the others are asked: only what was taken tells.
 """
 
 from __future__ import annotations
@@ -41,11 +46,12 @@ class Delivery:
     Attributes:
         progress: How far epochs have come, by what was fetched.
         seconds: What the batches cost their workers.
-        fetches_ahead: Says whether who iterates asks for a batch before the one in use is done with; None: it does not.
+        taken: Says how many batches who iterates has taken into use, in its run and in its epoch, where it asks for one ahead.
+            None, or if it says None: it does not.
     """
 
     def __init__(self) -> None:
-        self.fetches_ahead: Callable[[], bool] | None = None
+        self.taken: Callable[[], tuple[int, int] | None] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -60,9 +66,11 @@ class Delivery:
         self._before: Delivered | None = None  # what was delivered before the last fetch, where it is kept
         self._fetched: Item | None = None  # by the last fetch
         self._unused: Item | None = None  # fetched, but not used
+        self._asked_at: int | None = None  # batches taken in the run when the last one was fetched
+        self._used_at = 0  # batches taken in the run from which on that one is in use
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process nothing is fetched ahead."""
+        """In another process nobody takes anything yet."""
         return _restored, (self.progress, self._counts, self._passes_over, self.seconds)
 
     # ------------------------------------------------------------------ what is in use
@@ -70,12 +78,15 @@ class Delivery:
     @property
     def is_ahead(self) -> bool:
         """Whether the batch fetched last is not in use yet."""
-        return self._before is not None and not self.progress.over and self.fetches_ahead is not None and self.fetches_ahead()
+        if self._unused is not None:
+            return True
+        taken = None if self.taken is None or self._before is None else self.taken()
+        return taken is not None and taken[0] < self._used_at
 
     @property
     def in_use(self) -> Delivered:
         """All that was delivered up to the batch in use."""
-        if self._before is not None and self.is_ahead:
+        if self._before is not None and self._unused is None and self.is_ahead:
             return self._before
         return Delivered(self._counts, self._last, self.progress.state(), self._passes_over)
 
@@ -103,12 +114,26 @@ class Delivery:
 
     def begin_epoch(self, length: int, *, keeps_length: bool) -> None:
         """Begins the next epoch, or goes on with a resumed one; ``length`` -1: it ends with a pass."""
-        if self._before is not None and self.is_ahead:
-            before, unused, progress = self._before, self._fetched, Progress(**self._before.progress)
+        taken = None if self.taken is None else self.taken()
+        # Within who iterates' epoch it is one of several loaders that begins again, and what it handed out is being taken.
+        if taken is not None and taken[1] == 0 and not (self.progress.over and taken[0] == self._asked_at):
+            self.settle()
+        self.progress.begin(length, keeps_length=keeps_length)
+
+    def settle(self) -> None:
+        """Who iterates does so no more: what was fetched and not used is kept for who comes next."""
+        if self._before is not None and self._unused is None and self.is_ahead:
+            before, unused, asked_at = self._before, self._fetched, self._asked_at
+            progress = Progress(**before.progress)
             progress.resuming = not progress.in_epoch  # it had not really begun
             self.begin_at(progress, before.counts, before.passes_over)
-            self._unused = unused
-        self.progress.begin(length, keeps_length=keeps_length)
+            self._unused, self._asked_at = unused, asked_at
+
+    def forget_unused(self) -> int:
+        """Lets go of a batch that was fetched and not used, to be fetched again; how many there are: 0 or 1."""
+        self.settle()
+        unused, self._unused = self._unused, None
+        return int(unused is not None)
 
     def fetch(self, next_item: Callable[[], Item | None]) -> Any:
         """The next batch; ``next_item`` fetches it, None where the epoch ends with the pass.
@@ -116,11 +141,13 @@ class Delivery:
         Raises:
             StopIteration: The epoch has ended.
         """
-        self._before = None if self.fetches_ahead is None else Delivered(*self._all())
+        before = Delivered(self._counts, self._last, self.progress.state(), self._passes_over) if self.taken is not None else None
         item = self._unused or next_item()
         if item is None:
+            self._before = None
             self.progress.end()
             raise StopIteration
+        self._note_fetch(before)
         batch, report = item
         if self._unused is None:
             self.seconds.add(report)
@@ -134,8 +161,14 @@ class Delivery:
         """A pass over the data has ended."""
         self._passes_over += 1
 
-    def _all(self) -> tuple[EchoCounts, EchoCounts, dict[str, int], int]:
-        return self._counts, self._last, self.progress.state(), self._passes_over
+    def _note_fetch(self, before: Delivered | None) -> None:
+        """A batch is used when the one before it has been; the first one of an iteration as soon as one is."""
+        taken = None if self.taken is None else self.taken()
+        self._before = None if taken is None else before
+        if taken is not None:
+            in_run, in_epoch = taken
+            is_first = self._asked_at is None or self._unused is not None or (in_epoch == 0 and in_run != self._asked_at)
+            self._asked_at, self._used_at = in_run, in_run + (1 if is_first else 2)
 
 
 def _restored(progress: Progress, counts: EchoCounts, passes_over: int, seconds: StageSeconds) -> Delivery:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -87,6 +88,7 @@ class Epoch(Iterator[Any]):
         if self.finished:
             raise StopIteration
         if self._begun_in is not self._progress():  # a state was loaded meanwhile, or nothing has begun yet
+            _let_go_of_handled_end()
             self._begin(self)
             self._begun_in = self._progress()
         self.finished = True  # as a generator is after an exception
@@ -95,6 +97,17 @@ class Epoch(Iterator[Any]):
         batch = self._fetch()
         self.finished = False
         return batch
+
+
+def _let_go_of_handled_end() -> None:
+    """Lightning begins a loader anew while it still handles the end of its last iteration, whose traceback holds all iterators.
+
+    A stream that is begun now may keep that exception for as long as it lives: compiled code (Cython's, numpy's for one) that is
+    called in a generator leaves there what is being handled outside.
+    """
+    handled = sys.exc_info()[1]
+    if isinstance(handled, StopIteration):
+        handled.__traceback__ = None
 
 
 class Iterations:

@@ -24,7 +24,7 @@ from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.pipeline import Pipeline
 from lightning_echo.echoing.prefetch import clear_frames
 from lightning_echo.echoing.ranks import default_seed, world
-from lightning_echo.echoing.resuming import adapt_state, has_own_states
+from lightning_echo.echoing.resuming import adapt_state, begin_next_pass, has_own_states
 from lightning_echo.echoing.run import Layout, Run
 from lightning_echo.echoing.seconds import StageSeconds
 from lightning_echo.echoing.setting import Setting
@@ -212,14 +212,16 @@ class EchoLoader:
         return replace(self._delivery.seconds)
 
     @property
-    def fetches_ahead(self) -> Callable[[], bool] | None:
-        """Says whether who iterates asks for a batch before the one in use is done with, as Lightning does where there is no
-        length: then counts and state are those of the batch in use. None: it does not."""
-        return self._delivery.fetches_ahead
+    def taken(self) -> Callable[[], tuple[int, int] | None] | None:
+        """Says how many batches who iterates has taken into use, in its run and in its epoch, where it asks for one ahead, as
+        Lightning does where there is no length: then counts and state are those of the batch in use. None: it does not."""
+        return self._delivery.taken
 
-    @fetches_ahead.setter
-    def fetches_ahead(self, value: Callable[[], bool] | None) -> None:
-        self._delivery.fetches_ahead = value
+    @taken.setter
+    def taken(self, value: Callable[[], tuple[int, int] | None] | None) -> None:
+        if value is None:
+            self._delivery.settle()
+        self._delivery.taken = value
 
     @property
     def num_workers(self) -> int:
@@ -306,7 +308,7 @@ class EchoLoader:
 
     def close(self) -> None:
         """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""
-        self._pipeline.stop()
+        self._pipeline.stop(before=self._delivery.forget_unused())
 
     def follow(self, before: EchoLoader) -> None:
         """Takes the place of another loader in a run: goes on with its seed, factor and counts.
@@ -447,6 +449,10 @@ class EchoLoader:
         """State to start from, and stream position and batch number where it has no plan."""
         pipeline = self._pipeline
         state, position = pipeline.state(), pipeline.begin_at
+        if (next_pass := begin_next_pass(self.state_dict(), self._setting)) is not None:
+            self._warn("the pass that was under way when workers were ended cannot be gone on with: the next one begins")
+            pipeline.load({**self.state_dict(), **next_pass})
+            state, position = pipeline.state(), pipeline.begin_at
         if self._setting.by_streams:
             return state, (0, self._delivery.progress.delivered)
         if state["plan"] is None or not (changed := differences(pipeline.saved_for, self._setting.depends_on())):

@@ -40,10 +40,10 @@ class Pipeline:
         self._at_rest, self.saved_for = {"plan": None, "order": None}, {}
         return run
 
-    def stop(self) -> None:
-        """Ends workers and thread; the next start goes on where this one stopped."""
+    def stop(self, before: int = 0) -> None:
+        """Ends workers and thread; the next start goes on where this one stopped, or up to one batch ``before``."""
         if self._holder:
-            self._at_rest = self.state()
+            self._at_rest = self.state(before)
             _close_all(self._holder)
 
     def state(self, before: int = 0) -> dict[str, Any]:

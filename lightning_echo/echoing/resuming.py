@@ -12,7 +12,7 @@ from typing import Any
 from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import EchoStateError, differences
 
-__all__ = ["adapt_state", "has_own_states"]
+__all__ = ["adapt_state", "begin_next_pass", "has_own_states"]
 
 
 def adapt_state(state: dict[str, Any], setting: Setting) -> dict[str, Any]:
@@ -34,6 +34,11 @@ def adapt_state(state: dict[str, Any], setting: Setting) -> dict[str, Any]:
     if not _is_between_passes(state):
         raise EchoStateError(_refusal(state, setting, changed))
     return {**state, **_next_pass(state, setting)}
+
+
+def begin_next_pass(state: dict[str, Any], setting: Setting) -> dict[str, Any] | None:
+    """What changes in a state where a run goes on in the same process, but cannot within the pass; None: it can."""
+    return None if setting.resumes or _is_between_passes(state) else _next_pass(state, setting)
 
 
 def has_own_states(state: dict[str, Any]) -> bool:
@@ -75,8 +80,13 @@ def _next_pass(state: dict[str, Any], setting: Setting) -> dict[str, Any]:
     plan = state["plan"]
     if plan is None:
         return {}
-    order = {"passes": state["order"]["passes"][-1:]} if "passes" in state["order"] else None
-    return {"plan": None, "order": order, "begin_at": [plan["position"], state["delivered"]]}
+    position, passes = plan["position"], state["order"].get("passes")
+    if passes is None:
+        length = state["layout"]["batches_per_pass"]
+        return {"plan": None, "order": None, "begin_at": [-(-position // length) * length, state["delivered"]]}
+    number, first = passes[-1]
+    next_pass = [number + (first < position), position]
+    return {"plan": None, "order": {"passes": [next_pass]}, "begin_at": [position, state["delivered"]]}
 
 
 def _refusal(state: dict[str, Any], setting: Setting, changed: str) -> str:

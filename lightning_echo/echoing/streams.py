@@ -138,6 +138,10 @@ class StreamEcho:
         self._plan = EchoPlan(self._shape, 1.0)
         self._seeding = Seeding(self.dataset, mix(self._key, self._worker))
         self._is_stateful = is_stateful(self.dataset)
+        if (
+            self._is_stateful and info is None
+        ):  # a worker begins with the data set as it was, this process with what is left of it
+            self._state = self.dataset.state_dict()
 
     def _hand_out(self, batch: PlannedBatch, fresh: list[Any]) -> list[Any]:
         held, examples = self._held, []
@@ -231,7 +235,8 @@ class StreamEcho:
         self._plan, self._ended = EchoPlan.from_state(self._shape, state["plan"]), state["ended"]
         if state["stream_pass"] >= 0:
             self._tell_pass(state["stream_pass"])
-            self._state = state["stream"]
+        self._state = state["stream"]
+        if self._state is not None:
             self.dataset.load_state_dict(self._state)
         live = {item.position for item in self._plan.live()}
         for position, count, batch, number in state["pulled"]:

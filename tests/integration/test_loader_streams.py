@@ -211,6 +211,31 @@ def test_two_runs_with_a_seed_are_the_same_and_with_another_are_not():
     assert not same(run(1), run(2))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_closed_within_a_pass_it_begins_the_next_one_and_says_so(workers):
+    loader = echo(1, workers=workers)
+    take(loader, 3)
+    loader.close()
+    with pytest.warns(UserWarning, match="the pass that was under way .* cannot be gone on with: the next one begins"):
+        epoch = list(loader)
+    assert sorted(number for batch in numbers(epoch) for number in batch) == list(range(LENGTH))
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_a_state_of_its_own_it_goes_on_where_it_was_closed(workers):
+    def batches(cut):
+        loader = echo(2, Stateful(), workers, seed=5)
+        found = take(loader, 5)
+        if cut:
+            loader.close()
+        found += take(loader, 9)
+        loader.close()
+        return found
+
+    assert same(batches(True), batches(False))
+
+
 class TestResuming:
     @pytest.mark.parametrize("epoch_length", ["full_pass", "fixed"])
     @pytest.mark.parametrize(("workers", "factor"), [(0, 2.37), (1, 4), (2, 1), (2, 2), (3, 2.37)])
