@@ -61,8 +61,9 @@ class Delivery:
 
     def begin_at(self, progress: Progress, counts: EchoCounts, passes_over: int) -> None:
         """Goes to another place in the run."""
-        self.progress, self._counts, self._passes_over = progress, counts, passes_over
-        self._last = EchoCounts()
+        self.progress, self._passes_over = progress, passes_over
+        self._fresh, self._echoed, self._refetched = counts.fresh, counts.echoed, counts.refetched
+        self._last: tuple[int, int, int] = (0, 0, 0)
         self._before: Delivered | None = None  # what was delivered before the last fetch, where it is kept
         self._fetched: Item | None = None  # by the last fetch
         self._unused: Item | None = None  # fetched, but not used
@@ -71,7 +72,7 @@ class Delivery:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process nobody takes anything yet."""
-        return _restored, (self.progress, self._counts, self._passes_over, self.seconds)
+        return _restored, (self.progress, self._all(), self._passes_over, self.seconds)
 
     # ------------------------------------------------------------------ what is in use
 
@@ -88,17 +89,17 @@ class Delivery:
         """All that was delivered up to the batch in use."""
         if self._before is not None and self._unused is None and self.is_ahead:
             return self._before
-        return Delivered(self._counts, self._last, self.progress.state(), self._passes_over)
+        return self._delivered()
 
     @property
     def counts(self) -> EchoCounts:
         """Examples delivered."""
-        return self._counts if self._before is None else self.in_use.counts
+        return self._all() if self._before is None else self.in_use.counts
 
     @property
     def last(self) -> EchoCounts:
         """Those of the batch in use."""
-        return self._last if self._before is None else self.in_use.last
+        return EchoCounts(*self._last) if self._before is None else self.in_use.last
 
     @property
     def batches(self) -> int:
@@ -141,19 +142,20 @@ class Delivery:
         Raises:
             StopIteration: The epoch has ended.
         """
-        before = Delivered(self._counts, self._last, self.progress.state(), self._passes_over) if self.taken is not None else None
+        before = None if self.taken is None else self._delivered()
         item = self._unused or next_item()
         if item is None:
             self._before = None
             self.progress.end()
             raise StopIteration
-        self._note_fetch(before)
+        if before is not None:
+            self._note_fetch(before)
         batch, report = item
         if self._unused is None:
             self.seconds.add(report)
         self._unused, self._fetched = None, None if self._before is None else item
-        self._last = EchoCounts(*report[:3])
-        self._counts += self._last
+        self._last = fresh, echoed, refetched = report[:3]
+        self._fresh, self._echoed, self._refetched = self._fresh + fresh, self._echoed + echoed, self._refetched + refetched
         self.progress.count()
         return batch
 
@@ -161,7 +163,13 @@ class Delivery:
         """A pass over the data has ended."""
         self._passes_over += 1
 
-    def _note_fetch(self, before: Delivered | None) -> None:
+    def _all(self) -> EchoCounts:
+        return EchoCounts(self._fresh, self._echoed, self._refetched)
+
+    def _delivered(self) -> Delivered:
+        return Delivered(self._all(), EchoCounts(*self._last), self.progress.state(), self._passes_over)
+
+    def _note_fetch(self, before: Delivered) -> None:
         """A batch is used when the one before it has been; the first one of an iteration as soon as one is."""
         taken = None if self.taken is None else self.taken()
         self._before = None if taken is None else before

@@ -222,6 +222,9 @@ class EchoPlan:
 
     def _births(self, buffer: Buffer, size: int, fresh: int) -> list[Live]:
         """The fresh items, with the uses that they have left."""
+        if not fresh and not buffer.warming:
+            buffer.delivered += size
+            return []
         if buffer.warming:
             missing = max(self._target - len(buffer), 0)
             regular = min(self._ratio.used_up(size - fresh), fresh)
