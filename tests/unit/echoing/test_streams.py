@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -309,3 +310,25 @@ def test_an_image_that_the_stream_only_opened_is_decoded_where_it_is_pulled(tmp_
     echo.fetch(StreamRequest(0, 2.0))
     (held,) = echo._held.values()
     assert held[0].fp is None
+
+
+class TestSeeds:
+    def test_workers_of_a_rank_do_not_share_their_noise(self, monkeypatch):
+        def noise(worker):
+            info = SimpleNamespace(id=worker, num_workers=2, dataset=None)
+            monkeypatch.setattr("lightning_echo.echoing.streams.get_worker_info", lambda: info)
+            return [float(example[1]) for example in echo_of(Noisy(30)).fetch(StreamRequest(0, 2.0))[0]]
+
+        assert not set(noise(0)) & set(noise(1))
+
+    def test_what_collating_draws_is_a_function_of_the_batch_whatever_was_drawn_before(self):
+        def drawn(before):
+            echo, values = echo_of(Noisy(90)), []
+            for _ in range(40):
+                echo.fetch(StreamRequest(0, 9.0))
+                values.append(float(torch.rand(())))
+                torch.rand(before)
+            return values
+
+        assert drawn(0) == drawn(5)
+        assert len(set(drawn(0))) == 40
