@@ -167,7 +167,9 @@ class Source:
             worker_init_fn: See `rebuild`.
         """
         loader = self.loader
-        echo = StreamEcho(loader.dataset, shape, key, loader.collate_fn, drop_last=loader.drop_last)
+        context = loader.multiprocessing_context or torch.multiprocessing.get_context()
+        turn = context.Lock() if self.num_workers else None
+        echo = StreamEcho(loader.dataset, shape, key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
         return self._rebuilt(requests, echo, key, worker_init_fn)
 
     def _rebuilt(self, requests: Any, cache: Any, key: int, worker_init_fn: Any) -> DataLoader[Any]:

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -26,18 +25,16 @@ from torch.utils.data import get_worker_info
 
 from lightning_echo.echoing.dataset import copies_by_itself, note
 from lightning_echo.echoing.hashing import mix
-from lightning_echo.echoing.opened import decoded
-from lightning_echo.echoing.passes import is_stateful
 from lightning_echo.echoing.plan import EchoPlan, PlannedBatch
 from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.seconds import Report
-from lightning_echo.echoing.seeding import BATCH, EXAMPLE, Seeding
+from lightning_echo.echoing.seeding import BATCH, Seeding
 from lightning_echo.echoing.shape import PlanShape
+from lightning_echo.echoing.stream_reader import StreamReader
 
 __all__ = ["StreamEcho", "StreamNote", "StreamRequest"]
 
 _NOTHING: Report = (0, 0, 0, 0.0, 0.0, 0.0)
-_END: Any = object()
 
 
 class StreamRequest(NamedTuple):
@@ -89,19 +86,26 @@ class StreamEcho:
         key: Seed of this rank's random numbers.
         collate_fn: The user's, see `ExampleCache`.
         drop_last: Whether a batch is left out for which the stream has too few examples.
+        turn: A lock that all workers share, see `StreamReader`; None: there are no others.
     """
 
-    def __init__(self, dataset: Any, shape: PlanShape, key: int, collate_fn: Any, *, drop_last: bool) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        shape: PlanShape,
+        key: int,
+        collate_fn: Any,
+        *,
+        drop_last: bool,
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> None:
         self.dataset = dataset
-        self._shape, self._key, self._drop_last = shape, key, drop_last
+        self._shape, self._key, self._drop_last, self._turn = shape, key, drop_last, turn or nullcontext()
         self._protect = not copies_by_itself(collate_fn)
         self._worker = -1  # which one is only known in it
-        self._iterator: Iterator[Any] | None = None
-        self._first: Any = _END  # already taken from the iterator
-        self._number = self._ended = -1  # the pass under way, and the last one that has ended here
+        self._ended = -1  # the last pass that has ended here
         self._held: dict[int, Any] = {}
         self._pulled: deque[_Pulled] = deque()  # from the oldest with a live example on
-        self._state: Any = None  # the stream's after the last pull
         self._refetched = 0  # since the last batch
 
     def fetch(self, request: StreamRequest) -> tuple[list[Any] | None, Report, StreamNote]:
@@ -137,87 +141,47 @@ class StreamEcho:
         self._shape = replace(self._shape, seed=mix(self._shape.seed, self._worker))
         self._plan = EchoPlan(self._shape, 1.0)
         self._seeding = Seeding(self.dataset, mix(self._key, self._worker))
-        self._is_stateful = is_stateful(self.dataset)
-        if (
-            self._is_stateful and info is None
-        ):  # a worker begins with the data set as it was, this process with what is left of it
-            self._state = self.dataset.state_dict()
+        self._reader = StreamReader(self.dataset, self._seeding, self._turn)
+        if info is None:  # a worker begins with the data set as it was, this process with what is left of it
+            self._reader.save_start()
 
     def _hand_out(self, batch: PlannedBatch, fresh: list[Any]) -> list[Any]:
         held, examples = self._held, []
         for position in batch.forget:
             held.pop(position, None)
-        for position, example, is_kept in zip(
-            batch.positions, chain(fresh, [_END] * len(batch.positions)), batch.kept, strict=False
-        ):
-            if example is _END:
-                example = held[position] if is_kept else held.pop(position)
-            elif is_kept:
+        for i, (position, is_kept) in enumerate(zip(batch.positions, batch.kept, strict=True)):
+            example = fresh[i] if i < len(fresh) else held.pop(position)
+            if is_kept:
                 held[position] = example
             examples.append(copy_example(example) if is_kept and self._protect else example)
         return examples
 
-    # ------------------------------------------------------------------ the stream
-
     def _pull(self, position: int, count: int, batch: int, number: int) -> list[Any]:
-        """Up to ``count`` examples of a pass; fewer when the stream has ended."""
+        reader = self._reader
         if not count:
             return []
-        if self._is_stateful:
-            self._pulled.append(_Pulled(position, count, batch, number, self._state, self._number))
-        self._seeding.seed(EXAMPLE, batch)
+        if reader.is_stateful:
+            self._pulled.append(_Pulled(position, count, batch, number, reader.state, reader.number))
         try:
-            if number != self._number:
-                self._begin_pass(number, batch)
-            elif self._iterator is None:  # its own state was loaded
-                self._iterator = iter(self.dataset)
-            examples = self._take(count)
+            return reader.pull(number, batch, count)
         except Exception as error:
             note(error, f"(reading the stream in pass {number}, worker {self._worker})")
             raise
-        if self._is_stateful:
-            self._state = self.dataset.state_dict()
-        return examples
-
-    def _take(self, count: int) -> list[Any]:
-        """One by one: what takes an iterator calls ``iter`` on it, and streams that are their own iterator begin anew then."""
-        assert self._iterator is not None
-        examples = [] if self._first is _END else [self._first]
-        self._first = _END
-        while len(examples) < count and (example := next(self._iterator, _END)) is not _END:
-            examples.append(decoded(example))
-        return examples
-
-    def _begin_pass(self, number: int, batch: int) -> None:
-        resumed = self._iterator is None and self._number >= 0
-        self._tell_pass(number)
-        self._iterator = iter(self.dataset)
-        if not resumed:
-            return
-        # The state that was loaded is that of a stream that has ended: some yield nothing then, others go on by themselves.
-        self._first = next(self._iterator, _END)
-        if self._first is not _END:
-            return
-        self._seeding.seed(EXAMPLE, batch)
-        self._iterator = iter(self.dataset)
-
-    def _tell_pass(self, number: int) -> None:
-        self._number = number
-        if callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
-            set_epoch(number)
 
     # ------------------------------------------------------------------ state
 
     def _note(self) -> StreamNote:
-        return StreamNote(self._worker, self._ended >= self._number, self._pack() if self._is_stateful else None)
+        reader = self._reader
+        return StreamNote(self._worker, self._ended >= reader.number, self._pack() if reader.is_stateful else None)
 
     def _pack(self) -> bytes:
-        pulled, oldest = self._pulled, next(iter(self._held), self._plan.position)
+        pulled, reader = self._pulled, self._reader
+        oldest = min(self._held, default=self._plan.position)
         while len(pulled) > 1 and pulled[1].position <= oldest:
             pulled.popleft()
         if pulled and not self._held:
             pulled.clear()
-        stream, number = (pulled[0].state, pulled[0].state_number) if pulled else (self._state, self._number)
+        stream, number = (pulled[0].state, pulled[0].state_number) if pulled else (reader.state, reader.number)
         state = {
             "plan": self._plan.state(),
             "ended": self._ended,
@@ -233,11 +197,8 @@ class StreamEcho:
             return
         state = pickle.loads(resume)
         self._plan, self._ended = EchoPlan.from_state(self._shape, state["plan"]), state["ended"]
-        if state["stream_pass"] >= 0:
-            self._tell_pass(state["stream_pass"])
-        self._state = state["stream"]
-        if self._state is not None:
-            self.dataset.load_state_dict(self._state)
+        last = state["pulled"][-1][3] if state["pulled"] else state["stream_pass"]
+        self._reader.resume(state["stream"], state["stream_pass"], last + 1)
         live = {item.position for item in self._plan.live()}
         for position, count, batch, number in state["pulled"]:
             examples = self._pull(position, count, batch, number)
