@@ -129,11 +129,15 @@ class EchoPlan:
         """Plans the next batch.
 
         Args:
-            missing: Fresh items of it that the source no longer has; the batch is smaller by so many.
+            missing: Fresh items of it that the source no longer has. Their echoes are left out, too: others would have to give
+                them beyond the factor, and more of them at the end of each pass.
         """
         self._apply_changes()
         buffer, size, fresh = self._next_size()
-        size, fresh = size - missing, fresh - missing
+        if missing:
+            fresh -= missing
+            paid = self._ratio.most_delivered(buffer.fresh + fresh) - buffer.delivered
+            size = min(size - missing, max(paid, fresh))
         if self._ratio.most_uses == 1:  # no echoing: nothing lives on, and nothing has to be worked out
             return self._emit(buffer, size, range(self.position, self.position + size), bytes(size))
         births = self._births(buffer, size, fresh)

@@ -48,6 +48,10 @@ class EchoRatio(NamedTuple):
         """Fresh items among the first ``delivered`` ones."""
         return delivered * self.per // self.uses
 
+    def most_delivered(self, fresh: int) -> int:
+        """Most items among which so many, and no more, are fresh."""
+        return -(-(fresh + 1) * self.uses // self.per) - 1
+
     def fewest_fresh(self, size: int) -> int:
         """``floor(B / e)``."""
         return size * self.per // self.uses

@@ -163,8 +163,9 @@ class StreamAnswers:
         self._requests.has_received(self._received)
         while len(self._place.ended) < len(self._place.workers):
             batch, report, note = self._next_answer()
-            self._place = _after(self._place, note, made=batch is not None)
-            if batch is not None:
+            made = any(report[:2])  # a batch may itself be None: collate functions return that for examples that are all broken
+            self._place = _after(self._place, note, made=made)
+            if made:
                 self._received += 1
                 return batch, report, self._place
         if not self._place.begun:

@@ -341,6 +341,17 @@ class TestResuming:
         assert resumed.state_dict() == state
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_the_collate_function_made_none_is_a_batch(workers):
+    """For examples that are all broken, for one: Lightning leaves such a batch out by itself."""
+    loader = echo(2, workers=workers, collate_fn=lambda examples: None)
+    batches = list(loader)
+    loader.close()
+    assert set(batches) == {None}
+    assert loader.delivered == len(batches) >= LENGTH / BATCH
+    assert loader.counts.fresh == LENGTH
+
+
 class Empty(IterableDataset):
     def __iter__(self):
         return iter(())

@@ -6,6 +6,7 @@ from lightning_echo.echoing.stream_requests import StreamAnswers, StreamPlace, S
 from lightning_echo.echoing.streams import StreamNote, StreamRequest
 
 REPORT = (4, 0, 0, 0.0, 0.0, 0.0)
+NOTHING = (0, 0, 0, 0.0, 0.0, 0.0)  # made
 
 
 class Workers:
@@ -31,14 +32,14 @@ class Workers:
         if request.resume is not None:
             self.made[worker], self.ended[worker] = resumed(request.resume)
         if request.number <= self.ended[worker]:
-            return None, REPORT, StreamNote(worker, True, self.state(worker))
+            return None, NOTHING, StreamNote(worker, True, self.state(worker))
         made, length = self.made[worker].get(request.number, 0), self.lengths[worker]
         is_made = made < length
         if made + (not self.late) >= length:
             self.ended[worker] = request.number
         self.made[worker][request.number] = made + is_made
         batch = (request.number, worker, made, request.factor) if is_made else None
-        return batch, REPORT, StreamNote(worker, self.ended[worker] >= request.number, self.state(worker))
+        return batch, REPORT if is_made else NOTHING, StreamNote(worker, self.ended[worker] >= request.number, self.state(worker))
 
     def state(self, worker):
         return repr((self.made[worker], self.ended[worker])).encode()

@@ -158,6 +158,15 @@ class TestPasses:
         assert sum(uses.values()) <= factor * fresh_total + 1
         assert sum(uses.values()) >= factor * (fresh_total - 2 * buffer_size) - batch_size
 
+    @pytest.mark.parametrize(("length", "batch_size", "factor"), [(1, 4, 2), (5, 4, 2), (50, 8, 1.5), (25, 8, 2), (100, 32, 4)])
+    def test_passes_that_end_within_a_batch_add_up_to_the_factor(self, length, batch_size, factor):
+        """What each pass had too much, or too little, would be 40 times that."""
+        echo, buffer_size = echo_of(Stream(length), batch_size, 2 * batch_size), 2 * batch_size
+        reports = [report for number in range(40) for report in fetch_pass(echo, number, float(factor))[1]]
+        fresh, echoed = (sum(report[i] for report in reports) for i in (0, 1))
+        assert fresh == 40 * length
+        assert factor * fresh - buffer_size * (factor - 1) <= fresh + echoed <= factor * fresh + 1
+
     def test_what_is_live_lives_on_into_the_next_pass(self):
         echo = echo_of(Stream(10))
         fetch_pass(echo, 0, 3.0)
