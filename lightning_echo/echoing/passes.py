@@ -36,7 +36,7 @@ class PassReader:
     ``seed_everything``), so that a pass that is read again is the same.
 
     Args:
-        batches: Iterated anew for each pass; told the pass by ``set_epoch`` where it has that.
+        batches: Iterated anew for each pass. It and its samplers are told the pass by ``set_epoch`` where they have that.
         batches_per_pass: Its length; None: a pass ends with the iteration.
         seed: Seed of the passes.
 
@@ -188,8 +188,12 @@ class PassReader:
         raise PassOver
 
     def _tell_pass(self) -> None:
-        if callable(set_epoch := getattr(self._batches, "set_epoch", None)):
-            set_epoch(self._pass)
+        """As Lightning tells samplers the epoch: it looks for them in what it is given, and does not find these."""
+        batch_sampler = getattr(self._batches, "batch_sampler", None)
+        samplers = getattr(self._batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+        for told in {id(each): each for each in (self._batches, *samplers)}.values():
+            if callable(set_epoch := getattr(told, "set_epoch", None)):
+                set_epoch(self._pass)
 
     def _save_state(self) -> None:
         if self._is_stateful:

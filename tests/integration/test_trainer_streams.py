@@ -252,6 +252,38 @@ class Whole(Dataset):  # type: ignore[type-arg]
         return 6
 
 
+class Shuffled:
+    """Deals whole batches, in an order that follows ``set_epoch`` alone, as Lhotse's samplers do."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(6, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_of_whole_batches_is_told_the_pass_as_lightning_tells_it_the_epoch(tmp_path: Any, workers: int) -> None:
+    def orders(data: Any, **options: Any) -> list[list[tuple[int, ...]]]:
+        return [[batch[0] for batch in epoch] for epoch in fit(data, **options).model.by_epoch]
+
+    def make() -> Any:
+        return DataLoader(Whole(), batch_size=None, sampler=Shuffled(), num_workers=workers)
+
+    plain = orders(StreamData(make))
+    assert plain[0] != plain[1] != plain[2]
+    assert orders(echoed(make, 1)) == plain
+    saver = SaveAt(tmp_path, [8], dies=True)
+    with pytest.raises(Killed):
+        fit(echoed(make, 1), callbacks=[saver])
+    assert orders(echoed(make, 1), ckpt_path=saver.path(8)) == [plain[1][2:], plain[2]]
+
+
 class OwnIter(DataLoader):  # type: ignore[type-arg]
     """A ``DataLoader`` with an ``__iter__`` of its own."""
 

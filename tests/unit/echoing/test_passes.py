@@ -139,6 +139,20 @@ class TestReading:
         values(PassReader(source, 5), range(11))
         assert source.epochs == [0, 1, 2]
 
+    def test_so_are_the_loaders_samplers_which_lightning_does_not_find_in_an_echo_loader(self):
+        source = Passes()
+        source.sampler = Told()
+        source.batch_sampler = Told()
+        source.batch_sampler.sampler = Told()
+        values(PassReader(source, 5), range(11))
+        assert [told.epochs for told in (source.sampler, source.batch_sampler, source.batch_sampler.sampler)] == [[0, 1, 2]] * 3
+
+    def test_whoever_is_reached_in_two_ways_is_told_once(self):
+        source = Told()
+        source.sampler = source.batch_sampler = source
+        values(PassReader(source, 5), range(6))
+        assert source.epochs == [0, 1]
+
     def test_an_iterable_that_yields_more_than_its_length_is_cut(self):
         assert firsts(PassReader(Passes(length=8), 5), range(10)) == [*range(5), *range(5)]
 
