@@ -83,19 +83,18 @@ def test_an_exception_in_the_data_set_arrives_with_its_type_its_message_and_the_
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_exception_in_the_augmentation_names_the_index_too(num_workers):
-    loader = EchoLoader(broken(Broken(augment=17), num_workers), 2, insertion_point="before_augmentation", seed=0)
-    with nothing_left_behind(), pytest.raises(BrokenFile, match="image is too small") as raised:
+@pytest.mark.parametrize(
+    ("point", "bad", "message", "stage"),
+    [
+        ("before_augmentation", {"augment": 17}, "image is too small", "augmenting"),
+        ("after_read", {"decode": 17}, "no image", "decoding and augmenting"),
+    ],
+)
+def test_an_exception_in_what_each_use_redoes_names_the_index_and_the_stage(point, bad, message, stage, num_workers):
+    loader = EchoLoader(broken(Broken(**bad), num_workers), 2, insertion_point=point, seed=0)
+    with nothing_left_behind(), pytest.raises(BrokenFile, match=message) as raised:
         take(loader, 40)
-    assert "augmenting example 17 of the data set" in said(raised.value)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_exception_in_decoding_for_each_use_names_the_index_and_the_stage(num_workers):
-    loader = EchoLoader(broken(Broken(decode=17), num_workers), 2, insertion_point="after_read", seed=0)
-    with nothing_left_behind(), pytest.raises(BrokenFile, match="no image") as raised:
-        take(loader, 40)
-    assert "decoding and augmenting example 17 of the data set" in said(raised.value)
+    assert f"({stage} example 17 of the data set" in said(raised.value)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -23,6 +23,7 @@ from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader
 
 WAYS = ("datamodule", "callback", "loader")
 WORKERS_AND_WAYS = [(0, "callback"), (2, "datamodule"), (2, "loader")]
+LENGTH = 22  # examples of most data sets
 BATCH = 4
 FACTOR = 2
 _reads = itertools.count()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from outside_runs import (
     BATCH,
+    LENGTH,
     WAYS,
     WORKERS_AND_WAYS,
     assert_an_epoch_is_a_pass,
@@ -25,8 +26,6 @@ torchdata = pytest.importorskip(
 
 # torchdata 0.11 calls a torch function that torch 2.15 deprecates, in every loader.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-
-LENGTH = 22
 
 
 class Numbers(Dataset[Any]):

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from own_states import Ends, RollsOver
 
 from lightning_echo.echoing.batches import BatchEcho
 from lightning_echo.echoing.passes import PassOver, PassReader, is_stateful
@@ -29,42 +30,6 @@ class Passes:
 class Told(Passes):
     def set_epoch(self, epoch):
         self.epochs.append(epoch)
-
-
-class Stateful:
-    """Counts its own passes and batches, and goes on where a state was taken: at the end of a pass with nothing.
-
-    Args:
-        lengths: Of its passes.
-    """
-
-    def __init__(self, lengths):
-        self.lengths, self.at, self.number, self.read = lengths, 0, 0, 0
-
-    def __iter__(self):
-        while self.at < self.lengths[self.number]:
-            self.at, self.read = self.at + 1, self.read + 1
-            yield 100 * self.number + self.at - 1
-        self.number, self.at = self.number + 1, 0
-
-    def state_dict(self):
-        return {"at": self.at, "number": self.number}
-
-    def load_state_dict(self, state):
-        self.at, self.number = state["at"], state["number"]
-
-
-class RollsOver(Stateful):
-    """As `Stateful`, but its next pass begins where its last batch was handed out."""
-
-    def __iter__(self):
-        number = self.number
-        while self.number == number:
-            batch = 100 * self.number + self.at
-            self.at, self.read = self.at + 1, self.read + 1
-            if self.at == self.lengths[number]:
-                self.number, self.at = number + 1, 0
-            yield batch
 
 
 class DrawnWhenMade:
@@ -197,7 +162,7 @@ class TestWithoutALength:
         assert resumed._batches.epochs == [1]
 
 
-KINDS = {"ends": Stateful, "rolls over": RollsOver}
+KINDS = {"ends": Ends, "rolls over": RollsOver}
 
 
 def run(reader, count):
@@ -216,11 +181,11 @@ def run(reader, count):
 class TestALoaderWithAStateOfItsOwn:
     @pytest.mark.parametrize("kind", KINDS)
     def test_with_a_length_a_run_goes_on_from_every_state_without_reading_anything_twice(self, kind):
-        lengths = [4] * 9
-        batches, states = run(PassReader(KINDS[kind](lengths), 4), 14)
+        lengths = [4]
+        batches, states = run(PassReader(KINDS[kind](*lengths), 4), 14)
         assert batches == [100 * (i // 4) + i % 4 for i in range(14)]
         for position, state in enumerate(states):
-            loader = KINDS[kind](lengths)
+            loader = KINDS[kind](*lengths)
             resumed = PassReader(loader, 4)
             resumed.load(state)
             resumed.seek(position)
@@ -230,12 +195,12 @@ class TestALoaderWithAStateOfItsOwn:
     @pytest.mark.parametrize("kind", KINDS)
     def test_without_a_length_too(self, kind):
         lengths = [3, 1, 4, 2, 5, 9]
-        batches, states = run(PassReader(KINDS[kind](lengths), None), 14)
+        batches, states = run(PassReader(KINDS[kind](*lengths), None), 14)
         assert batches == [0, 1, 2, None, 100, None, 200, 201, 202, 203, None, 300, 301, None]
         for at, state in enumerate(states):
             if kind == "rolls over" and batches[at] is None:
                 continue  # its state is that of the next pass already, and nobody knows a length
-            resumed = PassReader(KINDS[kind](lengths), None)
+            resumed = PassReader(KINDS[kind](*lengths), None)
             resumed.load(state)
             position = sum(batch is not None for batch in batches[:at])
             resumed.seek(position)
@@ -250,7 +215,7 @@ class TestALoaderWithAStateOfItsOwn:
         assert values(resumed, range(3)) == [3, 1, 2]
 
     def test_states_are_kept_only_while_they_may_be_asked_for(self):
-        reader = PassReader(Stateful([50]), 50)
+        reader = PassReader(Ends(50), 50)
         values(reader, range(20))
         reader.prune(15)
         assert reader.state(15)["loader"] == {"position": 15, "state": {"at": 15, "number": 0}}
@@ -261,7 +226,7 @@ class TestALoaderWithAStateOfItsOwn:
         shape = PlanShape(batch_size=1, last_batch_size=1, batches_per_pass=6, workers=1, buffer_size=4, seed=0, distinct=False)
 
         def start(plan, state=None):
-            loader = Stateful([6] * 9)
+            loader = Ends(6)
             reader = PassReader(loader, length)
             if state is not None:
                 reader.load(state)
@@ -301,7 +266,7 @@ class Wrong:
 
 @pytest.mark.parametrize(
     ("loader", "expected"),
-    [(Stateful([1]), True), (Passes(), False), (Wrong(), False), ([torch.zeros(1)], False), (torch.nn.Linear(1, 1), True)],
+    [(Ends(1), True), (Passes(), False), (Wrong(), False), ([torch.zeros(1)], False), (torch.nn.Linear(1, 1), True)],
 )
 def test_who_saves_a_state_is_seen_by_what_can_be_called(loader, expected):
     assert is_stateful(loader) is expected

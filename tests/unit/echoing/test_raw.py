@@ -16,6 +16,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from split_cases import behaves_like
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, random_split
 from torchvision import datasets
 from torchvision import transforms as v1
@@ -33,33 +34,6 @@ from lightning_echo.echoing.staged import StagedDataset, is_raw, is_staged
 from lightning_echo.echoing.stages import ProtocolStages
 
 RANDOM = v2.Compose([v2.Resize(12), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-
-
-def seed(value):
-    torch.manual_seed(value)
-    np.random.seed(value)
-    random.seed(value)
-
-
-def plain(value):
-    """What can be compared with ``==``: pixels instead of images and tensors."""
-    if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    if isinstance(value, Image.Image):
-        return value.mode, value.size, value.tobytes()
-    return value.tolist() if isinstance(value, torch.Tensor) else value
-
-
-def behaves_like(dataset, stages, uses=3):
-    """Whether each use of each raw item, read once, is what the data set returns under the same seeds."""
-    raws = [stages.load(index) for index in range(len(dataset))]
-    for use in range(uses):
-        for index, raw in enumerate(raws):
-            seed(100 * index + use)
-            expected = dataset[index]
-            seed(100 * index + use)
-            assert plain(stages.augment(index, raw)) == plain(expected)
-    return True
 
 
 def proved(dataset):
@@ -101,6 +75,19 @@ class NotAugmented(Dataset):
 
     def __getitem__(self, index):
         return self.decode(self.read(index))
+
+
+class Loads(StagedDataset):
+    """Has nothing to read."""
+
+    def load(self, index):
+        return index
+
+    def augment(self, example):
+        return example
+
+    def __len__(self):
+        return 3
 
 
 class Raws(Dataset):
@@ -249,21 +236,12 @@ class TestProtocol:
         assert (is_raw(dataset), is_staged(dataset)) == (raw, staged)
 
     def test_a_staged_data_set_that_loads_may_call_a_helper_read(self):
-        class Reads(StagedDataset):
+        class Reads(Loads):
             def read(self, path):
                 raise AssertionError("open(0) would close standard input")
 
             def decode(self, data):
                 return data
-
-            def load(self, index):
-                return index
-
-            def augment(self, example):
-                return example
-
-            def __len__(self):
-                return 3
 
         assert not is_raw(Reads())
         with pytest.raises(ReadRefused, match=r"Reads has no read\(index\) and decode\(raw\)"):
@@ -282,16 +260,6 @@ class TestProtocol:
         assert proved(All())[0].redone == ("decode", "augment")
 
     def test_a_data_set_that_loads_by_itself_has_nothing_to_read(self):
-        class Loads(StagedDataset):
-            def load(self, index):
-                return index
-
-            def augment(self, example):
-                return example
-
-            def __len__(self):
-                return 3
-
         with pytest.raises(ReadRefused, match=r"Loads has no read\(index\) and decode\(raw\)"):
             find_split(Loads(), raw=True)
 

@@ -4,7 +4,6 @@ The expectation is always the data set itself: under the same seeds, ``dataset[i
 to return.
 """
 
-import copy
 import pickle
 import random
 import subprocess
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from split_cases import behaves_like, same, seed
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -33,45 +33,6 @@ from torchvision.transforms import v2
 from lightning_echo.echoing.conventions import Convention
 from lightning_echo.echoing.splits import Split, SplitRefused, find_split, make_stages
 from lightning_echo.echoing.staged import StagedDataset
-
-
-def seed(value):
-    torch.manual_seed(value)
-    np.random.seed(value)
-    random.seed(value)
-
-
-def same(left, right):
-    """Equal in type and value: the test's own comparison."""
-    assert type(left) is type(right), (left, right)
-    if isinstance(left, torch.Tensor):
-        assert torch.equal(left, right)
-        assert vars(left) == vars(right)
-    elif isinstance(left, dict):
-        assert left.keys() == right.keys()
-        all(same(left[key], right[key]) for key in left)
-    elif isinstance(left, (list, tuple)):
-        assert len(left) == len(right)
-        all(same(*pair) for pair in zip(left, right, strict=True))
-    elif isinstance(left, Image.Image):
-        assert (left.mode, left.size, left.tobytes()) == (right.mode, right.size, right.tobytes())
-    elif isinstance(left, np.ndarray):
-        assert np.array_equal(left, right)
-    else:
-        assert left == right
-    return True
-
-
-def behaves_like(dataset, stages, uses=2):
-    """Whether each use of each example, loaded once, is what the data set returns under the same seeds."""
-    for index in range(len(dataset)):
-        example = stages.load(index)
-        for use in range(uses):
-            seed(100 * index + use)
-            plain = dataset[index]
-            seed(100 * index + use)
-            assert same(stages.augment(index, copy.deepcopy(example)), plain)
-    return True
 
 
 def sent(value):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_states import Ends, RollsOver
 from torch.utils.data import IterableDataset, default_collate
 
 from lightning_echo.echoing.shape import PlanShape
@@ -30,36 +31,19 @@ class Stream(IterableDataset):
             yield torch.tensor([1000 * number + i])
 
 
-class Noisy(IterableDataset):
-    """Numbers with noise, and a state: pass and place."""
+class Noise:
+    """Numbers with noise."""
 
-    def __init__(self, *lengths):
-        self.lengths, self.number, self.at, self.pulled = lengths, 0, 0, 0
-
-    def __iter__(self):
-        while self.at < self.lengths[self.number % len(self.lengths)]:
-            self.at, self.pulled = self.at + 1, self.pulled + 1
-            yield torch.tensor([1000 * self.number + self.at - 1, float(torch.rand(()))])
-        self.number, self.at = self.number + 1, 0
-
-    def state_dict(self):
-        return {"number": self.number, "at": self.at}
-
-    def load_state_dict(self, state):
-        self.number, self.at = state["number"], state["at"]
+    def item(self):
+        return torch.tensor([1000 * self.number + self.at, float(torch.rand(()))])
 
 
-class RollsOver(Noisy):
-    """As `Noisy`, but the next pass begins where the last example was handed out."""
+class Noisy(Noise, Ends, IterableDataset):
+    pass
 
-    def __iter__(self):
-        number = self.number
-        while self.number == number:
-            value = [1000 * self.number + self.at, float(torch.rand(()))]
-            self.at, self.pulled = self.at + 1, self.pulled + 1
-            if self.at == self.lengths[number % len(self.lengths)]:
-                self.number, self.at = number + 1, 0
-            yield torch.tensor(value)
+
+class NoisyRollsOver(Noise, RollsOver, IterableDataset):
+    pass
 
 
 class ItsOwnIterator(IterableDataset):
@@ -244,7 +228,7 @@ class TestReuse:
 
 
 class TestStates:
-    @pytest.mark.parametrize("kind", [Noisy, RollsOver])
+    @pytest.mark.parametrize("kind", [Noisy, NoisyRollsOver])
     @pytest.mark.parametrize("factor", [1.0, 2.37, 4.0])
     def test_from_the_state_after_any_batch_a_run_goes_on_as_if_it_had_not_stopped(self, kind, factor):
         requests = [number for number in range(4) for _ in range(40)]
@@ -275,7 +259,7 @@ class TestStates:
         report = echo_of(stream).fetch(StreamRequest(0, 2.0, note.state))[1]
         oldest = min(echo._held)
         assert report[2] <= echo._plan.position - oldest + 2
-        assert stream.pulled == report[2] + report[0]
+        assert stream.read == report[2] + report[0]
 
     def test_where_nothing_is_live_nothing_is_pulled_again(self):
         echo = echo_of(Noisy(50))
@@ -284,7 +268,7 @@ class TestStates:
         examples, report, _ = echo_of(stream).fetch(StreamRequest(0, 1.0, note.state))
         assert [int(example[0]) for example in examples] == [12, 13, 14, 15]
         assert report[:3] == (4, 0, 0)
-        assert stream.pulled == 4
+        assert stream.read == 4
 
     def test_without_a_state_of_the_stream_seeds_and_draws_go_on_by_the_number_of_batches(self):
         echo = echo_of(Stream(8, 40))
