@@ -7,22 +7,21 @@ A collection of loaders is a loader for each of its leaves (`collection`), a sin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lightning_echo.collection import is_collection, is_sized
 from lightning_echo.config import EchoConfig
 from lightning_echo.echoing import options
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.state import EchoStateError, is_state
+from lightning_echo.forecast import forecast
 from lightning_echo.lengths import Attached, Reload, check_factor
 from lightning_echo.several import Echoed, common_factor, echoed_in, parts_of
+from lightning_echo.ties import Ties
 from lightning_echo.transfer import TransferHooks
 from lightning_echo.wrapping import Wrapping
 
@@ -63,7 +62,7 @@ class TrainingEcho:
         self._loader: Any = None  # what the Trainer has: an EchoLoader, or a collection with them
         self._echoed: Echoed | None = None  # those in it
         self._state: dict[str, Any] | None = None  # of a loader that does not exist yet
-        self._transfer_hooks = TransferHooks()
+        self._ties, self._transfer_hooks = Ties(attached, owner), TransferHooks()
         self.is_asked = False
         self._said = False
 
@@ -206,54 +205,21 @@ class TrainingEcho:
 
     def _take(self, loader: EchoLoader, before: EchoLoader | None, *, is_first: bool) -> None:
         """One loader of those in use takes the place of the one of the same name."""
-        loader.factor_owner = self._owner
-        loader.epoch_goes_on = self._epoch_goes_on if is_collection(self._loader) else None
-        loader.taken = None if is_sized(self._loader) else self._taken
+        self._ties.tie(loader, self._loader)
         if before is not None and before is not loader:
             before.close()
             loader.follow(before)
         elif is_first and self._factor is not None:
             loader.set_factor(self._factor)
-        trainer = self._attached.trainer
-        loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
-
-    def _epoch_goes_on(self) -> bool | None:
-        """Whether the Trainer's epoch is neither over nor still to begin; a loader of a collection cannot tell from itself."""
-        trainer = self._attached.trainer
-        return None if trainer is None else trainer.fit_loop.batch_idx >= 0 and not trainer.is_last_batch
-
-    def _taken(self) -> tuple[int, int] | None:
-        """Batches that the Trainer has taken, in the run and in the epoch, where it knows no length and so fetches one ahead."""
-        trainer = self._attached.trainer
-        if trainer is None or trainer.num_training_batches != math.inf:
-            return None
-        return trainer.fit_loop.total_batch_idx + 1, trainer.fit_loop.batch_idx + 1
+        self._ties.limit(loader)
 
     def _say(self) -> None:
         """Says once what the run will amount to."""
         trainer, echoed = self._attached.trainer, self._echoed
-        if self._said or trainer is None or echoed is None:
-            return
-        self._said = True
-        if not isinstance(echoed, EchoLoader):
-            beside = f"; left as they are: {', '.join(echoed.beside)}" if echoed.beside else ""
-            rank_zero_info(f"lightning_echo: loaders that are echoed: {', '.join(echoed)}{beside}")
-            return
-        if not echoed.has_length:
-            rank_zero_info(
-                f"lightning_echo: epochs end where passes over the data end, of as many steps x factor {self.factor:g}"
-            )
-            return
-        steps, limit = len(echoed), trainer.limit_train_batches
-        steps = int(steps * limit) if isinstance(limit, float) else min(steps, limit)
-        epochs = trainer.max_epochs
-        if epochs is None or epochs < 0 or not steps:
-            return
-        passes = epochs * steps / echoed.pass_batches / self.factor
-        what = "pass" if f"{passes:.3g}" == "1" else "passes"
-        rank_zero_info(
-            f"lightning_echo: {epochs:,} epochs x {steps:,} steps = {passes:.3g} {what} over the data at factor {self.factor:g}"
-        )
+        if not self._said and trainer is not None and echoed is not None:
+            self._said = True
+            if said := forecast(trainer, echoed):
+                rank_zero_info(f"lightning_echo: {said}")
 
     def close(self) -> None:
         """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""
@@ -263,12 +229,7 @@ class TrainingEcho:
 
     def let_go(self) -> None:
         """Leaves the loaders to themselves, while there still is a Trainer: they may be the user's own, and used elsewhere."""
-        goes_on = self._epoch_goes_on()
-        for loader in self._parts.values():
-            loader.factor_owner, loader.limit_train_batches = "", None
-            loader.taken = None
-            if loader.epoch_goes_on is not None:  # a checkpoint may still be saved
-                loader.epoch_goes_on = partial(_until_used, loader, loader.delivered, goes_on)
+        self._ties.untie(self._parts.values())
 
     # ------------------------------------------------------------------ the length of epochs
 
@@ -316,15 +277,9 @@ class TrainingEcho:
                 f"the state is of {_said(states)}, here is {_said(self._parts)}: resume with the loaders that were echoed when it"
                 " was saved, under the same names, or start anew without the state"
             )
-        trainer = self._attached.trainer
         for name, loader in self._parts.items():
-            loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
+            self._ties.limit(loader)
             loader.load_state_dict(states[name])
-
-
-def _until_used(loader: EchoLoader, delivered: int, goes_on: bool | None) -> bool | None:
-    """An answer of the last Trainer, as long as the loader stands where that left it."""
-    return goes_on if loader.delivered == delivered else None
 
 
 def _said(loaders: Iterable[str]) -> str:

@@ -29,11 +29,13 @@ class Setting:
         buffer_size: Most live items; None: chosen.
         factor: The echo factor to begin with.
         ranks: Number of ranks and this one; None: ask ``torch.distributed``.
+        epoch_length: ``"fixed"`` or ``"full_pass"``; where passes have no known length it is the latter.
 
     Attributes:
         source: The loader, looked into.
         choice: The insertion point, resolved.
         buffer_size: Most live items.
+        epoch_length: How epochs end.
         warning: What the user should hear of it; empty: nothing.
 
     Raises:
@@ -42,10 +44,17 @@ class Setting:
     """
 
     def __init__(
-        self, loader: Any, point: InsertionPoint, buffer_size: int | None, factor: float, ranks: tuple[int, int] | None
+        self,
+        loader: Any,
+        point: InsertionPoint,
+        buffer_size: int | None,
+        factor: float,
+        ranks: tuple[int, int] | None,
+        epoch_length: str = "fixed",
     ) -> None:
         self._ranks = ranks
         self.source = Source(loader)
+        self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
         self.choice = choose(self.source, point)
         self._sizing = BufferSizing.of(loader, self.choice.item_bytes, by_batches=self.by_batches)
         if buffer_size is None:
@@ -76,6 +85,11 @@ class Setting:
             return is_stateful(source.loader.dataset)
         return source.rebuilds or is_stateful(source.loader) or not (source.length is None or source.reads_stream)
 
+    @property
+    def has_length(self) -> bool:
+        """Whether epochs have a known length; else they end where passes do."""
+        return self.source.length is not None and not (self.by_streams and self.epoch_length == "full_pass")
+
     def check_factor(self, factor: float) -> None:
         """Refuses a factor that needs a larger buffer.
 
@@ -95,16 +109,17 @@ class Setting:
             f"{self.buffer_size:,} live {what}{memory}; {self.source.num_workers} workers"
         )
 
-    def remark(self, has_length: bool) -> str:
+    def remark(self) -> str:
         """What else is worth saying once."""
         remarks = []
-        if not has_length:
+        if not self.has_length:
             remarks.append(
                 "an epoch ends where the loader's pass ends" if self.by_batches else "an epoch ends where the stream ends"
             )
         if self.by_batches and not self.source.rebuilds:
             remarks.append("examples are counted by the leading dimension of a batch's first tensor")
-        return "".join(f"; {remark}" for remark in remarks)
+        reason = f" (auto: {self.choice.reason})" if self.choice.reason else ""
+        return reason + "".join(f"; {remark}" for remark in remarks)
 
     # ------------------------------------------------------------------ ranks, and what a pass is on this one
 
@@ -121,6 +136,11 @@ class Setting:
         if not self.source.rebuilds or self.source.shards_itself:
             return 1, 0
         return self._ranks or world()
+
+    def epoch_batches(self, factor: float) -> int:
+        """Batches in an epoch on this rank, where it `has_length`."""
+        batches = self.layout().batches_per_pass
+        return batches if self.epoch_length == "fixed" else round(factor * batches)
 
     def items_per_pass(self) -> int:
         """Of this rank."""

@@ -143,6 +143,6 @@ def test_states_of_the_users_loader_are_known_as_such(make: Any, expected: bool)
 def test_several_ranks_hear_that_it_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     state = state_after(DataLoader(Stateful(), 4), 2)
     loader = EchoLoader(DataLoader(Stateful(), 4), 2, seed=0)
-    monkeypatch.setattr("lightning_echo.echoing.loader.world", lambda: (2, 0))
+    monkeypatch.setattr("lightning_echo.echoing.course.world", lambda: (2, 0))
     with pytest.warns(UserWarning, match="the loader's own state is that of rank 0, which every rank goes on from"):
         loader.load_state_dict(state)

@@ -1,0 +1,253 @@
+"""`Course`: the whole run of an `EchoLoader`, however often it is stopped: all that changes in it, saved and loaded as one.
+
+What it stands on never changes (`Setting`). Its seed, factor (`RunFactor`), workers (`Pipeline`) and counts (`Delivery`) do, and
+from where they stand it goes on: at the same batch where everything is as it was, at the same place of the pass where ranks,
+batch size or workers are others, with the next pass where a place means nothing to the loader.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+from lightning_echo.echoing.counts import EchoCounts
+from lightning_echo.echoing.delivery import Delivery, Item
+from lightning_echo.echoing.epochs import Progress
+from lightning_echo.echoing.factor import RunFactor
+from lightning_echo.echoing.hashing import named_seed
+from lightning_echo.echoing.pipeline import Pipeline
+from lightning_echo.echoing.prefetch import clear_frames
+from lightning_echo.echoing.ranks import default_seed, world
+from lightning_echo.echoing.resuming import adapt_state, begin_next_pass, has_own_states
+from lightning_echo.echoing.run import Layout, Run
+from lightning_echo.echoing.setting import Setting
+from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
+from lightning_echo.echoing.stream_run import StreamRun
+
+__all__ = ["Course"]
+
+_log = logging.getLogger("lightning_echo")
+
+
+class Course:
+    """Where a run stands, and how it goes on.
+
+    Args:
+        setting: What it stands on.
+        factor: Echo factor to begin with.
+        seed: None: drawn at the first batch.
+
+    Attributes:
+        factor: Now.
+        seed: In use.
+        delivery: What has been delivered.
+        name: Of the loader among several, see `EchoLoader`.
+    """
+
+    _pipeline: Pipeline
+
+    def __init__(self, setting: Setting, factor: float, seed: int | None) -> None:
+        self._setting, self.seed, self.name = setting, seed, ""
+        self.factor, self.delivery = RunFactor(factor), Delivery()
+        self._said = False
+        self._reset()
+
+    def restart(self) -> None:
+        """Goes back to the very start."""
+        self._pipeline.stop()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pipeline = Pipeline()
+        self.delivery.reset()
+        self.factor.restart()
+
+    @property
+    def passes(self) -> float:
+        """Passes over the data so far, from the fresh examples delivered; those that are over where none has a known length."""
+        items = self._setting.items_per_pass()
+        if not items:
+            return float(self.delivery.passes_over)
+        if self._setting.by_streams:
+            return self.delivery.counts.fresh / items
+        plan = self._pipeline.state()["plan"]
+        taken = self._pipeline.begin_at[0] if plan is None else plan["position"]
+        return float(taken / items)
+
+    def change_factor(self, value: float) -> None:
+        """Lets a factor count from the first batch that cannot be in flight already."""
+        fetched = self.delivery.progress.delivered
+        number = fetched + self._setting.lookahead(max(self.factor.largest, value))
+        self._pipeline.change_factor(number, value)
+        self.factor.change(value, number, fetched)
+
+    # ------------------------------------------------------------------ running
+
+    def fetch(self, worker_init_fn: Any) -> Any:
+        """The next batch, from workers that are started where there are none.
+
+        Args:
+            worker_init_fn: For those that are.
+
+        Raises:
+            StopIteration: The epoch has ended with a pass.
+        """
+        run = self._pipeline.run or self._start(worker_init_fn)
+        return self.delivery.fetch(lambda: self._next_item(run))
+
+    def _next_item(self, run: Run | StreamRun) -> Item | None:
+        """The next batch, over the ends of passes; None where an epoch ends with a pass."""
+        try:
+            while (item := run.next_batch()) is None:
+                self.delivery.end_pass()
+                if not self._setting.has_length:
+                    break
+            return item
+        except BaseException as error:
+            try:
+                clear_frames(error)
+            finally:
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends workers and thread; a later fetch starts them anew and goes on where this one stopped."""
+        self._pipeline.stop(before=self.delivery.forget_unused())
+
+    def _start(self, worker_init_fn: Any) -> Run | StreamRun:
+        setting = self._setting
+        if self.seed is None:
+            self.seed = named_seed(default_seed(setting.source.loader), self.name)
+        resumed = self._pipeline.state()["plan"] is not None
+        state, position = self._where_to_go_on()
+        run = setting.start(
+            factor=self.factor.value, seed=self.seed, state=state, position=position, worker_init_fn=worker_init_fn
+        )
+        if resumed and not run.exact:
+            sampler = type(setting.source.sampler).__name__
+            self.warn(
+                f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor "
+                "set_epoch: the order of the resumed pass may be another one"
+            )
+        if setting.rank_of_process() == 0 and not self._said:
+            self._said = True
+            # As text: who keeps the record would keep the loader, and its workers.
+            _log.info("%s%s%s", self._prefix, setting.describe(self.factor.value), setting.remark())
+        return self._pipeline.start(run)
+
+    def _where_to_go_on(self) -> tuple[dict[str, Any], tuple[int, int]]:
+        """State to start from, and stream position and batch number where it has no plan."""
+        pipeline, setting = self._pipeline, self._setting
+        state, position = pipeline.state(), pipeline.begin_at
+        if (next_pass := begin_next_pass(self.state_dict(), setting)) is not None:
+            self.warn("the pass that was under way when workers were ended cannot be gone on with: the next one begins")
+            pipeline.load({**self.state_dict(), **next_pass})
+            state, position = pipeline.state(), pipeline.begin_at
+        progress = self.delivery.progress
+        if setting.by_streams:
+            return state, (0, progress.delivered)
+        if state["plan"] is None or not (changed := differences(pipeline.saved_for, setting.depends_on())):
+            return state, position
+        position = where_to_go_on(state["plan"], pipeline.saved_for, setting.layout(), setting.by_batches)
+        self.warn(
+            f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
+            "but its batches are not those of the run that was saved"
+        )
+        length = setting.epoch_batches(self.factor.value) if progress.kept_length is None else progress.kept_length
+        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, length, position[1]
+        return {"plan": None, "order": state["order"]}, position
+
+    # ------------------------------------------------------------------ going on
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands at the batch in use: plain types, the same on all ranks, positions but never examples."""
+        in_use = self.delivery.in_use
+        return {
+            "version": STATE_VERSION,
+            **self._setting.depends_on(),
+            **self._pipeline.saved_for,  # a state that was loaded and not started from is still that of its own run
+            "seed": self.seed,
+            **self.factor.state(),
+            **in_use.progress,
+            "begin_at": list(self._pipeline.begin_at),
+            "passes_over": in_use.passes_over,
+            "counts": [in_use.counts.fresh, in_use.counts.echoed, in_use.counts.refetched],
+            **self._pipeline.state(before=int(self.delivery.is_ahead)),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], limit: int | float | None) -> None:
+        """Goes on where a state was taken; ``limit`` as in `Progress.from_state`.
+
+        Raises:
+            EchoStateError: See `EchoLoader.load_state_dict`.
+        """
+        check_state(state)
+        setting = self._setting
+        if state["layout"]["length"] != (length := setting.layout().length) and state["delivered"]:
+            raise EchoStateError(
+                f"the state is of a pass of {state['layout']['length']:,} items, this loader's has {length:,}: the data set, "
+                "sampler or kind of insertion point is another one. Resume with the same one, or start anew without the "
+                "loader's state"
+            )
+        state = adapt_state(state, setting)
+        if has_own_states(state) and world()[0] > 1:
+            self.warn(
+                "the loader's own state is that of rank 0, which every rank goes on from now: this is right where all ranks are "
+                "at the same place of their shares"
+            )
+        self._pipeline.load(state)
+        if state["constructed_factor"] != self.factor.constructed:
+            self.warn(
+                f"factor={self.factor.constructed:g} is not used: the state goes on with factor {state['factor']:g}. "
+                "Set .factor after resuming to change it"
+            )
+        self.factor.load(state)
+        self.seed = state["seed"] if state["seed"] is not None else self.seed
+        progress = Progress.from_state(state, limit)
+        self.delivery.begin_at(progress, EchoCounts(*state["counts"]), state.get("passes_over", 0))
+        if progress.resuming and setting.has_length and state["layout"] == setting.layout().state():
+            progress.kept_length = progress.epoch_batches  # the one under way; dealt out anew: see _where_to_go_on
+
+    def follow(self, before: Course) -> None:
+        """Goes on where the one of another loader stands: see `EchoLoader.follow`."""
+        mine, others = self._setting, before._setting
+        if not mine.has_length or not others.has_length or mine.by_streams:
+            self._follow_with_next_pass(before)
+        elif others.layout() == mine.layout() and others.choice.point is mine.choice.point:
+            state, progress = before.state_dict(), before.delivery.progress
+            self.factor.constructed = before.factor.constructed
+            self.load_state_dict(state, None)
+            self.delivery.progress.resuming = progress.resuming
+            self.delivery.progress.kept_length = progress.kept_length
+        else:
+            self._follow_anew(before)
+            plan = before._pipeline.state(before=int(before.delivery.is_ahead))["plan"]
+            if plan is not None:
+                layout = Layout(**before.state_dict()["layout"])
+                number = 1 + plan["position"] // layout.items_per_pass(others.by_batches)
+                batches = self.delivery.progress.delivered = number * mine.layout().batches_per_pass
+                self._pipeline.begin_at = (number * mine.items_per_pass(), batches)
+
+    def _follow_anew(self, before: Course) -> None:
+        """Goes on with seed, factor and counts alone."""
+        self.seed = before.seed
+        self.delivery.begin_at(Progress(), before.delivery.counts, before.delivery.passes_over)
+        self.factor.restart(before.factor.value)
+
+    def _follow_with_next_pass(self, before: Course) -> None:
+        """Of another stream no place is known: its first pass is the next one of the run."""
+        self._follow_anew(before)
+        self.delivery.progress.delivered = before.delivery.batches
+        self._pipeline.begin_at = (0, before.delivery.batches)
+
+    # ------------------------------------------------------------------ saying
+
+    def warn(self, message: str) -> None:
+        """Warns, on one rank."""
+        if self._setting.rank_of_process() == 0:
+            warnings.warn(self._prefix + message, UserWarning, stacklevel=3)
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.name}: " if self.name else ""
