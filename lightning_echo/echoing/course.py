@@ -75,6 +75,13 @@ class Course:
         taken = self._pipeline.begin_at[0] if plan is None else plan["position"]
         return float(taken / items)
 
+    def length(self) -> int:
+        """Batches in the next epoch on this rank; -1: not known, it ends with a pass."""
+        if not self._setting.has_length:
+            return -1
+        kept = self.delivery.progress.kept_length
+        return self._setting.epoch_batches(self.factor.value) if kept is None else kept
+
     def change_factor(self, value: float) -> None:
         """Lets a factor count from the first batch that cannot be in flight already."""
         fetched = self.delivery.progress.delivered
@@ -154,8 +161,7 @@ class Course:
             f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
             "but its batches are not those of the run that was saved"
         )
-        length = setting.epoch_batches(self.factor.value) if progress.kept_length is None else progress.kept_length
-        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, length, position[1]
+        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), position[1]
         return {"plan": None, "order": state["order"]}, position
 
     # ------------------------------------------------------------------ going on

@@ -230,8 +230,7 @@ class EchoLoader:
         """
         if not self.has_length:
             raise TypeError("this EchoLoader has no length: an epoch ends where a pass of its loader ends")
-        kept = self._course.delivery.progress.kept_length
-        return self._setting.epoch_batches(self.factor) if kept is None else kept
+        return self._course.length()
 
     def __repr__(self) -> str:
         return self._setting.describe(self.factor)
@@ -256,7 +255,7 @@ class EchoLoader:
     def _begin_epoch(self, epoch: Epoch) -> None:
         self._iterations.check_alone(epoch)
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
-        self._course.delivery.begin_epoch(len(self) if self.has_length else -1, keeps_length=keeps_length)
+        self._course.delivery.begin_epoch(self._course.length(), keeps_length=keeps_length)
 
     def _next_batch(self) -> Any:
         if self.insertion_point is InsertionPoint.after_transfer and not self.is_transferred:

@@ -72,7 +72,8 @@ def differences(saved_for: dict[str, Any], now: dict[str, Any]) -> str:
 def where_to_go_on(plan: dict[str, Any], saved_for: dict[str, Any], now: Layout, by_batches: bool) -> tuple[int, int]:
     """Stream position and batch number at which a changed run leaves nothing of the pass out.
 
-    What all ranks together had taken from the pass, rounded down to whole batches of this run, is skipped.
+    What all ranks together had taken from the pass, rounded down to whole batches of this run, is skipped. A pass of unknown
+    length is not dealt out, and its batches lie where they lay.
 
     Args:
         plan: The plan's state.
@@ -81,6 +82,8 @@ def where_to_go_on(plan: dict[str, Any], saved_for: dict[str, Any], now: Layout,
         by_batches: Whether this one counts positions in batches.
     """
     before = Layout(**saved_for["layout"])
+    if not before.batches_per_pass:
+        return plan["position"], plan["number"]
     if InsertionPoint(saved_for["insertion_point"]).by_batches:
         number, batches = divmod(plan["position"], before.batches_per_pass)
         taken = batches * before.batch_size

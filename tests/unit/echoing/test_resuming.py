@@ -146,3 +146,44 @@ def test_several_ranks_hear_that_it_is_that_of_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("lightning_echo.echoing.course.world", lambda: (2, 0))
     with pytest.warns(UserWarning, match="the loader's own state is that of rank 0, which every rank goes on from"):
         loader.load_state_dict(state)
+
+
+class Counting:
+    """Ten batches; its state is how many were taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.taken < 10:
+            self.taken += 1
+            yield torch.full((4,), self.taken - 1)
+        self.taken = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.taken = state["taken"]
+
+
+class CountingWithLength(Counting):
+    def __len__(self) -> int:
+        return 10
+
+
+@pytest.mark.parametrize("buffer_size", [1, 3, 6])
+@pytest.mark.parametrize("taken", [1, 4, 9, 14])
+@pytest.mark.parametrize("kind", [Counting, CountingWithLength])
+def test_with_another_buffer_batches_go_on_at_the_same_place_of_the_pass(kind: Any, taken: int, buffer_size: int) -> None:
+    before = EchoLoader(kind(), 2, buffer_size=2, seed=0, epoch_length="full_pass")
+    read = {int(batch[0]) for _, batch in zip(range(taken), before, strict=False)}
+    resumed = EchoLoader(kind(), 2, buffer_size=buffer_size, seed=0, epoch_length="full_pass")
+    resumed.load_state_dict(before.state_dict())
+    with pytest.warns(UserWarning, match="buffer_size=2 .now .*the same place of the pass and leaves nothing out"):
+        delivered = [int(batch[0]) for batch in resumed]
+    rest = set(range(10)) - read
+    uses = [delivered.count(index) for index in range(10)]
+    assert delivered[0] == min(rest)
+    assert all(uses[index] > 0 for index in rest)
+    assert kind is CountingWithLength or all(not uses[index] for index in read)
