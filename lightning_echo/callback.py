@@ -92,7 +92,7 @@ class EchoCallback(pl.Callback):
         self,
         controller: Controller | None = None,
         *,
-        echo: EchoConfig | dict[str, EchoConfig] | None = None,
+        echo: dict[str, EchoConfig] | EchoConfig | None = None,
         summary: bool = True,
     ) -> None:
         if controller is not None and not isinstance(controller, Controller):
