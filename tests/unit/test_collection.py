@@ -26,7 +26,13 @@ COLLECTIONS: list[tuple[Any, dict[str, Any]]] = [
     (OrderedDict(z=A, y=B), {"z": A, "y": B}),
     (defaultdict(list, a=A), {"a": A}),
 ]
-SINGLE: list[Any] = [A, range(3), torch.zeros(2, 2), [1, 2, 3], ["a", "b"], [], {}, UserDict(a=A)]
+
+
+class Batches(list):  # type: ignore[type-arg]
+    """Lightning does not look into subclasses."""
+
+
+SINGLE: list[Any] = [A, Batches([A, B]), range(3), torch.zeros(2, 2), [1, 2, 3], ["a", "b"], [], {}, UserDict(a=A)]
 
 
 @pytest.mark.parametrize(("loaders", "leaves"), COLLECTIONS)
@@ -56,6 +62,8 @@ def test_a_combined_loader_within_a_collection_is_one_loader() -> None:
     inner = CombinedLoader([A, B])
     assert leaves_of({"a": inner, "b": C}) == {"a": inner, "b": C}
     assert CombinedLoader({"a": inner, "b": C}).flattened == [inner, C]
+    assert with_leaves({"a": inner, "b": C}, {"a": A, "b": B}) == {"a": A, "b": B}
+    assert parts_at_leaves({"a": inner, "b": C}, {"a": None, "b": [1]}) == [None, [1]], "it has ended, as in max_size"
 
 
 @pytest.mark.parametrize(("loaders", "leaves"), COLLECTIONS)

@@ -122,18 +122,40 @@ def test_what_was_fetched_and_not_used_is_the_first_of_the_next_iteration(used, 
     assert delivery.seconds.source == 0.5 * (used + 1 if used == 2 else used + 2)
 
 
-def test_one_of_several_loaders_that_begins_again_within_an_epoch_repeats_nothing():
-    """Its end is told by its length, so that nothing was fetched in vain."""
+@pytest.mark.parametrize("length", [1, 3])
+def test_one_of_several_loaders_that_begins_again_within_an_epoch_repeats_nothing(length):
+    """Its end is told by its length, so that nothing was fetched in vain; one batch long, it ends before a batch is taken."""
     delivery, taken = Delivery(), [0, 0]
     delivery.taken = lambda: tuple(taken)
     found = []
     for step in range(9):
-        if step % 3 == 0:
-            delivery.begin_epoch(3, keeps_length=False)
+        if step % length == 0:
+            delivery.begin_epoch(length, keeps_length=False)
         found.append(delivery.fetch(lambda: item(len(found))))
         taken = [step, step]
     assert found == list(range(9))
-    assert (delivery.progress.epoch, delivery.progress.delivered) == (2, 9)
+    assert (delivery.progress.epoch, delivery.progress.delivered) == (9 // length - 1, 9)
+
+
+def test_a_batch_that_is_handed_out_again_is_the_first_one_in_use():
+    """Another loader has ended before this one was asked for more."""
+    delivery, trainer = training()
+    trainer.begin()
+    trainer.in_run = trainer.in_epoch = 1
+    assert (delivery.is_ahead, delivery.batches, delivery.counts) == (False, 1, EchoCounts(1, 2))
+
+
+def test_a_pass_that_ended_before_a_batch_was_fetched_ahead_is_over_when_that_batch_is_in_use():
+    delivery, trainer = training()
+
+    def next_pass():
+        delivery.end_pass()
+        return item(2)
+
+    trainer.source = next_pass
+    assert (trainer.take(), delivery.passes_over) == (1, 0)
+    trainer.source = lambda: item(3)
+    assert (trainer.take(), delivery.passes_over) == (2, 1)
 
 
 def test_a_run_that_goes_on_within_an_epoch_counts_on():
@@ -164,6 +186,14 @@ def test_what_was_not_used_is_kept_for_who_comes_next_or_fetched_again():
     assert delivery.forget_unused() == 1
     assert (delivery.is_ahead, delivery.batches) == (False, 1)
     assert delivery.forget_unused() == 0
+
+
+def test_what_who_iterates_has_not_used_yet_can_be_forgotten_at_once():
+    delivery, trainer = training()
+    trainer.take()
+    assert delivery.forget_unused() == 1
+    assert (delivery.is_ahead, delivery.batches, delivery.counts) == (False, 1, EchoCounts(1, 2))
+    assert delivery.fetch(lambda: item(2)) == 2
 
 
 def test_going_elsewhere_forgets_what_was_fetched():
