@@ -34,3 +34,12 @@ def test_a_resumed_run_goes_on_from_the_jobs_totals() -> None:
     after.update((11, 11))
     assert after.state(world_size=3) == [14 + 3 * 1, 11 + 3 * 2]
     assert after.add_up() == (15, 13)
+
+
+def test_a_state_is_gone_on_from_whatever_was_counted_before() -> None:
+    counts = RunCounts()
+    counts.update((100, 100))
+    counts.load([14, 11])
+    counts.go_on((7, 7))
+    counts.update((8, 9))
+    assert counts.add_up() == (15, 13)

@@ -65,6 +65,7 @@ def test_the_factor_in_force_is_not_the_one_set_last() -> None:
     both = EchoLoaders({"a": echo(4), "b": started})
     assert both.factor == 4
     assert both.factor_in_force == pytest.approx(2 / (1 / 4 + 1 / 2))
+    assert both.is_equal, "that says what was set"
     started.close()
 
 

@@ -64,8 +64,16 @@ def test_an_epoch_in_which_nothing_was_measured_keeps_what_was() -> None:
     upstream = Upstream(one, (1.0, 2.0, 3.0))
     assert upstream.measure(one) == (1.0, 2.0, 3.0)
     assert Upstream(one).measure(one) is NOT_KNOWN
+
+
+def test_an_epoch_counts_its_own_batches() -> None:
+    one = loader()
+    upstream = Upstream(one)
+    deliver(one, 3)
     upstream.begin_epoch(one)
     assert upstream.batches(one) == 0
+    deliver(one, 2)
+    assert upstream.batches(one) == 2
 
 
 def costs(parts: dict[str, Any], stages: Any, *, in_step: bool = True, beside: Any = ()) -> PipelineCosts | None:

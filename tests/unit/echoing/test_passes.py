@@ -51,6 +51,35 @@ class DrawnWhenMade:
         self.order, self.at = state["order"], state["at"]
 
 
+class Watched(Stateful):
+    """Remembers what it was told, and when its state was loaded."""
+
+    def __init__(self, lengths):
+        super().__init__(lengths)
+        self.log = []
+
+    def set_epoch(self, epoch):
+        self.log.append(epoch)
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.log.append("state")
+
+
+class KeepsWorkers(Passes):
+    """Keeps its iterator, as torchdata's loader does."""
+
+    class Iterator:
+        running = True
+
+        def _shutdown_workers(self):
+            self.running = False
+
+    def __iter__(self):
+        self._iterator = self.Iterator()
+        return super().__iter__()
+
+
 def values(reader, positions):
     return [reader.read(position)[0] for position in positions]
 
@@ -126,6 +155,15 @@ class TestReading:
         values(reader, range(3))
         with pytest.raises(RuntimeError, match=r"the loader ended after 3 batches, but its length is 5. Correct its __len__"):
             reader.read(3)
+
+    def test_closed_it_ends_the_workers_that_the_loader_keeps_and_the_loader_makes_others(self):
+        source = KeepsWorkers()
+        reader = PassReader(source, 5)
+        reader.read(0)
+        kept = source._iterator
+        reader.close()
+        assert not kept.running
+        assert source._iterator is None
 
 
 class TestWithoutALength:
@@ -205,6 +243,26 @@ class TestALoaderWithAStateOfItsOwn:
             position = sum(batch is not None for batch in batches[:at])
             resumed.seek(position)
             assert run(resumed, 14 - at)[0] == batches[at:]
+
+    @pytest.mark.parametrize("length", [4, None], ids=["sized", "unsized"])
+    def test_a_resumed_loader_is_told_its_pass_once_before_its_state_is_loaded_and_later_ones_as_they_begin(self, length):
+        reader = PassReader(Watched([4] * 9), length)
+        run(reader, 6)
+        at = 6 if length else 5  # without a length the end of the first pass is one of the six
+        resumed = PassReader(Watched([4] * 9), length)
+        resumed.load(reader.state(at))
+        resumed.seek(at)
+        run(resumed, 2)
+        assert resumed._batches.log == [1, "state"]
+        resumed.take(2)
+        run(resumed, 3)
+        assert resumed._batches.log == [1, "state", 2]
+
+    def test_between_two_passes_without_a_length_the_state_is_that_of_a_pass_that_has_ended(self):
+        loader = Stateful([3, 3])
+        reader = PassReader(loader, None)
+        assert run(reader, 4)[0] == [0, 1, 2, None]
+        assert reader.state(3)["loader"]["state"] == loader.state_dict() == {"at": 0, "number": 1}
 
     def test_an_order_that_was_drawn_when_the_loader_was_made_is_that_of_the_resumed_run_from_its_first_batch_on(self):
         reader = PassReader(DrawnWhenMade([3, 1, 2]), 3)

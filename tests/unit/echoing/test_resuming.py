@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader, EchoStateError
 from lightning_echo.echoing.insertion import InsertionPoint
-from lightning_echo.echoing.resuming import adapt_state, has_own_states
+from lightning_echo.echoing.resuming import adapt_state, begin_next_pass, has_own_states
 from lightning_echo.echoing.setting import Setting
 
 
@@ -112,10 +112,57 @@ def test_with_another_buffer_a_stream_is_refused_too_and_says_what_has_changed()
         adapt_state(state, setting(DataLoader(Stateful(), 4), buffer_size=9))
 
 
+def test_with_other_batches_too() -> None:
+    state = state_after(DataLoader(Stateful(), 4), 2)
+    with pytest.raises(EchoStateError, match=r"within a pass of a stream, with .*batch_size"):
+        adapt_state(state, setting(DataLoader(Stateful(), 3), buffer_size=8))
+
+
+def test_what_is_no_stream_any_more_cannot_go_on_within_the_pass_of_one() -> None:
+    state = state_after(DataLoader(Stateful(), 4), 2)
+    with pytest.raises(EchoStateError, match="within a pass of a stream, with "):
+        adapt_state(state, setting(DataLoader(list(range(12)), 4)))  # type: ignore[arg-type]
+
+
 def test_epochs_that_do_not_end_with_the_stream_are_the_way_out() -> None:
     state = state_after(DataLoader(Sized(), 4), 3)
     with pytest.raises(EchoStateError, match="by epoch_length='full_pass', and resume from a state saved there"):
         adapt_state(state, setting(DataLoader(Sized(), 4)))
+
+
+@pytest.mark.parametrize(("make", "point"), RESUMES)
+def test_a_run_of_the_same_process_goes_on_within_its_pass_where_it_can(make: Any, point: str) -> None:
+    assert begin_next_pass(state_after(make(), 2), setting(make(), point)) is None
+
+
+@pytest.mark.parametrize(("make", "point"), DOES_NOT)
+def test_and_begins_the_next_pass_where_it_cannot(make: Any, point: str) -> None:
+    state = state_after(make(), 2, insertion_point=point)
+    changes = begin_next_pass(state, setting(make(), point))
+    assert changes is not None
+    if "stream" in state:
+        assert (changes["stream"]["pass"], changes["stream"]["begun"]) == (1, False)
+        return
+    sized = isinstance(make(), DataLoader) and isinstance(make().dataset, Sized)
+    begins_at = 3 if sized else state["plan"]["position"]  # what is left of the pass is not read where its length is not known
+    assert (changes["plan"], changes["begin_at"]) == (None, [begins_at, 2])
+    assert changes["order"] == (None if sized else {"passes": [[1, begins_at]]})
+
+
+def test_a_stream_begins_its_next_pass_with_the_factor_in_force_and_those_to_come() -> None:
+    state = end_of_pass(DataLoader(Stream(), 4), epoch_length="full_pass")
+    state["stream"].update(factors=[[0, 2.0], [4, 3.0]], pending=[[9, 4.0]])
+    begun = adapt_state(state, setting(DataLoader(Stream(), 4)))["stream"]
+    assert begun["factors"] == [[begun["request"], 3.0]]
+    assert begun["pending"] == [[9, 4.0]]
+
+
+def test_other_workers_begin_the_next_pass_of_a_stream_anew_and_the_first_of_them_is_asked_first() -> None:
+    state = end_of_pass(DataLoader(Stateful(), 4), epoch_length="full_pass")
+    begun = adapt_state(state, setting(DataLoader(Stateful(), 4, num_workers=2), buffer_size=8))["stream"]
+    assert (begun["pass"], begun["workers"], begun["batches"]) == (1, [None, None], [0, 0])
+    assert begun["request"] > 0
+    assert begun["request"] % 2 == 0
 
 
 class StatefulBatches(Batches):
