@@ -79,13 +79,16 @@ def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
         >>> parts_at_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans": [[0, 1], None], "text": [0]})
         [[0, 1], None, [0]]
     """
-    node = loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
+    return _parts(loaders.iterables if isinstance(loaders, CombinedLoader) else loaders, batch)
+
+
+def _parts(node: Any, batch: Any) -> list[Any]:
     if isinstance(node, CombinedLoader) or not is_collection(node):
         return [batch]
     children, parts = _children(node), _children(batch)
     if [key for key, _ in parts] != [key for key, _ in children]:
         return [batch]
-    return [leaf for (_, child), (_, part) in zip(children, parts, strict=True) for leaf in parts_at_leaves(child, part)]
+    return [leaf for (_, child), (_, part) in zip(children, parts, strict=True) for leaf in _parts(child, part)]
 
 
 def _map(node: Any, name: str, new: Callable[[str], Any]) -> Any:

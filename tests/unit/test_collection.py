@@ -63,7 +63,16 @@ def test_a_combined_loader_within_a_collection_is_one_loader() -> None:
     assert leaves_of({"a": inner, "b": C}) == {"a": inner, "b": C}
     assert CombinedLoader({"a": inner, "b": C}).flattened == [inner, C]
     assert with_leaves({"a": inner, "b": C}, {"a": A, "b": B}) == {"a": A, "b": B}
-    assert parts_at_leaves({"a": inner, "b": C}, {"a": None, "b": [1]}) == [None, [1]], "it has ended, as in max_size"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_it_yields_is_one_part_however_many_loaders_are_in_it(count: int) -> None:
+    """Lightning yields three things of it: the batches, and two numbers."""
+    combined = CombinedLoader({"a": CombinedLoader([A, B, C][:count]), "b": C}, "max_size")
+    batches = [batch for batch, *_ in combined]
+    assert [parts_at_leaves(combined, batch) for batch in batches] == [[batch["a"], batch["b"]] for batch in batches]
+    assert len(batches[0]["a"]) == 3
+    assert batches[-1]["a"] is None or count == 3
 
 
 @pytest.mark.parametrize(("loaders", "leaves"), COLLECTIONS)
