@@ -308,3 +308,31 @@ class TestFindingTensors:
                 return ([each] for each in super().__iter__())  # lists that nobody else holds
 
         assert len(tensors_in([Boxed(torch.zeros(50, 1).unbind()) for _ in range(20)])) == 1000
+
+
+class OneSlot:
+    __slots__ = "image"
+
+    def __init__(self, image):
+        self.image = image
+
+
+class MoreSlots(OneSlot):
+    __slots__ = ("missing",)
+
+
+class Loud(dict):
+    def values(self):
+        raise AssertionError("its own code was run")
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [lambda x: {x}, lambda x: frozenset([x]), OneSlot, MoreSlots, lambda x: Loud(x=x)],
+    ids=["set", "frozenset", "one slot", "slots of a base class, one without a value", "dictionary with code of its own"],
+)
+def test_a_tensor_is_found_wherever_built_in_containers_and_attributes_hold_it(hold):
+    x = torch.zeros(2)
+    found = tensors_in([hold(x)])
+    assert len(found) == 1
+    assert found[0] is x

@@ -285,6 +285,14 @@ class TestNamedCut:
         assert inner.calls == [[5, 2], [3], [0, 1, 2, 3], [4, 5]]
         assert find_split(dataset, raw=True).redone == ("decode", "augment")
 
+    def test_batched_reading_is_kept_under_another_augmentation_too(self):
+        inner = BatchedRaws()
+        dataset = StagedDataset.of(StagedDataset.of(inner, decode=int, augment=abs), augment=lambda example: -example)
+        stages = make_stages(dataset, raw=True)
+        assert stages.load_many([5, 2]) == [b"5", b"2"]
+        assert inner.calls == [[5, 2]]
+        assert stages.augment(5, b"5") == -5
+
     def test_a_decoder_with_a_generator_of_its_own_is_redone_but_not_reused(self):
         class OwnGenerator:
             def __init__(self):
