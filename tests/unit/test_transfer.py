@@ -127,6 +127,27 @@ def test_a_use_is_prepared_and_moved_by_the_users_hooks() -> None:
         assert model.transfer_batch_to_device(use, HERE, 0) == ("moved", ("prepared", [1]))
 
 
+def test_the_last_use_leaves_nothing_on_the_device() -> None:
+    model, hooks = Plain(), TransferHooks()
+    follow(hooks, model)
+    live = LiveBatch(torch.zeros(2))
+    for is_last, nbytes in ((False, 8), (True, 0)):
+        model.transfer_batch_to_device(live.use(is_last), device=HERE, dataloader_idx=0)
+        assert live.nbytes == nbytes
+
+
+def test_edits_are_warned_of_once_in_each_run() -> None:
+    model, hooks = Plain(), TransferHooks()
+    for _ in range(2):
+        follow(hooks, model)
+        live = LiveBatch(torch.zeros(2))
+        with pytest.warns(UserWarning, match="edited in place on the device") as said:
+            found = [model.transfer_batch_to_device(live.use(False), HERE, 0).add_(1).tolist() for _ in range(4)]
+        assert found == [[1, 1]] * 4
+        assert len(said) == 1
+        hooks.unbind()
+
+
 def test_a_loader_of_another_point_takes_the_hooks_away() -> None:
     model, hooks = Overrides(), TransferHooks()
     first = follow(hooks, model)
