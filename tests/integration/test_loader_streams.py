@@ -377,3 +377,11 @@ def test_an_error_of_the_stream_arrives_where_its_batch_would(workers):
     with nothing_left_behind(), pytest.raises(LookupError, match="shard 3 is unreadable"):
         found.extend(loader)
     assert len(found) == 2 * max(workers, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_random_states_of_the_training_are_left_alone(workers):
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), np.random.get_state()[2]
+    assert take(EchoLoader(DataLoader(Stream(), BATCH, num_workers=workers), 2, seed=0), 30)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1].tolist(), np.random.get_state()[2]) == before[1:]
