@@ -19,7 +19,7 @@ from lightning_echo.echoing.hashing import named_seed
 from lightning_echo.echoing.pipeline import Pipeline
 from lightning_echo.echoing.prefetch import clear_frames
 from lightning_echo.echoing.ranks import default_seed, world
-from lightning_echo.echoing.resuming import adapt_state, begin_next_pass, has_own_states
+from lightning_echo.echoing.resuming import adapt_state, begin_next_pass, follow_state, has_own_states
 from lightning_echo.echoing.run import Layout, Run
 from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
@@ -202,50 +202,50 @@ class Course:
                 "the loader's own state is that of rank 0, which every rank goes on from now: this is right where all ranks are "
                 "at the same place of their shares"
             )
-        self._pipeline.load(state)
         if state["constructed_factor"] != self.factor.constructed:
             self.warn(
                 f"factor={self.factor.constructed:g} is not used: the state goes on with factor {state['factor']:g}. "
                 "Set .factor after resuming to change it"
             )
-        self.factor.load(state)
-        self.seed = state["seed"] if state["seed"] is not None else self.seed
         progress = Progress.from_state(state, limit)
-        self.delivery.begin_at(progress, EchoCounts(*state["counts"]), state.get("passes_over", 0))
         if progress.resuming and setting.has_length and state["layout"] == setting.layout().state():
             progress.kept_length = progress.epoch_batches  # the one under way; dealt out anew: see _where_to_go_on
+        self._go_to(state, progress)
+
+    def _go_to(self, state: dict[str, Any], progress: Progress) -> None:
+        self._pipeline.load(state)
+        self.factor.load(state)
+        self.seed = state["seed"] if state["seed"] is not None else self.seed
+        self.delivery.begin_at(progress, EchoCounts(*state["counts"]), state.get("passes_over", 0))
 
     def follow(self, before: Course) -> None:
         """Goes on where the one of another loader stands: see `EchoLoader.follow`."""
-        mine, others = self._setting, before._setting
-        if not mine.has_length or not others.has_length or mine.by_streams:
+        state, is_cut = follow_state(before.state_dict(), before._setting, self._setting)
+        if is_cut:
+            self.warn(
+                "the loader was made anew within a pass that cannot be gone on with: its rest is left out. Return the "
+                "same loader, or let epochs end where passes do, by epoch_length='full_pass'"
+            )
+        if state is None:
             self._follow_with_next_pass(before)
-        elif others.layout() == mine.layout() and others.choice.point is mine.choice.point:
-            state, progress = before.state_dict(), before.delivery.progress
-            self.factor.constructed = before.factor.constructed
-            self.load_state_dict(state, None)
-            self.delivery.progress.resuming = progress.resuming
-            self.delivery.progress.kept_length = progress.kept_length
-        else:
-            self._follow_anew(before)
-            plan = before._pipeline.state(before=int(before.delivery.is_ahead))["plan"]
-            if plan is not None:
-                layout = Layout(**before.state_dict()["layout"])
-                number = 1 + plan["position"] // layout.items_per_pass(others.by_batches)
-                batches = self.delivery.progress.delivered = number * mine.layout().batches_per_pass
-                self._pipeline.begin_at = (number * mine.items_per_pass(), batches)
-
-    def _follow_anew(self, before: Course) -> None:
-        """Goes on with seed, factor and counts alone."""
-        self.seed = before.seed
-        self.delivery.begin_at(Progress(), before.delivery.counts, before.delivery.passes_over)
-        self.factor.restart(before.factor.value)
+            return
+        self.factor.constructed = before.factor.constructed
+        progress, others = Progress.from_state(state, None), before.delivery.progress
+        progress.resuming = others.resuming
+        progress.kept_length = others.kept_length if self._setting.has_length else None
+        self._go_to(state, progress)
 
     def _follow_with_next_pass(self, before: Course) -> None:
-        """Of another stream no place is known: its first pass is the next one of the run."""
-        self._follow_anew(before)
-        self.delivery.progress.delivered = before.delivery.batches
-        self._pipeline.begin_at = (0, before.delivery.batches)
+        """Goes on with seed, factor and counts; cut otherwise, data has no place in common: the next pass begins."""
+        mine, others, state = self._setting, before._setting, before.state_dict()
+        self.seed, delivered, position = before.seed, before.delivery.batches, 0
+        self.factor.restart(before.factor.value)
+        if mine.has_length and others.has_length and not mine.by_streams and not others.by_streams:
+            taken = state["begin_at"][0] if state["plan"] is None else state["plan"]["position"]
+            number = -(-taken // Layout(**state["layout"]).items_per_pass(others.by_batches))
+            position, delivered = number * mine.items_per_pass(), number * mine.layout().batches_per_pass
+        self.delivery.begin_at(Progress(delivered=delivered), before.delivery.counts, before.delivery.passes_over)
+        self._pipeline.begin_at = (position, delivered)
 
     # ------------------------------------------------------------------ saying
 

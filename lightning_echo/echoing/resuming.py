@@ -12,7 +12,7 @@ from typing import Any
 from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import EchoStateError, differences
 
-__all__ = ["adapt_state", "begin_next_pass", "has_own_states"]
+__all__ = ["adapt_state", "begin_next_pass", "follow_state", "has_own_states"]
 
 
 def adapt_state(state: dict[str, Any], setting: Setting) -> dict[str, Any]:
@@ -25,10 +25,7 @@ def adapt_state(state: dict[str, Any], setting: Setting) -> dict[str, Any]:
     Raises:
         EchoStateError: It was taken within a pass, and the loader cannot go on there.
     """
-    changed = ""
-    if setting.by_streams or state.get("stream"):
-        kept = ("insertion_point", "layout", "workers", "buffer_size")
-        changed = differences({name: state[name] for name in kept}, setting.depends_on())
+    changed = _changes(state, setting) if setting.by_streams or state.get("stream") else ""
     if setting.resumes and not changed:
         return state
     if not _is_between_passes(state):
@@ -41,10 +38,40 @@ def begin_next_pass(state: dict[str, Any], setting: Setting) -> dict[str, Any] |
     return None if setting.resumes or _is_between_passes(state) else _next_pass(state, setting)
 
 
+def follow_state(state: dict[str, Any], before: Setting, setting: Setting) -> tuple[dict[str, Any] | None, bool]:
+    """The state with which a loader goes on where another one has stopped, in the same process.
+
+    Of one that was made anew between two passes, the next pass is read: what it reads may be something else.
+
+    Args:
+        state: Of the loader before.
+        before: What that stood on.
+        setting: Of the one that takes its place.
+
+    Returns:
+        The state, None if places mean something else in the two; and whether the pass under way had to be left.
+    """
+    own_passes = setting.by_streams or setting.source.length is None  # no index tells what comes next
+    if own_passes != (before.by_streams or before.source.length is None) or setting.by_batches is not before.by_batches:
+        return None, False
+    changed = _changes(state, setting)
+    if not own_passes and (before.layout(), before.choice.point) != (setting.layout(), setting.choice.point):
+        return None, False
+    is_over = _is_between_passes(state)
+    if setting.resumes and not (own_passes and (changed or is_over)):
+        return state, False
+    return {**state, **setting.depends_on(), **_next_pass(state, setting)}, not is_over
+
+
 def has_own_states(state: dict[str, Any]) -> bool:
     """Whether a state holds one of the user's loader or stream, which we know nothing of."""
     workers = (state.get("stream") or {}).get("workers", ())
     return any(saved is not None for saved in workers) or "loader" in (state["order"] or {})
+
+
+def _changes(state: dict[str, Any], setting: Setting) -> str:
+    kept = ("insertion_point", "layout", "workers", "buffer_size")
+    return differences({name: state[name] for name in kept}, setting.depends_on())
 
 
 def _is_between_passes(state: dict[str, Any]) -> bool:

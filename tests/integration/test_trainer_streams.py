@@ -52,6 +52,16 @@ class Stateful(Stream):
         self.at, self.number = state["at"], state["number"]
 
 
+class SizedStream(Stream):
+    def __len__(self) -> int:
+        return self.length
+
+
+class SizedStateful(Stateful):
+    def __len__(self) -> int:
+        return self.length
+
+
 class Batches:
     """Batches without a length; made anew in each pass."""
 
@@ -216,6 +226,19 @@ def test_a_loader_that_is_made_anew_for_each_epoch_goes_on_counting(tmp_path: An
         assert sorted(fresh_of(epoch)) == list(range(7 * BATCH))
     assert run.loader.counts.fresh == 3 * 7 * BATCH
     assert run.loader.counts.delivered == 4 * len(run.model.batches)
+
+
+def test_with_epochs_of_fixed_length_one_with_a_state_of_its_own_is_read_to_its_end() -> None:
+    data = EchoDataModule(StreamData(SizedStateful, 2), 4, insertion_point="after_augmentation", seed=7)
+    run = fit(data, reload_dataloaders_every_n_epochs=1, max_epochs=5)
+    assert {index % 100 for epoch in run.model.by_epoch for batch in epoch for index in batch[0]} == set(range(LENGTH))
+
+
+def test_and_one_without_says_that_the_rest_of_each_pass_is_left_out() -> None:
+    data = EchoDataModule(StreamData(SizedStream, 2), 4, insertion_point="after_augmentation", seed=7)
+    with pytest.warns(UserWarning, match="its rest is left out"):
+        run = fit(data, reload_dataloaders_every_n_epochs=1, max_epochs=3)
+    assert run.model.steps == [8, 8, 8]
 
 
 def test_an_integer_limit_cuts_epochs_and_the_pass_goes_on() -> None:

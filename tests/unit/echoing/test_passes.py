@@ -51,11 +51,11 @@ class DrawnWhenMade:
         self.order, self.at = state["order"], state["at"]
 
 
-class Watched(Stateful):
+class Watched(Ends):
     """Remembers what it was told, and when its state was loaded."""
 
     def __init__(self, lengths):
-        super().__init__(lengths)
+        super().__init__(*lengths)
         self.log = []
 
     def set_epoch(self, epoch):
@@ -259,7 +259,7 @@ class TestALoaderWithAStateOfItsOwn:
         assert resumed._batches.log == [1, "state", 2]
 
     def test_between_two_passes_without_a_length_the_state_is_that_of_a_pass_that_has_ended(self):
-        loader = Stateful([3, 3])
+        loader = Ends(3, 3)
         reader = PassReader(loader, None)
         assert run(reader, 4)[0] == [0, 1, 2, None]
         assert reader.state(3)["loader"]["state"] == loader.state_dict() == {"at": 0, "number": 1}

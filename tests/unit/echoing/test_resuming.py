@@ -234,3 +234,109 @@ def test_with_another_buffer_batches_go_on_at_the_same_place_of_the_pass(kind: A
     assert delivered[0] == min(rest)
     assert all(uses[index] > 0 for index in rest)
     assert kind is CountingWithLength or all(not uses[index] for index in read)
+
+
+class Pass(IterableDataset[int]):
+    """Twelve examples, (pass that it was told last, index)."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:  # type: ignore[override]
+        return ((self.epoch, index) for index in range(12))
+
+
+class SizedPass(Pass):
+    def __len__(self) -> int:
+        return 12
+
+
+class SavedPass(SizedPass):
+    at = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:  # type: ignore[override]
+        while self.at < 12:
+            self.at += 1
+            yield self.epoch, self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def take(loader: EchoLoader, batches: int) -> list[Any]:
+    """Batches as lists, over the ends of epochs."""
+    found: list[Any] = []
+    while len(found) < batches:
+        found += [[tuple(map(int, example)) for example in zip(*batch, strict=True)] for batch in loader]
+    return found[:batches]
+
+
+def made_anew(dataset: Any, **options: Any) -> EchoLoader:
+    return EchoLoader(DataLoader(dataset, 4), 2, **{"seed": 0, "insertion_point": "after_augmentation", **options})
+
+
+class TestTakingThePlaceOfAnother:
+    CUT = "made anew within a pass that cannot be gone on with: its rest is left out"
+
+    @pytest.mark.filterwarnings("error")
+    def test_with_a_state_of_its_own_a_stream_goes_on_as_if_nothing_had_been(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On several ranks too: the state is that of this one."""
+        whole = take(made_anew(SavedPass()), 15)
+        monkeypatch.setattr("lightning_echo.echoing.course.world", lambda: (2, 0))
+        found: list[Any] = []
+        before = made_anew(SavedPass())
+        for _ in range(5):
+            found += take(before, 3)
+            after = made_anew(SavedPass(), seed=5)
+            before.close()
+            after.follow(before)
+            before = after
+        assert found == whole
+        assert before.seed == 0
+
+    def test_without_one_the_rest_of_the_pass_is_left_out_and_it_says_so(self) -> None:
+        before, after = made_anew(SizedPass()), made_anew(SizedPass())
+        assert {number for batch in take(before, 3) for number, _ in batch} == {0}
+        before.close()
+        with pytest.warns(UserWarning, match=self.CUT):
+            after.follow(before)
+        assert after.counts == before.counts
+        delivered = [example for batch in take(after, 3) for example in batch]
+        assert {number for number, _ in delivered} == {1}
+        assert (1, 0) in delivered
+
+    @pytest.mark.filterwarnings("error")
+    def test_between_two_passes_the_next_one_begins(self) -> None:
+        before, after = made_anew(Pass()), made_anew(Pass())
+        first = list(before)
+        before.close()
+        after.follow(before)
+        assert len(list(after)) == len(first)
+        assert after.counts.fresh == 24
+        assert after.loader.dataset.epoch == 1
+
+    @pytest.mark.parametrize("make", [lambda: DataLoader(Sized(), 4), lambda: DataLoader(Stream(), 4), Batches])
+    def test_so_do_batches_of_which_no_place_is_known(self, make: Any) -> None:
+        before, after = (EchoLoader(make(), 2, insertion_point="after_batching", seed=0) for _ in range(2))
+        next(iter(before))
+        before.close()
+        with pytest.warns(UserWarning, match=self.CUT):
+            after.follow(before)
+        assert {int(value) for batch in after for value in batch} >= {0, 1, 2, 3}
+        assert after.counts.fresh > before.counts.fresh == 4
+
+    def test_data_by_index_in_the_place_of_a_stream_begins_anew_and_goes_on_counting(self) -> None:
+        before, after = made_anew(SizedPass()), EchoLoader(DataLoader(list(range(12)), 4), 2, seed=3)  # type: ignore[arg-type]
+        list(before)
+        before.close()
+        after.follow(before)
+        delivered, seed = after.delivered, after.seed
+        assert (delivered, seed) == (before.delivered, 0)
+        list(after)
+        assert after.counts.delivered == before.counts.delivered + 12
