@@ -110,8 +110,6 @@ def _why_batches_only(source: Source) -> str:
 
 def _readable_indices(source: Source) -> Any:
     """Indices that may be read to look at an example; None: all."""
-    if source.is_sequential or source.is_shuffled:
-        return None
     indices = source.sampler.indices if type(source.sampler) is SubsetRandomSampler else None
     return indices if isinstance(indices, Sized) and len(indices) else None
 

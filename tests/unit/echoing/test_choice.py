@@ -1,5 +1,6 @@
 """What is found out about the user's loader before anything runs."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    IterableDataset,
     Sampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -15,8 +17,11 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from lightning_echo import EchoLoader
+from lightning_echo import EchoLoader, StagedDataset
 from lightning_echo.echoing import sizing
+from lightning_echo.echoing.choice import choose
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.source import Source
 
 
 class OpenedInWorkers(Dataset[int]):
@@ -154,3 +159,119 @@ def test_auto_falls_back_where_a_transform_cannot_be_replaced() -> None:
     assert EchoLoader(plain, 2).insertion_point == "after_augmentation"
     with pytest.raises(ValueError, match=r"ModuleData\.transform cannot be replaced"):
         EchoLoader(plain, 2, insertion_point="before_augmentation")
+
+
+POINTS = ["after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer"]
+
+
+class Transformed(Dataset[int]):
+    """Follows torchvision's convention."""
+
+    def __init__(self) -> None:
+        self.transform = float
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> float:
+        return self.transform(index)
+
+
+class Staged(StagedDataset):
+    def __len__(self) -> int:
+        return 8
+
+    def read(self, index: int) -> bytes:
+        return bytes([index])
+
+    def decode(self, raw: bytes) -> int:
+        return raw[0]
+
+    def augment(self, example: int) -> int:
+        return -example
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+class OwnIteration(DataLoader[int]):
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+# The loader; the earliest point that it allows (all later ones, too); what `auto` takes; a word of the reason if that is not the
+# earliest there is. README, "Where the echo stands".
+KINDS: dict[str, tuple[Any, str, str, str]] = {
+    "read and decode": (lambda: DataLoader(Staged(), 4), "after_read", "before_augmentation", ""),
+    "transform": (lambda: DataLoader(Transformed(), 4), "before_augmentation", "before_augmentation", ""),
+    "all in one": (lambda: DataLoader(list(range(8)), 4), "after_augmentation", "after_augmentation", "augment"),  # type: ignore[arg-type]
+    "stream": (lambda: DataLoader(Stream(), 4), "after_augmentation", "after_augmentation", "stream, which has no index"),
+    "own batches": (
+        lambda: DataLoader(Transformed(), batch_sampler=[[0, 1], [2, 3]]),
+        "after_batching",
+        "after_batching",
+        "batch_sampler of its own",
+    ),
+    "opaque examples": (lambda: DataLoader(Transformed(), None), "after_batching", "after_batching", "batch_size=None"),
+    "opaque stream": (lambda: DataLoader(Stream(), None), "after_batching", "after_batching", "batch_size=None"),
+    "own iteration": (lambda: OwnIteration(Transformed(), 4), "after_batching", "after_batching", "__iter__ of its own"),
+    "iterable": (lambda: [torch.zeros(4)], "after_batching", "after_batching", "list is an iterable of batches"),
+}
+STAGES = ["read", "decode", "load", "augment", "collate", "transfer"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_takes_the_earliest_and_says_why_not_an_earlier_one(kind: str) -> None:
+    make, _, auto, reason = KINDS[kind]
+    choice = choose(Source(make()), InsertionPoint.auto)
+    assert choice.point == auto
+    assert reason in choice.reason
+    assert bool(choice.reason) is bool(reason)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_asked_for_is_taken_or_refused_with_the_way_out(kind: str, point: str) -> None:
+    make, earliest, auto, _ = KINDS[kind]
+    if POINTS.index(point) >= POINTS.index(earliest):
+        choice = choose(Source(make()), InsertionPoint(point))
+        assert (choice.point, choice.reason) == (point, "")
+        return
+    with pytest.raises(ValueError, match=f"insertion_point='{point}' is impossible here: .*") as raised:
+        choose(Source(make()), InsertionPoint(point))
+    ways_out = {"before_augmentation": "decode", "after_augmentation": "augment|Use 'after_augmentation'"}
+    assert re.search(ways_out.get(auto, "Use 'after_batching' or 'auto'"), str(raised.value))
+
+
+@pytest.mark.parametrize("kind", ["all in one", "stream"])
+@pytest.mark.parametrize(("point", "reused"), [("after_augmentation", 4), ("after_batching", 5), ("after_transfer", 6)])
+def test_what_comes_before_the_point_is_reused_and_what_comes_after_it_is_redone(kind: str, point: str, reused: int) -> None:
+    choice = choose(Source(KINDS[kind][0]()), InsertionPoint(point))
+    assert list(choice.reused) == STAGES[2:reused]
+    assert list(choice.redone) == (STAGES[reused:] or ["on_after_batch_transfer"])
+
+
+@pytest.mark.parametrize(("point", "expected"), [("after_augmentation", 1024), ("after_batching", 4 * 1024)])
+def test_memory_is_that_of_an_example_or_of_a_batch(point: str, expected: int) -> None:
+    rows = [torch.zeros(256) for _ in range(12)]
+    assert choose(Source(DataLoader(rows, 4)), InsertionPoint(point)).item_bytes == expected  # type: ignore[arg-type]
+
+
+def test_a_subset_sampler_says_which_examples_may_be_read() -> None:
+    class OnlyFrom5To8(Transformed):
+        def __getitem__(self, index: int) -> float:
+            if not 5 <= index <= 8:
+                raise IndexError(index)
+            return super().__getitem__(index)
+
+    plain = DataLoader(OnlyFrom5To8(), 2, sampler=SubsetRandomSampler([5, 6, 7, 8]))
+    assert choose(Source(plain), InsertionPoint.auto).point == "before_augmentation"
+
+
+def test_what_kept_an_example_from_being_read_is_said() -> None:
+    in_worker = choose(Source(loader(num_workers=1, worker_init_fn=open_here)), InsertionPoint.auto)
+    assert "cannot be read without worker_init_fn (AssertionError: not opened" in in_worker.reason
+    by_name = choose(Source(DataLoader(Named(), batch_size=3, sampler=Names())), InsertionPoint.auto)
+    assert "cannot be read at an index that the sampler may not know (KeyError: " in by_name.reason
