@@ -147,8 +147,10 @@ class Course:
         """State to start from, and stream position and batch number where it has no plan."""
         pipeline, setting = self._pipeline, self._setting
         state, position = pipeline.state(), pipeline.begin_at
-        if (next_pass := begin_next_pass(self.state_dict(), setting)) is not None:
+        next_pass, is_cut = begin_next_pass(self.state_dict(), setting)
+        if is_cut:
             self.warn("the pass that was under way when workers were ended cannot be gone on with: the next one begins")
+        if next_pass is not None:
             pipeline.load({**self.state_dict(), **next_pass})
             state, position = pipeline.state(), pipeline.begin_at
         progress = self.delivery.progress

@@ -87,7 +87,7 @@ class Delivery:
     @property
     def in_use(self) -> Delivered:
         """All that was delivered up to the batch in use."""
-        if self._before is not None and self._unused is None and self.is_ahead:
+        if self._before is not None and self.is_ahead:
             return self._before
         return self._delivered()
 
@@ -123,7 +123,7 @@ class Delivery:
 
     def settle(self) -> None:
         """Who iterates does so no more: what was fetched and not used is kept for who comes next."""
-        if self._before is not None and self._unused is None and self.is_ahead:
+        if self._before is not None and self.is_ahead:
             before, unused, asked_at = self._before, self._fetched, self._asked_at
             progress = Progress(**before.progress)
             progress.resuming = not progress.in_epoch  # it had not really begun

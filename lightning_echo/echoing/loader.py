@@ -274,7 +274,8 @@ class EchoLoader:
     def follow(self, before: EchoLoader) -> None:
         """Takes the place of another loader in a run: goes on with its seed, factor and counts.
 
-        Where both cut the data alike it goes on at the same batch, else with the next pass.
+        Where both cut the data alike it goes on at the same batch, else with the next pass. A stream, or a loader without a
+        length, goes on within a pass by its own state; without one its next pass begins, with a warning.
         """
         self._course.follow(before._course)
 

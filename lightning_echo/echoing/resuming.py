@@ -33,9 +33,15 @@ def adapt_state(state: dict[str, Any], setting: Setting) -> dict[str, Any]:
     return {**state, **_next_pass(state, setting)}
 
 
-def begin_next_pass(state: dict[str, Any], setting: Setting) -> dict[str, Any] | None:
-    """What changes in a state where a run goes on in the same process, but cannot within the pass; None: it can."""
-    return None if setting.resumes or _is_between_passes(state) else _next_pass(state, setting)
+def begin_next_pass(state: dict[str, Any], setting: Setting) -> tuple[dict[str, Any] | None, bool]:
+    """What changes in a state where a run goes on in the same process, and nothing can be read again.
+
+    Returns:
+        The changes, None if there are none; and whether the pass under way had to be left.
+    """
+    if setting.resumes or (state["plan"] is None and not state.get("stream")):
+        return None, False
+    return _next_pass(state, setting), not _is_between_passes(state)
 
 
 def follow_state(state: dict[str, Any], before: Setting, setting: Setting) -> tuple[dict[str, Any] | None, bool]:

@@ -1,11 +1,15 @@
 """Streams, with real workers: exact counts in every pass, at factor 1 the plain loader, exact resuming or a clear refusal."""
 
+import contextlib
+import threading
 from collections import Counter
+from contextlib import closing
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+import torch.multiprocessing
 from loader_cases import epochs, nothing_left_behind, same, take
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -385,3 +389,29 @@ def test_the_random_states_of_the_training_are_left_alone(workers):
     assert take(EchoLoader(DataLoader(Stream(), BATCH, num_workers=workers), 2, seed=0), 30)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1].tolist(), np.random.get_state()[2]) == before[1:]
+
+
+class ToldInTwoSteps(Stream):
+    """Its pass is told in memory of all workers, as Hugging Face's; whoever meets another one on the way says so."""
+
+    def __init__(self):
+        super().__init__()
+        context = torch.multiprocessing.get_context()
+        self.inside, self.met, self.told = context.Barrier(2), context.Event(), context.Value("i", -1)
+
+    def set_epoch(self, epoch):
+        before = self.told.value
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.inside.wait(0.3)
+            self.met.set()
+        self.told.value += epoch - before
+
+
+def test_real_workers_tell_their_stream_the_pass_one_after_another():
+    stream = ToldInTwoSteps()
+    with closing(EchoLoader(DataLoader(stream, BATCH, num_workers=2), 2, seed=0)) as loader:
+        for number in range(2):
+            assert list(loader)
+            assert stream.told.value == number
+            stream.inside.reset()
+    assert not stream.met.is_set()

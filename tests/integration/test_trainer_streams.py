@@ -34,9 +34,19 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         return {"index": index, "pid": 0, "noise": torch.tensor(noise, dtype=torch.float64)}
 
 
-class Stateful(Stream):
+class Saves:
+    """Where in which pass."""
+
     at = number = 0
 
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.number = state["at"], state["number"]
+
+
+class Stateful(Saves, Stream):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
@@ -44,12 +54,6 @@ class Stateful(Stream):
             self.at += 1
             yield self.example(100 * self.number + index)
         self.at, self.number = 0, self.number + 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at, "number": self.number}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at, self.number = state["at"], state["number"]
 
 
 class SizedStream(Stream):
@@ -76,20 +80,12 @@ class Batches:
         return {"index": torch.arange(BATCH) + BATCH * number, "pid": torch.zeros(BATCH), "noise": noise.double()}
 
 
-class StatefulBatches(Batches):
-    at = number = 0
-
+class StatefulBatches(Saves, Batches):
     def __iter__(self) -> Iterator[Any]:
         while self.at < self.count:
             self.at += 1
             yield self.batch(100 * self.number + self.at - 1)
         self.at, self.number = 0, self.number + 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at, "number": self.number}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at, self.number = state["at"], state["number"]
 
 
 class StreamData(Data):

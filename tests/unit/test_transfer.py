@@ -195,3 +195,19 @@ def test_a_copy_has_the_users_hooks_of_its_own(copied: Any) -> None:
     twin = copied(model)
     assert twin.transfer_batch_to_device.__self__ is twin
     assert twin.transfer_batch_to_device("batch", HERE, 0) == ("moved", "batch")
+
+
+def test_of_device_memory_nothing_is_said_before_some_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    model, hooks = Plain(), TransferHooks()
+    follow(hooks, model)
+
+    def step(is_last: bool) -> None:
+        use = LiveBatch({"x": torch.zeros(2**18)}).use(is_last)
+        model.transfer_batch_to_device(model.on_before_batch_transfer(use, 0), HERE, 0)
+
+    with caplog.at_level("INFO"):
+        step(is_last=True)
+        assert "device memory" not in caplog.text
+        step(is_last=False)
+    assert "a live batch takes 1 MiB of device memory" in caplog.text
+    hooks.unbind()

@@ -132,14 +132,15 @@ def test_epochs_that_do_not_end_with_the_stream_are_the_way_out() -> None:
 
 @pytest.mark.parametrize(("make", "point"), RESUMES)
 def test_a_run_of_the_same_process_goes_on_within_its_pass_where_it_can(make: Any, point: str) -> None:
-    assert begin_next_pass(state_after(make(), 2), setting(make(), point)) is None
+    assert begin_next_pass(state_after(make(), 2), setting(make(), point)) == (None, False)
 
 
 @pytest.mark.parametrize(("make", "point"), DOES_NOT)
 def test_and_begins_the_next_pass_where_it_cannot(make: Any, point: str) -> None:
     state = state_after(make(), 2, insertion_point=point)
-    changes = begin_next_pass(state, setting(make(), point))
+    changes, is_cut = begin_next_pass(state, setting(make(), point))
     assert changes is not None
+    assert is_cut
     if "stream" in state:
         assert (changes["stream"]["pass"], changes["stream"]["begun"]) == (1, False)
         return
@@ -147,6 +148,42 @@ def test_and_begins_the_next_pass_where_it_cannot(make: Any, point: str) -> None
     begins_at = 3 if sized else state["plan"]["position"]  # what is left of the pass is not read where its length is not known
     assert (changes["plan"], changes["begin_at"]) == (None, [begins_at, 2])
     assert changes["order"] == (None if sized else {"passes": [[1, begins_at]]})
+
+
+class CountedBatches(Batches):
+    begun = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.begun += 1
+        return super().__iter__()
+
+
+class CountedStream(Stream):
+    begun = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        return super().__iter__()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("make", "point"),
+    [
+        (CountedBatches, "after_batching"),
+        (lambda: DataLoader(CountedStream(), 4), "after_augmentation"),
+        (lambda: DataLoader(CountedStream(), 4), "after_batching"),
+    ],
+)
+def test_closed_between_two_passes_it_reads_none_of_them_twice(make: Any, point: str) -> None:
+    """What was live then is not used again: to read it would be to read its whole pass."""
+    plain = make()
+    loader = EchoLoader(plain, 2, insertion_point=point, epoch_length="full_pass", seed=0)
+    for number in (1, 2, 3):
+        list(loader)
+        loader.close()
+        assert getattr(plain, "dataset", plain).begun == number
+        assert (loader.counts.fresh, loader.counts.refetched) == (12 * number, 0)
 
 
 def test_a_stream_begins_its_next_pass_with_the_factor_in_force_and_those_to_come() -> None:
