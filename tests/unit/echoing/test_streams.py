@@ -63,7 +63,7 @@ class ItsOwnIterator(IterableDataset):
         return torch.tensor([self.at])
 
 
-def echo_of(dataset, batch_size=4, buffer_size=8, drop_last=False, collate_fn=list):
+def echo_of(dataset, batch_size=4, buffer_size=8, drop_last=False, collate_fn=list, turn=None):
     shape = PlanShape(
         batch_size=batch_size,
         last_batch_size=batch_size,
@@ -73,7 +73,7 @@ def echo_of(dataset, batch_size=4, buffer_size=8, drop_last=False, collate_fn=li
         seed=0,
         distinct=False,
     )
-    return StreamEcho(dataset, shape, key=1, collate_fn=collate_fn, drop_last=drop_last)
+    return StreamEcho(dataset, shape, key=1, collate_fn=collate_fn, drop_last=drop_last, turn=turn)
 
 
 def fetch_pass(echo, number, factor, **request):
@@ -325,3 +325,48 @@ class TestSeeds:
 
         assert drawn(0) == drawn(5)
         assert len(set(drawn(0))) == 40
+
+
+class Turn:
+    """In place of the lock of all workers: says whether it is held."""
+
+    held = False
+
+    def __enter__(self):
+        self.held = True
+
+    def __exit__(self, *error):
+        self.held = False
+
+
+class Opened(Ends, IterableDataset):
+    """Notes in which passes a first example was taken, and whether other workers had to wait meanwhile."""
+
+    def __init__(self, turn, *lengths):
+        super().__init__(*lengths)
+        self.turn, self.noted = turn, []
+
+    def set_epoch(self, epoch):
+        assert self.turn.held
+
+    def item(self):
+        return torch.tensor([super().item()])
+
+    def __iter__(self):
+        for number, item in enumerate(super().__iter__()):
+            if number == 0:
+                self.noted.append((self.number, self.turn.held))
+            yield item
+
+
+def test_other_workers_wait_for_the_first_example_only_until_all_that_resume_have_caught_up():
+    turn = Turn()
+    echo = echo_of(Opened(turn, 21), turn=turn)
+    fetch_pass(echo, 0, 4.0)
+    _, _, note = echo.fetch(StreamRequest(1, 4.0))
+    assert echo.dataset.noted == [(0, False), (1, False)]
+    resumed = echo_of(Opened(turn, 21), turn=turn)
+    fetch_pass(resumed, 1, 4.0, resume=note.state)
+    for number in (2, 3):
+        fetch_pass(resumed, number, 4.0)
+    assert resumed.dataset.noted == [(0, True), (1, True), (2, True), (3, False)]
