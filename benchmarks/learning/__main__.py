@@ -9,12 +9,16 @@ import argparse
 from pathlib import Path
 
 from digits import DIGITS
+from due import Progress
 from experiments import run_all
+from findings import Runs
 from language_model import LANGUAGE_MODEL
+from report import write_report
+from residual import RESIDUAL
 from rules import FULL, QUICK
 from store import Store
 
-TASKS = {task.name: task for task in (DIGITS, LANGUAGE_MODEL)}
+TASKS = {task.name: task for task in (DIGITS, LANGUAGE_MODEL, RESIDUAL)}
 RESULTS = Path(__file__).parents[1] / "results" / "learning"
 
 
@@ -22,10 +26,12 @@ def main() -> None:
     options = parse_arguments()
     folder = options.out or (Path("runs/learning-quick") if options.quick else RESULTS)
     tasks = [TASKS[name].quick() if options.quick else TASKS[name] for name in options.tasks]
+    seeds = QUICK if options.quick else FULL
     if not options.tables_only:
         for task in tasks:
-            seeds = QUICK if options.quick else FULL
             run_all(task, seeds, Store(folder, task.name), options.processes, options.accelerator)
+    runs = [Runs(task, Progress(task, seeds, Store(folder, task.name).rows), seeds.report) for task in tasks]
+    write_report(runs, folder, is_quick=options.quick)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -13,6 +13,7 @@ __all__ = ["Arm", "first_arms", "further_arms"]
 FACTORS = (2, 4, 8)
 LARGE_BATCH = 4  # times the task's batch size
 LARGE_BUFFER_BATCHES = 16
+LARGE_BATCH_BUDGET = 3  # times the budget: fewer steps are in as many examples
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class Arm:
     def uses_per_fresh(self) -> int:
         """Steps' examples per fresh example."""
         return self.factor if self.cached_share == 1 else round(1 / self.cached_share)
+
+    def budget_examples(self, task: Task) -> int:
+        """Fresh examples after which a run ends."""
+        return task.budget_examples * (1 if self.batch_multiple == 1 else LARGE_BATCH_BUDGET)
 
     def buffer_size(self, batch_size: int) -> int | None:
         """The buffer in the loader's items: examples, or batches."""

@@ -80,9 +80,9 @@ def reached_at(task: Task, evaluations: Sequence[Evaluation]) -> Evaluation | No
     return None
 
 
-def quality_at_end(task: Task, evaluations: Sequence[Evaluation]) -> float | None:
+def quality_at_end(task: Task, evaluations: Sequence[Evaluation], budget_examples: int) -> float | None:
     """The mean over the last window within the budget; None where the run ended before it."""
-    if not evaluations or evaluations[-1].fresh < task.budget_examples:
+    if not evaluations or evaluations[-1].fresh < budget_examples:
         return None
     return statistics.fmean(one.value for one in evaluations[-task.window_evaluations :])
 

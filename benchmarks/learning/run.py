@@ -58,7 +58,7 @@ class Evaluator(pl.Callback):
 
     def __init__(self, task: Task, arm: Arm, evaluate: Any, ends_at_target: bool) -> None:
         self._task, self._evaluate, self._ends_at_target = task, evaluate, ends_at_target
-        self._share = arm.cached_share
+        self._share, self._budget = arm.cached_share, arm.budget_examples(task)
         self.evaluations: list[Evaluation] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
@@ -72,7 +72,7 @@ class Evaluator(pl.Callback):
         pl_module.train()
         self.evaluations.append(Evaluation(fresh, trainer.global_step, value))
         is_reached = self._ends_at_target and reached_at(self._task, self.evaluations) is not None
-        trainer.should_stop = is_reached or fresh >= self._task.budget_examples
+        trainer.should_stop = is_reached or fresh >= self._budget
 
 
 def train(task: Task, arm: Arm, rate: float, seed: int, *, ends_at_target: bool, accelerator: str = "cpu") -> Run:

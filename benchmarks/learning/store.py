@@ -51,7 +51,8 @@ class Row:
 
 def row_of(task: Task, arm: Arm, rate: float, seed: int, run: Run) -> Row:
     """What is kept of a run."""
-    reached, quality = reached_at(task, run.evaluations), quality_at_end(task, run.evaluations)
+    reached = reached_at(task, run.evaluations)
+    quality = quality_at_end(task, run.evaluations, arm.budget_examples(task))
     end = run.evaluations[-1]
     return Row(
         task=task.name,

@@ -1,0 +1,69 @@
+"""Plots of the learning experiments: legible on light and on dark pages (transparent, mid-tones)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from arms import FACTORS, Arm
+from findings import Runs
+from store import Row
+
+__all__ = ["save_plot"]
+
+GRAY = "#808080"
+COLORS = {
+    "before_augmentation": "#3b8bd6",
+    "after_augmentation": "#d9822b",
+    "after_batching": "#3fa35b",
+    "fixed share": "#a06cd5",
+}
+STYLE = dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color"), GRAY)
+
+
+def save_plot(all_runs: Sequence[Runs], path: Path) -> None:
+    """Fresh examples (above) and steps (below) until the target, divided by the baseline's, against the factor."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(2, len(all_runs), figsize=(4.2 * len(all_runs), 7), squeeze=False, layout="constrained")
+        for column, runs in zip(axes.T, all_runs, strict=True):
+            column[0].set_title(runs.task.name.replace("_", " "))
+            _draw(column[0], runs, lambda row: row.fresh_to_target)
+            _draw(column[1], runs, lambda row: row.steps_to_target)
+            column[1].set_xlabel("echo factor")
+        axes[0, 0].set_ylabel("fresh examples to target / no echo")
+        axes[1, 0].set_ylabel("optimizer steps to target / no echo")
+        axes[0, 0].legend(frameon=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=110, transparent=True)
+        plt.close(figure)
+
+
+def _draw(axis: Any, runs: Runs, figure: Callable[[Row], float]) -> None:
+    """Medians with their intervals; what never reached the target is not drawn (the table says so)."""
+    for name, arms in _series(runs).items():
+        points = [(arm.uses_per_fresh, runs.ratio(arm, Arm(), figure)) for arm in arms if runs.is_there(arm, Arm())]
+        drawn = [(factor, interval) for factor, interval in points if math.isfinite(interval.middle)]
+        if not drawn:
+            continue
+        middles = [interval.middle for _, interval in drawn]
+        below = [interval.middle - interval.low for _, interval in drawn]
+        above = [interval.high - interval.middle if math.isfinite(interval.high) else 0 for _, interval in drawn]
+        factors = [factor for factor, _ in drawn]
+        axis.errorbar(factors, middles, [below, above], marker="o", capsize=3, label=name.replace("_", " "), color=COLORS[name])
+    axis.axhline(1, color=GRAY, linewidth=0.8, linestyle="--")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(FACTORS, [str(factor) for factor in FACTORS])
+    axis.set_ylim(bottom=0)
+    axis.patch.set_alpha(0)
+
+
+def _series(runs: Runs) -> dict[str, list[Arm]]:
+    arms = [arm for arm in runs.progress.arms() if arm.buffer == "default" and arm.batch_multiple == 1]
+    series = {point: [arm for arm in arms if arm.point == point] for point in runs.task.points}
+    return {**series, "fixed share": [arm for arm in arms if arm.cached_share < 1]}
