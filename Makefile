@@ -12,7 +12,7 @@ OLDEST_INSTALLED := .venv-oldest/.installed
 MOSAIC_INSTALLED := .venv-mosaic/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench test-oldest test-mosaic clean
+.PHONY: help install demo test lint bench evidence test-oldest test-mosaic clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -40,6 +40,9 @@ lint: $(INSTALLED) ## check style and types
 bench: $(INSTALLED) ## measure speed-up and overhead, print a table, write it as CSV
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+evidence: $(INSTALLED) ## run the learning experiments (hours; goes on where it stopped), write tables and plots
+	PYTHONPATH=benchmarks $(BIN)/python -m learning $(ARGS)
+
 # Deprecations are shown only: an old version uses what newer ones of its own requirements deprecate.
 test-oldest: $(OLDEST_INSTALLED) ## run unit and Trainer tests on the oldest declared versions (Python 3.10 to 3.12)
 	$(OLDEST_BIN)/python -m pytest -W default::DeprecationWarning tests/unit tests/integration $(ARGS)
@@ -57,7 +60,7 @@ $(INSTALLED): pyproject.toml
 	@$(call require_python,(3, 10) <= version,3.10 or newer)
 	@echo 'Creating .venv: torch, torchvision, lightning and the tools, some gigabytes; takes a few minutes ...'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[examples,test,test-loaders,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[examples,evidence,test,test-loaders,dev]'
 	@touch $@
 
 $(OLDEST_INSTALLED): pyproject.toml tests/oldest.txt

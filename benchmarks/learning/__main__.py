@@ -8,36 +8,54 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from digits import DIGITS
-from due import Progress
-from experiments import run_all
-from findings import Runs
-from language_model import LANGUAGE_MODEL
-from report import write_report
-from residual import RESIDUAL
-from rules import FULL, QUICK
-from store import Store
+from learning.digits import DIGITS
+from learning.due import Progress
+from learning.experiments import run_all
+from learning.findings import Runs
+from learning.language_model import LANGUAGE_MODEL
+from learning.paper import cifar10_task, imagenet_task
+from learning.report import write_report
+from learning.residual import RESIDUAL
+from learning.rules import FULL, QUICK
+from learning.store import Store
+from learning.task import Task
 
 TASKS = {task.name: task for task in (DIGITS, LANGUAGE_MODEL, RESIDUAL)}
+DATA = {"cifar10": cifar10_task, "imagenet": imagenet_task}
 RESULTS = Path(__file__).parents[1] / "results" / "learning"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def main() -> None:
     options = parse_arguments()
-    folder = options.out or (Path("runs/learning-quick") if options.quick else RESULTS)
-    tasks = [TASKS[name].quick() if options.quick else TASKS[name] for name in options.tasks]
-    seeds = QUICK if options.quick else FULL
+    is_evidence = options.out is None and options.data is None and not options.quick
+    folder = options.out or (RESULTS if is_evidence else Path("runs/learning-quick" if options.quick else "runs/learning"))
+    tasks, seeds = chosen_tasks(options), QUICK if options.quick else FULL
     if not options.tables_only:
         for task in tasks:
             run_all(task, seeds, Store(folder, task.name), options.processes, options.accelerator)
-    runs = [Runs(task, Progress(task, seeds, Store(folder, task.name).rows), seeds.report) for task in tasks]
-    write_report(runs, folder, is_quick=options.quick)
+    reported = list(TASKS.values()) if is_evidence else tasks  # the documentation is about all of them, whatever ran now
+    runs = [Runs(task, Progress(task, seeds, Store(folder, task.name).rows), seeds.report) for task in reported]
+    write_report(runs, DOCS if is_evidence else folder, is_quick=options.quick)
+
+
+def chosen_tasks(options: argparse.Namespace) -> list[Task]:
+    """Those of the bundled data, or the one on data that the user has."""
+    if options.data is None:
+        tasks = [TASKS[name] for name in options.tasks]
+    elif options.root is None:
+        raise SystemExit(f"--data {options.data} needs --root: the folder that holds it, as torchvision.datasets reads it")
+    else:
+        tasks = [DATA[options.data](options.root)]
+    return [task.quick() for task in tasks] if options.quick else tasks
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="five minutes: every table, no evidence")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="these tasks alone")
+    parser.add_argument("--data", choices=DATA, help="the paper's data; needs --root")
+    parser.add_argument("--root", type=Path, help="where these data are")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--accelerator", default="cpu", help="as in Trainer")
     parser.add_argument("--tables-only", action="store_true", help="no runs: tables and plots of those that are there")

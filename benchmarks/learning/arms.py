@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from task import Task
-
+from learning.task import Task
 from lightning_echo.echoing.shape import smallest_buffer
 
 __all__ = ["Arm", "first_arms", "further_arms"]

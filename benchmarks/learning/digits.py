@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from task import Split, Task
 from torch import Tensor, nn
 from torchvision import transforms
 
+from learning.task import Split, Task
 from lightning_echo import StagedDataset
 
 __all__ = ["DIGITS", "StagedDigits", "classify", "digits_split"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arms import Arm, first_arms, further_arms
-from rules import Seeds, best_rate
-from store import Row
-from task import Task
+from learning.arms import Arm, first_arms, further_arms
+from learning.rules import Seeds, best_rate
+from learning.store import Row
+from learning.task import Task
 
 __all__ = ["Job", "Progress"]
 

@@ -6,12 +6,13 @@ import multiprocessing
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
 import torch
-from due import Job, Progress
 from rich.console import Console
-from rules import Seeds
-from run import train
-from store import Row, Store, row_of
-from task import Task
+
+from learning.due import Job, Progress
+from learning.rules import Seeds
+from learning.run import train
+from learning.store import Row, Store, row_of
+from learning.task import Task
 
 __all__ = ["run_all"]
 

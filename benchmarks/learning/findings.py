@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from arms import LARGE_BATCH, Arm, first_arms
-from due import Progress
-from rules import CONFIRMED_BELOW, Interval, interval_of_median, ratios, verdict
-from store import Row
-from task import Task
+from learning.arms import LARGE_BATCH, Arm, first_arms
+from learning.due import Progress
+from learning.rules import CONFIRMED_BELOW, Interval, interval_of_median, ratios, verdict
+from learning.store import Row
+from learning.task import Task
 
 __all__ = ["CLAIMS", "Finding", "Runs", "best_at", "findings"]
 

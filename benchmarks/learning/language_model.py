@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from task import Split, Task
 from torch import Tensor, nn
 from torch.utils.data import Dataset
+
+from learning.task import Split, Task
 
 __all__ = ["LANGUAGE_MODEL", "StagedBytes"]
 

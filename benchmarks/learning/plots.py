@@ -11,9 +11,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from arms import FACTORS, Arm
-from findings import Runs
-from store import Row
+
+from learning.arms import FACTORS, Arm
+from learning.findings import Runs
+from learning.store import Row
 
 __all__ = ["save_plot"]
 

@@ -6,34 +6,35 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from arms import Arm
-from findings import CLAIMS, Finding, Runs, findings
 from markdown import replace_section, table
-from plots import save_plot
-from rules import Interval, interval_of_median
+
+from learning.arms import Arm
+from learning.findings import CLAIMS, Finding, Runs, findings
+from learning.plots import save_plot
+from learning.rules import Interval, interval_of_median
 
 __all__ = ["arm_table", "finding_table", "interval_text", "summary_table", "write_report"]
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGE, PLOT = "evidence.md", "learning.png"
 
 
 def write_report(all_runs: Sequence[Runs], folder: Path, *, is_quick: bool) -> None:
-    """Prints the tables; writes them into the documentation, or beside the CSV files if they are of quick runs."""
+    """Prints the tables, and writes them and the plot into a folder: into the page that is there, else as one of their own."""
     found = [finding for runs in all_runs for finding in findings(runs)]
     sections = {
         "findings": f"{summary_table(found)}\n\n{finding_table(found)}",
         **{runs.task.name: arm_table(runs) for runs in all_runs},
     }
+    page = folder / PAGE
+    if not page.exists():
+        empty = "\n\n".join(f"## {name}\n\n<!-- {name}:begin -->\n<!-- {name}:end -->" for name in sections)
+        page.write_text(f"# Learning experiments\n\n![Fresh examples and steps against the factor]({PLOT})\n\n{empty}\n")
     for name, text in sections.items():
         print(f"\n{name}\n\n{text}")
-    full = [runs for runs in all_runs if runs.task.full]
+        replace_section(page, name, text)
+    save_plot([runs for runs in all_runs if runs.task.full], folder / PLOT)
     if is_quick:
         print("\nThese are tables of --quick: they show that everything runs, and say nothing about echoing.")
-        save_plot(full, folder / "learning.png")
-        return
-    for name, text in sections.items():
-        replace_section(DOCS / "evidence.md", name, text)
-    save_plot(full, DOCS / "learning.png")
 
 
 def finding_table(found: Sequence[Finding]) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from digits import POINTS, classify, digits_split
-from task import Task
 from torch import Tensor, nn
+
+from learning.digits import POINTS, classify, digits_split
+from learning.task import Task
 
 __all__ = ["RESIDUAL", "ResidualNetwork"]
 

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from task import Task
+
+from learning.task import Task
 
 __all__ = [
     "CONFIRMED_BELOW",
@@ -32,6 +33,7 @@ __all__ = [
     "Seeds",
     "best_rate",
     "interval_of_median",
+    "is_tuning",
     "quality_at_end",
     "ratios",
     "reached_at",
@@ -53,6 +55,11 @@ class Seeds(NamedTuple):
 
 FULL = Seeds((101, 102), (1, 2, 3, 4, 5, 6, 7, 8))
 QUICK = Seeds((101,), (1, 2))
+
+
+def is_tuning(seed: int) -> bool:
+    """Whether a seed is one of those on which rates are chosen."""
+    return seed in FULL.tuning
 
 
 class Evaluation(NamedTuple):

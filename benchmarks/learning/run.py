@@ -10,12 +10,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from arms import Arm
-from rules import Evaluation, reached_at
-from task import Task
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
+from learning.arms import Arm
+from learning.rules import Evaluation, reached_at
+from learning.task import Task
 from lightning_echo import EchoCallback, EchoDataModule
 
 __all__ = ["Run", "train"]
@@ -113,7 +113,8 @@ def echoed(task: Task, arm: Arm, split: Any, seed: int) -> EchoDataModule:
     if arm.cached_share < 1:
         chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
         data = Subset(data, chosen[: round(task.cached_examples * arm.cached_share)].tolist())
-    loader = DataLoader(data, batch_size, shuffle=True, drop_last=True, collate_fn=split.collate)
+    options = {"num_workers": task.workers, "collate_fn": split.collate}
+    loader = DataLoader(data, batch_size, shuffle=True, drop_last=True, **options)
     return EchoDataModule.from_dataloaders(
         loader,
         factor=arm.factor,

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from arms import Arm
-from rules import quality_at_end, reached_at
-from run import Run
-from task import Task
+from learning.arms import Arm
+from learning.rules import quality_at_end, reached_at
+from learning.run import Run
+from learning.task import Task
 
 __all__ = ["Row", "Store", "row_of"]
 

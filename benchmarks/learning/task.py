@@ -59,6 +59,7 @@ class Task:
         loss: Of a model on a batch.
         quick_target: In the place of `target` for ``--quick``, whose runs end after a `QUICK_PARTS`-th of the budget.
         make_optimizer: From parameters and the learning rate.
+        workers: Of the training loader.
         full: Whether all arms are run, or only those of a supporting task (no echo, all points at e = 2, one at e = 4).
     """
 
@@ -80,6 +81,7 @@ class Task:
     loss: Callable[[nn.Module, Any], Tensor]
     quick_target: float
     make_optimizer: Callable[[Any, float], torch.optim.Optimizer] = adam
+    workers: int = 0
     full: bool = True
 
     def quick(self) -> Task:

@@ -1,0 +1,138 @@
+"""Learning experiments with a real Trainer, cut short."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from learning.arms import Arm, first_arms
+from learning.digits import DIGITS
+from learning.experiments import run_all
+from learning.language_model import LANGUAGE_MODEL
+from learning.residual import RESIDUAL
+from learning.rules import Seeds
+from learning.run import Evaluator, Module, echoed, train
+from learning.store import Store
+
+SHORT = dataclasses.replace(DIGITS, budget_examples=1280, spacing_examples=160, target=101.0)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As the experiments run: threads that wait for each other are slow where other tests run beside them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Images:
+    """A split whose examples are their indices."""
+
+    train = range(1197)
+    collate = staticmethod(torch.tensor)
+
+
+def fresh_of(arm: Arm, task=SHORT) -> list[int]:
+    return [one.fresh for one in train(task, arm, 0.005, 1, ends_at_target=False).evaluations]
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [Arm(), *(Arm(4, point) for point in DIGITS.points), Arm(4, "after_batching", buffer="large"), Arm(cached_share=0.25)],
+    ids=lambda arm: arm.name,
+)
+def test_every_arm_is_evaluated_at_the_same_spacing_of_fresh_examples(arm: Arm) -> None:
+    fresh = fresh_of(arm)
+    assert len(fresh) == 8
+    most = (
+        32 if arm.point == "after_batching" or arm.factor == 1 else 24
+    )  # in one step; the buffer fills with more than its share
+    assert all(160 * (i + 1) <= count < 160 * (i + 1) + most for i, count in enumerate(fresh))
+
+
+def test_at_factor_four_there_are_four_times_as_many_steps() -> None:
+    def steps(arm: Arm) -> int:
+        return train(SHORT, arm, 0.005, 1, ends_at_target=False).evaluations[-1].steps
+
+    assert steps(Arm()) == 40
+    assert steps(Arm(cached_share=0.25)) == 160
+    assert 150 <= steps(Arm(4, "before_augmentation")) <= 160  # the examples that are live have uses left
+
+
+def test_a_run_ends_at_the_target_unless_it_is_to_go_on() -> None:
+    task = dataclasses.replace(SHORT, target=0.0)  # there from the first window on
+    assert len(train(task, Arm(), 0.005, 1, ends_at_target=True).evaluations) == task.window_evaluations
+    assert len(train(task, Arm(), 0.005, 1, ends_at_target=False).evaluations) == 8
+
+
+def test_runs_repeat() -> None:
+    first, second = (train(SHORT, Arm(2, "before_augmentation"), 0.005, 1, ends_at_target=False) for _ in range(2))
+    assert first.evaluations == second.evaluations
+    other = train(SHORT, Arm(2, "before_augmentation"), 0.005, 2, ends_at_target=False)
+    assert other.evaluations != first.evaluations
+
+
+def test_arms_are_paired_by_their_initial_weights(monkeypatch) -> None:
+    seen = []
+    begun = Evaluator.on_train_start
+    monkeypatch.setattr(
+        Evaluator,
+        "on_train_start",
+        lambda self, trainer, module: (seen.append([p.clone() for p in module.parameters()]), begun(self, trainer, module)),
+    )
+    task = dataclasses.replace(SHORT, budget_examples=160)
+    for arm in (Arm(), Arm(4, "after_batching"), Arm(cached_share=0.5)):
+        train(task, arm, 0.005, 1, ends_at_target=False)
+    for weights in seen[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(seen[0], weights, strict=True))
+
+
+def test_the_rate_is_constant_after_the_warm_up() -> None:
+    module = Module(SHORT, 0.4)
+    (optimizer,), (schedule,) = module.configure_optimizers()
+    rates = []
+    for _ in range(30):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule["scheduler"].step()
+    assert rates[0] == pytest.approx(0.4 / 20)
+    assert rates[9] == pytest.approx(0.2)
+    assert rates[19:] == pytest.approx([0.4] * 11)
+
+
+def test_a_share_of_the_data_is_fixed() -> None:
+    """A quarter of 1,197 examples, the same in each pass."""
+    loader = echoed(DIGITS, Arm(cached_share=0.25), Images(), 1).train_dataloader()
+    assert len(loader) == 299 // 32
+    passes = [torch.cat(list(loader)).tolist() for _ in range(30)]
+    assert passes[0] != passes[1]
+    assert len({index for one in passes for index in one}) == 299
+
+
+@pytest.mark.parametrize("task", [LANGUAGE_MODEL, RESIDUAL], ids=lambda task: task.name)
+def test_the_other_tasks_learn(task) -> None:
+    """Forty steps: the metric is better than after two."""
+    short = dataclasses.replace(task, budget_examples=20 * task.batch_size, spacing_examples=task.batch_size, target=math.nan)
+    values = [one.value for one in train(short, Arm(2, "after_batching"), task.rates[0], 1, ends_at_target=False).evaluations]
+    assert len(values) == 20
+    assert values[-1] > values[0] if task.is_higher_better else values[-1] < values[0] < 8.5
+
+
+def test_experiments_go_on_where_they_stopped(tmp_path) -> None:
+    task = dataclasses.replace(SHORT, budget_examples=320, rates=(0.005,), full=False)
+    seeds = Seeds((101,), (1,))
+    store = Store(tmp_path, task.name)
+    run_all(task, seeds, store, 2, "cpu")
+    arms = first_arms(task)
+    assert sorted((row.arm, row.seed) for row in store.rows) == sorted((arm.name, seed) for arm in arms for seed in (101, 1))
+    path = tmp_path / f"{task.name}.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-2]))  # two rows are lost
+    again = Store(tmp_path, task.name)
+    run_all(task, seeds, again, 1, "cpu")
+    assert len(again.rows) == len(store.rows)
+    assert {(row.arm, row.seed, row.values) for row in again.rows} == {(row.arm, row.seed, row.values) for row in store.rows}

@@ -1,0 +1,120 @@
+"""The rules, on cases that were worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+from learning.digits import DIGITS
+from learning.language_model import LANGUAGE_MODEL
+from learning.residual import RESIDUAL
+from learning.rules import (
+    FULL,
+    Evaluation,
+    Interval,
+    best_rate,
+    interval_of_median,
+    quality_at_end,
+    ratios,
+    reached_at,
+    verdict,
+)
+from learning_cases import SMALL
+
+
+def evaluations(*values: float) -> list[Evaluation]:
+    return [Evaluation(100 * (i + 1), 10 * (i + 1), value) for i, value in enumerate(values)]
+
+
+def test_the_target_is_reached_when_the_mean_of_the_window_is_there_not_at_a_first_crossing() -> None:
+    assert reached_at(SMALL, evaluations(50, 95, 80, 88, 92, 99)) == Evaluation(500, 50, 92)
+
+
+def test_one_evaluation_alone_is_no_window() -> None:
+    assert reached_at(SMALL, evaluations(99)) is None
+
+
+def test_a_task_whose_metric_falls_is_reached_from_above() -> None:
+    assert reached_at(LANGUAGE_MODEL, evaluations(5.0, 3.5, 3.3, 3.3, 3.3)) == Evaluation(400, 40, 3.3)
+
+
+def test_final_quality_is_the_mean_of_the_last_window_of_the_whole_budget() -> None:
+    values = evaluations(*range(10))
+    assert quality_at_end(SMALL, values, 1000) == 8.5
+    assert quality_at_end(SMALL, values, 1001) is None
+    assert quality_at_end(SMALL, [], 1000) is None
+
+
+def test_seeds_of_tuning_and_report_are_apart() -> None:
+    assert not set(FULL.tuning) & set(FULL.report)
+    assert len(FULL.report) == 8
+
+
+@pytest.mark.parametrize("task", [DIGITS, LANGUAGE_MODEL, RESIDUAL])
+def test_a_grid_goes_on_by_its_own_step(task) -> None:
+    low, middle, high = task.rates
+    assert middle / low == pytest.approx(2) == high / middle
+
+
+def test_the_best_rate_reaches_the_target_on_most_seeds_then_soonest() -> None:
+    by_rate = {0.1: [(300, 90), (math.inf, 80)], 0.2: [(500, 90), (600, 90)], 0.4: [(400, 90), (650, 90)]}
+    assert best_rate(SMALL, by_rate) == (0.4, 0.8)
+
+
+def test_a_best_rate_inside_the_grid_settles_it() -> None:
+    by_rate = {0.1: [(600, 90)], 0.2: [(400, 90)], 0.4: [(500, 90)]}
+    assert best_rate(SMALL, by_rate) == (0.2, None)
+
+
+def test_rates_that_miss_on_all_seeds_are_told_apart_by_the_last_metric() -> None:
+    by_rate = {0.1: [(math.inf, 70)], 0.2: [(math.inf, 80)], 0.4: [(math.inf, 60)]}
+    assert best_rate(SMALL, by_rate) == (0.2, None)
+
+
+def test_a_grid_is_not_extended_for_ever() -> None:
+    by_rate = {rate: [(rate * 1000, 90)] for rate in (0.1 / 16, 0.1, 0.2, 0.4)}
+    assert best_rate(SMALL, by_rate) == (0.1 / 16, None)
+    by_rate = {rate: [(rate * 1000, 90)] for rate in (0.1 / 8, 0.1, 0.2, 0.4)}
+    assert best_rate(SMALL, by_rate) == (0.1 / 8, 0.1 / 16)
+
+
+def test_a_miss_is_infinite_and_two_misses_count_against_the_arm() -> None:
+    assert ratios([50, math.inf, 50, math.inf], [100, 100, math.inf, math.inf]) == [0.5, math.inf, 0.0, math.inf]
+
+
+def test_the_interval_of_the_median_is_that_of_all_resamples() -> None:
+    """All 3^3 resamples of three values, by hand, against those that are drawn."""
+    medians = sorted(sorted(chosen)[1] for chosen in product((1.0, 2.0, 4.0), repeat=3))
+    share_of_lowest = medians.count(1.0) / len(medians)
+    assert share_of_lowest > 0.025  # so the interval reaches the lowest value
+    assert interval_of_median([4.0, 1.0, 2.0]) == Interval(1.0, 2.0, 4.0)
+
+
+def test_an_interval_of_equal_values_is_a_point() -> None:
+    assert interval_of_median([0.7] * 8) == Interval(0.7, 0.7, 0.7)
+
+
+def test_an_interval_narrows_with_the_seeds() -> None:
+    few, many = interval_of_median([1, 2, 3, 4]), interval_of_median([1, 2, 3, 4] * 25)
+    assert few.high - few.low > 2 * (many.high - many.low)
+
+
+def test_half_of_the_runs_missing_makes_the_median_infinite() -> None:
+    interval = interval_of_median([1.0] * 4 + [math.inf] * 4)
+    assert (interval.low, interval.middle, interval.high) == (1.0, math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.5, 0.94, "confirmed"),
+        (0.5, 0.95, "open"),
+        (0.97, 0.99, "open"),
+        (1.0, 1.5, "open"),
+        (1.01, 1.5, "contradicted"),
+        (1.01, math.inf, "contradicted"),
+    ],
+)
+def test_verdicts(low: float, high: float, expected: str) -> None:
+    assert verdict(Interval(low, low, high)) == expected
