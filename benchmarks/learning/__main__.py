@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from learning.coco import coco_task
+from learning.detection import DETECTION
 from learning.digits import DIGITS
 from learning.due import Progress
 from learning.experiments import run_all
@@ -20,8 +22,8 @@ from learning.rules import FULL, QUICK
 from learning.store import Store
 from learning.task import Task
 
-TASKS = {task.name: task for task in (DIGITS, LANGUAGE_MODEL, RESIDUAL)}
-DATA = {"cifar10": cifar10_task, "imagenet": imagenet_task}
+TASKS = {task.name: task for task in (DIGITS, LANGUAGE_MODEL, RESIDUAL, DETECTION)}
+DATA = {"cifar10": cifar10_task, "imagenet": imagenet_task, "coco": coco_task}
 RESULTS = Path(__file__).parents[1] / "results" / "learning"
 DOCS = Path(__file__).parents[2] / "docs"
 
