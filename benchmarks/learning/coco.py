@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from detection import POINTS, Example, collate, detection_loss, mean_average_precision_percent
 from PIL import Image
-from task import Split, Task
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import CocoDetection
@@ -22,6 +20,8 @@ from torchvision.models.detection import ssd300_vgg16
 from torchvision.transforms import v2
 from torchvision.tv_tensors import BoundingBoxes
 
+from learning.detection import POINTS, Example, collate, detection_loss, mean_average_precision_percent
+from learning.task import Split, Task
 from lightning_echo import StagedDataset
 
 __all__ = ["StagedCoco", "coco_task"]

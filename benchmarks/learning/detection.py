@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from task import Split, Task
 from torch import Tensor, nn
 from torchmetrics.detection import MeanAveragePrecision
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.ssd import SSD
 
+from learning.task import Split, Task
 from lightning_echo import StagedDataset
 
 __all__ = ["DETECTION", "Backbone", "StagedCanvases", "collate", "detection_loss", "make_ssd", "mean_average_precision_percent"]

@@ -2,19 +2,19 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import detection
 import numpy as np
 import pytest
 import torch
-from arms import Arm
+from learning.arms import Arm
+from learning.run import train
 from PIL import Image
-from run import train
 from torch import nn
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.ssd import SSD
 
 pytest.importorskip("pycocotools")
-from coco import SIDE, StagedCoco, coco_task, make_ssd300  # after the line above: the data set cannot do without
+from learning import detection
+from learning.coco import SIDE, StagedCoco, coco_task, make_ssd300  # after the line above: the data set cannot do without
 
 WIDTH, HEIGHT = 400, 200
 

@@ -2,12 +2,12 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import detection
 import numpy as np
 import pytest
 import torch
-from arms import Arm
-from detection import (
+from learning import detection
+from learning.arms import Arm
+from learning.detection import (
     CONTRAST,
     DETECTION,
     SIDE,
@@ -18,7 +18,7 @@ from detection import (
     make_ssd,
     mean_average_precision_percent,
 )
-from run import train
+from learning.run import train
 from torch import nn
 
 SOLID = np.full((1, 8, 8), 16.0)  # a scan that fills its box, at full brightness
