@@ -12,7 +12,7 @@ OLDEST_INSTALLED := .venv-oldest/.installed
 MOSAIC_INSTALLED := .venv-mosaic/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench evidence test-oldest test-mosaic clean
+.PHONY: help install demo test lint bench evidence wallclock test-oldest test-mosaic clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -42,6 +42,9 @@ bench: $(INSTALLED) ## measure speed-up and overhead, print a table, write it as
 
 evidence: $(INSTALLED) ## run the learning experiments (hours; goes on where it stopped), write tables and plots
 	PYTHONPATH=benchmarks $(BIN)/python -m learning $(ARGS)
+
+wallclock: $(INSTALLED) ## time to the target behind slow sources (forty minutes, on a quiet machine)
+	$(BIN)/python benchmarks/wallclock $(ARGS)
 
 # Deprecations are shown only: an old version uses what newer ones of its own requirements deprecate.
 test-oldest: $(OLDEST_INSTALLED) ## run unit and Trainer tests on the oldest declared versions (Python 3.10 to 3.12)

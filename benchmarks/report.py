@@ -33,7 +33,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
     def print(self) -> None:
-        lines = [list(self.columns), *([_text(cell) for cell in row] for row in self.rows)]
+        lines = [list(self.columns), *self.cells()]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
         print(f"\n{self.name}: {self.text}\n")
         for number, line in enumerate(lines):
@@ -42,12 +42,16 @@ class Table:
                 print("  " + "  ".join("-" * width for width in widths))
         sys.stdout.flush()
 
+    def cells(self) -> list[list[str]]:
+        """The rows as they are printed."""
+        return [[_text(cell) for cell in row] for row in self.rows]
+
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / f"{self.name}.csv", "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(self.columns)
-            writer.writerows([_text(cell) for cell in row] for row in self.rows)
+            writer.writerows(self.cells())
 
     @property
     def failures(self) -> int:

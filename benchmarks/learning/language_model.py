@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sysconfig
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,18 @@ class StagedBytes(Dataset[tuple[Tensor, Tensor]]):
 
     Args:
         text: (N,), uint8.
-        delay_seconds: A read takes so much longer, for a source that is slow.
+        before_read: Called before each read, for a source that is slow.
     """
 
-    def __init__(self, text: Tensor, delay_seconds: float = 0.0) -> None:
-        self.text, self.delay_seconds = text, delay_seconds
+    def __init__(self, text: Tensor, before_read: Callable[[], None] | None = None) -> None:
+        self.text, self.before_read = text, before_read
 
     def __len__(self) -> int:
         return (len(self.text) - 1) // CONTEXT
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if self.delay_seconds:
-            time.sleep(self.delay_seconds)
+        if self.before_read is not None:
+            self.before_read()
         stretch = self.text[index * CONTEXT : (index + 1) * CONTEXT + 1].long()
         return stretch[:-1], stretch[1:]
 

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Subset
 
 from learning.arms import Arm
 from learning.rules import Evaluation, reached_at
-from learning.task import Task
+from learning.task import Split, Task
 from lightning_echo import EchoCallback, EchoDataModule
 
-__all__ = ["Run", "train"]
+__all__ = ["Evaluator", "Module", "Run", "be_quiet", "echoed", "quiet_trainer", "train"]
 
 WARM_UP_STEPS = 20
 
@@ -66,13 +66,17 @@ class Evaluator(pl.Callback):
         fresh = int(trainer.datamodule.loader.counts.fresh * self._share)  # type: ignore[attr-defined]
         if fresh < self._task.spacing_examples * (len(self.evaluations) + 1):
             return
-        pl_module.eval()
-        with torch.no_grad():
-            value = self._evaluate(pl_module.model)
-        pl_module.train()
-        self.evaluations.append(Evaluation(fresh, trainer.global_step, value))
+        self.evaluations.append(Evaluation(fresh, trainer.global_step, self.evaluated(trainer, pl_module)))
         is_reached = self._ends_at_target and reached_at(self._task, self.evaluations) is not None
         trainer.should_stop = is_reached or fresh >= self._budget
+
+    def evaluated(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
+        """The metric now."""
+        pl_module.eval()
+        with torch.no_grad():
+            value: float = self._evaluate(pl_module.model)
+        pl_module.train()
+        return value
 
 
 def train(task: Task, arm: Arm, rate: float, seed: int, *, ends_at_target: bool, accelerator: str = "cpu") -> Run:
@@ -86,12 +90,20 @@ def train(task: Task, arm: Arm, rate: float, seed: int, *, ends_at_target: bool,
         ends_at_target: Whether to stop there; else the run goes on to the task's budget.
         accelerator: As in ``Trainer``.
     """
-    _be_quiet()
+    be_quiet()
     pl.seed_everything(seed, verbose=False)
     module = Module(task, rate)  # first of all: the same weights in each arm
     split = task.make_split(seed)
     evaluator = Evaluator(task, arm, split.evaluate, ends_at_target)
-    trainer = pl.Trainer(
+    trainer = quiet_trainer(accelerator, [evaluator, EchoCallback(summary=False)])
+    begin = time.perf_counter()
+    trainer.fit(module, datamodule=echoed(task, arm, split, seed))
+    return Run(evaluator.evaluations, time.perf_counter() - begin)
+
+
+def quiet_trainer(accelerator: str, callbacks: list[pl.Callback], **options: Any) -> pl.Trainer:
+    """A Trainer that says and writes nothing, and goes on until a callback ends the run."""
+    return pl.Trainer(
         accelerator=accelerator,
         devices=1,
         max_epochs=-1,
@@ -99,32 +111,31 @@ def train(task: Task, arm: Arm, rate: float, seed: int, *, ends_at_target: bool,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[evaluator, EchoCallback(summary=False)],
+        callbacks=callbacks,
+        **options,
     )
-    begin = time.perf_counter()
-    trainer.fit(module, datamodule=echoed(task, arm, split, seed))
-    return Run(evaluator.evaluations, time.perf_counter() - begin)
 
 
-def echoed(task: Task, arm: Arm, split: Any, seed: int) -> EchoDataModule:
-    """The training data of an arm."""
+def echoed(task: Task, arm: Arm, split: Split, seed: int, **loader_options: Any) -> EchoDataModule:
+    """The training data of an arm; ``loader_options`` are those of ``DataLoader``."""
     batch_size = task.batch_size * arm.batch_multiple
     data = split.train
     if arm.cached_share < 1:
         chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
         data = Subset(data, chosen[: round(task.cached_examples * arm.cached_share)].tolist())
-    options = {"num_workers": task.workers, "collate_fn": split.collate}
+    options = {"num_workers": task.workers, "collate_fn": split.collate, **loader_options}
     loader = DataLoader(data, batch_size, shuffle=True, drop_last=True, **options)
     return EchoDataModule.from_dataloaders(
         loader,
         factor=arm.factor,
-        insertion_point=task.points[0] if arm.factor == 1 else arm.point,
+        insertion_point=task.points[0] if arm.point == "none" else arm.point,
         buffer_size=arm.buffer_size(batch_size),
         seed=seed,
     )
 
 
-def _be_quiet() -> None:
+def be_quiet() -> None:
+    """No word from Lightning; this package's warnings stay."""
     for name in ("lightning.pytorch", "lightning_echo"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")

@@ -71,32 +71,33 @@ def row_of(task: Task, arm: Arm, rate: float, seed: int, run: Run) -> Row:
 
 
 class Store:
-    """The rows of a task in one CSV file.
+    """Rows in one CSV file.
 
     Args:
         folder: Of the files.
-        task: Name of the task and of its file.
+        name: Of the file: the task's.
+        kind: The data class that a row is.
     """
 
-    def __init__(self, folder: Path, task: str) -> None:
-        self._path = folder / f"{task}.csv"
-        self.rows: list[Row] = []
+    def __init__(self, folder: Path, name: str, kind: type[Any] = Row) -> None:
+        self._path, self._kind = folder / f"{name}.csv", kind
+        self.rows: list[Any] = []
         if self._path.exists():
             with open(self._path, newline="") as file:
-                self.rows = [_parsed(record) for record in csv.DictReader(file)]
+                self.rows = [_parsed(kind, record) for record in csv.DictReader(file)]
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Any) -> None:
         """Appends a row, at once."""
         self.rows.append(row)
         is_new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "a", newline="") as file:
-            writer = csv.DictWriter(file, [one.name for one in fields(Row)], lineterminator="\n")
+            writer = csv.DictWriter(file, [one.name for one in fields(self._kind)], lineterminator="\n")
             if is_new:
                 writer.writeheader()
             writer.writerow(asdict(row))
 
 
-def _parsed(record: dict[str, str]) -> Row:
+def _parsed(kind: type[Any], record: dict[str, str]) -> Any:
     types: dict[str, Any] = {"str": str, "int": int, "float": float}
-    return Row(**{one.name: types[str(one.type)](record[one.name]) for one in fields(Row)})
+    return kind(**{one.name: types[str(one.type)](record[one.name]) for one in fields(kind)})

@@ -1,0 +1,95 @@
+"""The clock of a run: from the request of the first batch, evaluations taken out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+from learning.arms import Arm
+from learning.run import Evaluator
+from learning.task import Task
+
+from lightning_echo import EchoCallback
+from wallclock.source import SlowSource
+
+__all__ = ["Stopwatch", "TimedEvaluator"]
+
+
+class Stopwatch:
+    """Seconds since it was started, less those in which it stood.
+
+    Args:
+        clock: Seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._begin: float | None = None
+        self.stood_seconds = 0.0
+
+    @property
+    def is_started(self) -> bool:
+        return self._begin is not None
+
+    @property
+    def seconds(self) -> float:
+        """0 before the start."""
+        return 0.0 if self._begin is None else self._clock() - self._begin - self.stood_seconds
+
+    def start(self) -> None:
+        self._begin = self._clock()
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self.stood_seconds += self._clock() - begin
+
+
+class TimedEvaluator(Evaluator):
+    """Notes the time of each evaluation; nothing goes on while it evaluates.
+
+    Args:
+        task: What is trained.
+        arm: How.
+        evaluate: The metric of a model.
+        source: Stands still during an evaluation.
+        echo: Is told of an evaluation as of a validation, which it does not count.
+        watch: The clock.
+
+    Attributes:
+        seconds: At each evaluation.
+        first_batch_seconds: From the first request until the first batch is there: workers start, and read a batch.
+    """
+
+    def __init__(
+        self, task: Task, arm: Arm, evaluate: Any, source: SlowSource, echo: EchoCallback, watch: Stopwatch | None = None
+    ) -> None:
+        super().__init__(task, arm, evaluate, ends_at_target=True)
+        self._source, self._echo = source, echo
+        self.watch = Stopwatch() if watch is None else watch
+        self.seconds: list[float] = []
+        self.first_batch_seconds: float | None = None
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self.watch.is_started:  # an EchoLoader starts its workers when the first batch is asked for, which comes next
+            self.watch.start()
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        if self.first_batch_seconds is None:
+            self.first_batch_seconds = self.watch.seconds
+
+    def evaluated(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
+        self.seconds.append(self.watch.seconds)
+        with ExitStack() as stack:
+            stack.enter_context(self.watch.standing_still())
+            stack.enter_context(self._source.standing_still())
+            self._echo.on_validation_start(trainer, pl_module)
+            value = super().evaluated(trainer, pl_module)
+            self._echo.on_validation_end(trainer, pl_module)
+        return value
