@@ -6,13 +6,15 @@ ARGS ?=
 BIN := .venv/bin
 OLDEST_BIN := .venv-oldest/bin
 MOSAIC_BIN := .venv-mosaic/bin
+PEERS_BIN := .venv-peers/bin
 # One stamp per environment, newer than what its packages were chosen from: a second call installs nothing.
 INSTALLED := .venv/.installed
 OLDEST_INSTALLED := .venv-oldest/.installed
 MOSAIC_INSTALLED := .venv-mosaic/.installed
+PEERS_INSTALLED := .venv-peers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench evidence wallclock test-oldest test-mosaic clean
+.PHONY: help install demo test lint bench evidence wallclock peers test-oldest test-mosaic clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -46,6 +48,9 @@ evidence: $(INSTALLED) ## run the learning experiments (hours; goes on where it 
 wallclock: $(INSTALLED) ## time to the target behind slow sources (forty minutes, on a quiet machine)
 	$(BIN)/python benchmarks/wallclock $(ARGS)
 
+peers: $(PEERS_INSTALLED) ## compare with what people use instead, print tables, write them as CSV and Markdown
+	$(PEERS_BIN)/python benchmarks/peers $(ARGS)
+
 # Deprecations are shown only: an old version uses what newer ones of its own requirements deprecate.
 test-oldest: $(OLDEST_INSTALLED) ## run unit and Trainer tests on the oldest declared versions (Python 3.10 to 3.12)
 	$(OLDEST_BIN)/python -m pytest -W default::DeprecationWarning tests/unit tests/integration $(ARGS)
@@ -54,7 +59,7 @@ test-mosaic: $(MOSAIC_INSTALLED) ## run the tests of mosaicml-streaming, which n
 	$(MOSAIC_BIN)/python -m pytest tests/outside $(ARGS)
 
 clean: ## remove all environments, what the runs wrote, and the tools' caches
-	rm -rf .venv .venv-oldest .venv-mosaic runs lightning_logs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-mosaic .venv-peers runs lightning_logs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch and torchvision must come from the same source, or torchvision does not import: hence one
@@ -79,6 +84,13 @@ $(MOSAIC_INSTALLED): pyproject.toml
 	@echo 'Creating .venv-mosaic: torch and what mosaicml-streaming brings, seven gigabytes; takes some minutes ...'
 	$(PYTHON) -m venv --clear .venv-mosaic
 	$(MOSAIC_BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,test-loaders,test-mosaic]'
+	@touch $@
+
+$(PEERS_INSTALLED): pyproject.toml
+	@$(call require_python,(3, 10) <= version < (3, 14),3.10 to 3.13 (tensorflow 2.21 runs on no newer one))
+	@echo 'Creating .venv-peers: torch and what is compared (timm, MONAI, TensorFlow), some gigabytes; takes a few minutes ...'
+	$(PYTHON) -m venv --clear .venv-peers
+	$(PEERS_BIN)/python -m pip install -q --disable-pip-version-check -e '.[peers]'
 	@touch $@
 
 # $(call require_python,condition on `version`,the same in words)

@@ -53,6 +53,13 @@ class Table:
             writer.writerow(self.columns)
             writer.writerows(self.cells())
 
+    def markdown(self) -> str:
+        """The table for a page: its text, then the rows; columns of numbers stand to the right."""
+        numeric = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
+        lines = [self.columns, ["---:" if right else "---" for right in numeric]]
+        lines += [[_text(cell).replace("|", "\\|") for cell in row] for row in self.rows]
+        return "\n".join([f"{self.text}", "", *("| " + " | ".join(line) + " |" for line in lines)]) + "\n"
+
     @property
     def failures(self) -> int:
         return sum("NO" in row for row in self.rows)

@@ -68,9 +68,13 @@ class Clock(pl.Callback):
         self.ends.append(self._clock())
 
 
-def fit(model: pl.LightningModule, loader: Any, callbacks: list[pl.Callback], **options: Any) -> None:
+def fit(
+    model: pl.LightningModule, loader: Any, callbacks: list[pl.Callback], *, ckpt_path: Any = None, **options: Any
+) -> pl.Trainer:
     """Trains without a word."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pl.Trainer(**_QUIET, callbacks=callbacks, **options).fit(model, loader)
+        trainer = pl.Trainer(**_QUIET, callbacks=callbacks, **options)
+        trainer.fit(model, loader, ckpt_path=ckpt_path)
+    return trainer
