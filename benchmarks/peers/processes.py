@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from peers.facts import alone, on_rank
 from peers.loaders import PEERS
 
@@ -72,6 +74,7 @@ def _read(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
 
 
 def main(folder: Path, ranks: int, examples: int, names: list[str]) -> None:
+    torch.set_num_threads(1)  # torch's own threads wait actively, and take the cores from workers and ranks
     for name in names:
         room = folder / name
         room.mkdir(exist_ok=True)

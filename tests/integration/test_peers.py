@@ -91,7 +91,11 @@ def test_rates_are_measured_here_and_in_a_process_beside(monkeypatch: pytest.Mon
     monkeypatch.setattr(speed, "_STEP_SECONDS", 0.001)
     beside = {**vars(PEERS["naive"]), "own_process": True}
     monkeypatch.setitem(PEERS, "naive", type(PEERS["naive"])(**beside))
+    timed_here: list[Any] = []
+    timing = speed.seconds_per_batch
+    monkeypatch.setattr(speed, "seconds_per_batch", lambda loader, *args: timed_here.append(loader) or timing(loader, *args))
     table = speed.speed(["after_batching", "naive"], speed.Extent(rounds=1, steps=20))
+    assert [type(loader).__name__ for loader in timed_here] == ["EchoLoader"]
     for found in table.rows:
         assert 0 < found[2] < 1000  # a step takes a thousandth of a second at least
         assert found[2] == found[3] == found[4]
