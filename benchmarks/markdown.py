@@ -8,8 +8,8 @@ from pathlib import Path
 __all__ = ["replace_section", "table"]
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table.
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool] = ()) -> str:
+    """A Markdown table; columns that are ``numeric`` stand to the right.
 
     Example:
         >>> print(table(("a", "b"), [("1", "2")]))
@@ -17,7 +17,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         | --- | --- |
         | 1 | 2 |
     """
-    lines = [columns, ["---"] * len(columns), *rows]
+    aligned = ["---:" if right else "---" for right in numeric] or ["---"] * len(columns)
+    lines = [columns, aligned, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy
 import torch
+from markdown import table
 
 Cell = str | int | float
 
@@ -56,9 +57,7 @@ class Table:
     def markdown(self) -> str:
         """The table for a page: its text, then the rows; columns of numbers stand to the right."""
         numeric = [all(not isinstance(row[i], str) for row in self.rows) for i in range(len(self.columns))]
-        lines = [self.columns, ["---:" if right else "---" for right in numeric]]
-        lines += [[_text(cell).replace("|", "\\|") for cell in row] for row in self.rows]
-        return "\n".join([f"{self.text}", "", *("| " + " | ".join(line) + " |" for line in lines)]) + "\n"
+        return f"{self.text}\n\n{table(self.columns, self.cells(), numeric)}\n"
 
     @property
     def failures(self) -> int:

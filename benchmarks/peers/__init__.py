@@ -6,7 +6,6 @@ speed      steps per second, in turn       data       a data set whose reads are
 facts      what one peer does: by itself,  arithmetic of lists of example ids: duplicates, places, coverage, resuming
            in a Trainer, on two ranks      processes  facts are gathered in processes that may die: then that is the fact
 verdicts   facts -> what is wrong          tables     the facts as a table, machine and versions
-page       Markdown for docs/evidence.md
 ```
 
 All peers read the same data set with as many workers, in batches of the same size, each example `FACTOR` times. Everything in the

@@ -14,9 +14,9 @@ sys.path.insert(0, str(_HERE.parent))  # the folder is run, but its files are a 
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # a quiet TensorFlow, which MONAI imports, too
 
 import torch  # noqa: E402
+from markdown import replace_section  # noqa: E402
 
 from peers.loaders import PEERS  # noqa: E402
-from peers.page import insert, markdown  # noqa: E402
 from peers.speed import FULL, QUICK, speed  # noqa: E402
 from peers.tables import correctness, failures, place  # noqa: E402
 
@@ -42,13 +42,14 @@ def main() -> int:
     tables = [rates, facts, machine]
     for table in tables:
         table.write(folder)
-    text = markdown(tables)
+    text = "\n".join(each.markdown() for each in tables)
     (folder / "peers.md").write_text(text)
     is_complete = not options.quick and options.out is None and options.only == list(PEERS)
-    shown = is_complete and insert(text, _PAGE)
+    if is_complete:
+        replace_section(_PAGE, "peers", text)
     behind = [row[0] for row in rates.rows if row[-1] == "behind"]
     missed = failures(facts) + len(behind)
-    print(f"\nWritten to {folder}/peers*" + (f" and {_PAGE.name}." if shown else "."))
+    print(f"\nWritten to {folder}/peers*" + (f" and {_PAGE.name}." if is_complete else "."))
     print(f"Ours is not right in {failures(facts)} rows, and slower than: {', '.join(map(str, behind)) or 'none'}.")
     return missed
 

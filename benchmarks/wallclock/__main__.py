@@ -22,8 +22,8 @@ from learning.language_model import LANGUAGE_MODEL  # noqa: E402
 from learning.rules import FULL, QUICK  # noqa: E402
 from learning.store import Store  # noqa: E402
 from learning.task import Task  # noqa: E402
-from markdown import replace_section, table  # noqa: E402
-from report import Table, machine, progress  # noqa: E402
+from markdown import replace_section  # noqa: E402
+from report import machine, progress  # noqa: E402
 
 from wallclock.plans import Plan, plans_of, points_by_learning  # noqa: E402
 from wallclock.plot_times import save_plot  # noqa: E402
@@ -111,13 +111,8 @@ def report(stages: Sequence[Stage], rows: Sequence[TimedRow], folder: Path, opti
     progress(f"rows, tables and machine in {folder}, plot {plot.name}" + (" (--quick: no evidence)" if options.quick else ""))
     if is_evidence and _PAGE.exists():
         picture = f"![Time to the target against R]({plot.name})"
-        replace_section(_PAGE, "wallclock", "\n\n".join([*map(in_markdown, tables), picture]))
+        replace_section(_PAGE, "wallclock", "\n".join([*(each.markdown() for each in tables), picture]))
     return sum(each.failures for each in tables)
-
-
-def in_markdown(found: Table) -> str:
-    """A table with its sentence above it."""
-    return f"{found.text}.\n\n{table(found.columns, found.cells())}"
 
 
 def parse_arguments() -> argparse.Namespace:

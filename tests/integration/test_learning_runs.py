@@ -17,6 +17,8 @@ from learning.rules import Seeds
 from learning.run import Evaluator, Module, echoed, train
 from learning.store import Store
 
+from lightning_echo import StagedDataset
+
 SHORT = dataclasses.replace(DIGITS, budget_examples=1280, spacing_examples=160, target=101.0)
 
 
@@ -32,7 +34,7 @@ def _one_thread() -> Iterator[None]:
 class Images:
     """A split whose examples are their indices."""
 
-    train = range(1197)
+    train = StagedDataset.of(range(1197), augment=int)
     collate = staticmethod(torch.tensor)
 
 

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 from peers import processes, speed
 from peers.loaders import OURS, PEERS
 from peers.tables import correctness

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import doctest
 import multiprocessing
-import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from peers import arithmetic, page, speed, tables, verdicts
+from peers import arithmetic, speed, tables, verdicts
 from peers.arithmetic import coverage, duplicates_per_batch, overlap, resumed_at, steps_between_uses
 from peers.data import CountedReads
 from peers.loaders import OURS, PEERS, Peer, Repeated
@@ -187,22 +183,3 @@ def test_speed_is_compared_round_by_round_with_ours_at_the_same_place(monkeypatc
 def test_the_markdown_has_each_row_and_keeps_bars_in_cells() -> None:
     table = Table("any", "what it is", ("a", "b"), [("x|y", 1.23456), ("z", 2)])
     assert table.markdown() == "what it is\n\n| a | b |\n| --- | ---: |\n| x\\|y | 1.235 |\n| z | 2 |\n"
-    assert page.markdown([table, table]) == f"{table.markdown()}\n{table.markdown()}"
-
-
-def test_tables_replace_what_stands_between_the_markers(tmp_path: Path) -> None:
-    file = tmp_path / "evidence.md"
-    assert not page.insert("new", file)
-    file.write_text(f"before\n\n{page.BEGIN}\nold\n{page.END}\n\nafter\n")
-    for text in ("new", "newer"):
-        assert page.insert(text, file)
-        assert file.read_text() == f"before\n\n{page.BEGIN}\n\n{text}\n{page.END}\n\nafter\n"
-
-
-@pytest.mark.parametrize("text", ["", page.BEGIN, page.END + page.BEGIN, 2 * (page.BEGIN + page.END)], ids=repr)
-def test_a_page_without_its_markers_is_left_alone(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "evidence.md"
-    file.write_text(text)
-    with pytest.raises(ValueError, match="must have <!-- peers:begin --> and, after it, <!-- peers:end -->, each once"):
-        page.insert("new", file)
-    assert file.read_text() == text
