@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, islice
 from typing import Any
 
 import lightning.pytorch as pl
@@ -37,19 +38,25 @@ class SleepingModel(pl.LightningModule):
 
 
 class Ready:
-    """Batches that cost nothing to fetch: images and labels."""
+    """Batches that cost nothing to fetch.
+
+    Args:
+        steps: In an epoch.
+        batches: In turn; None: one of images and labels.
+    """
 
     SHAPE = (32, 3, 32, 32)
 
-    def __init__(self, batches: int) -> None:
-        self._batches = batches
-        self._batch = (torch.zeros(self.SHAPE, dtype=torch.uint8), torch.zeros(self.SHAPE[0], dtype=torch.int64))
+    def __init__(self, steps: int, batches: Sequence[Any] | None = None) -> None:
+        self._steps = steps
+        images = (torch.zeros(self.SHAPE, dtype=torch.uint8), torch.zeros(self.SHAPE[0], dtype=torch.int64))
+        self._batches = [images] if batches is None else batches
 
     def __len__(self) -> int:
-        return self._batches
+        return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self._batch] * self._batches)
+        return islice(cycle(self._batches), self._steps)
 
 
 class Clock(pl.Callback):
@@ -72,9 +79,21 @@ def fit(
     model: pl.LightningModule, loader: Any, callbacks: list[pl.Callback], *, ckpt_path: Any = None, **options: Any
 ) -> pl.Trainer:
     """Trains without a word."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    be_quiet()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = pl.Trainer(**_QUIET, callbacks=callbacks, **options)
+        trainer = quiet_trainer(callbacks, **options)
         trainer.fit(model, loader, ckpt_path=ckpt_path)
     return trainer
+
+
+def quiet_trainer(callbacks: list[pl.Callback], **options: Any) -> pl.Trainer:
+    """A Trainer that says and writes nothing, on the processor unless ``options`` say otherwise."""
+    return pl.Trainer(callbacks=callbacks, **{**_QUIET, **options})
+
+
+def be_quiet() -> None:
+    """No word from Lightning, none of this package's log; its warnings stay."""
+    for name in ("lightning.pytorch", "lightning_echo"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"lightning\.")

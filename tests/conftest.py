@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from torch.utils.data import DataLoader
 
@@ -39,3 +40,12 @@ def _data_loader_as_it_was() -> Iterator[None]:
     for name in ("__init__", "__setattr__", "__delattr__"):
         if name in before and vars(DataLoader)[name] is not before[name]:
             setattr(DataLoader, name, before[name])
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads of a small model wait for each other actively: beside other tests that takes many times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

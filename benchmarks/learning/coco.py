@@ -6,7 +6,6 @@ Nobody ran this to the end: rates, target and budget are first guesses, to be se
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,15 +39,14 @@ class StagedCoco(StagedDataset):
     Args:
         root: COCO's folder.
         part: ``"train2017"`` or ``"val2017"``.
-        delay_seconds: A read takes so much longer, for a source that is slow.
     """
 
-    def __init__(self, root: Path, part: str, delay_seconds: float = 0.0) -> None:
+    def __init__(self, root: Path, part: str) -> None:
         annotations = root / "annotations" / f"instances_{part}.json"
         for path in (root / part, annotations):
             if not path.exists():
                 raise FileNotFoundError(f"root must hold COCO's {path.relative_to(root)}, got {root}; unpack it there")
-        self._source, self.delay_seconds = CocoDetection(root / part, str(annotations)), delay_seconds
+        self._source = CocoDetection(root / part, str(annotations))
         self._augment = v2.Compose(
             [v2.RandomIoUCrop(), v2.RandomHorizontalFlip(), v2.Resize((SIDE, SIDE)), v2.SanitizeBoundingBoxes(), _to_pixels]
         )
@@ -58,8 +56,6 @@ class StagedCoco(StagedDataset):
 
     def load(self, index: int) -> tuple[Image.Image, Tensor, Tensor]:
         """An image of 300 x 300, its boxes (n, 4) as x1, y1, x2, y2 in pixels of it, and their categories (n,): n may be 0."""
-        if self.delay_seconds:
-            time.sleep(self.delay_seconds)
         image, annotations = self._source[index]
         # no crowds, which are regions, and no empty boxes, which torchvision's SSD refuses
         kept = [one for one in annotations if not one.get("iscrowd") and min(one["bbox"][2:]) >= 1]

@@ -6,7 +6,6 @@ matching, hard negatives, losses and suppression are torchvision's SSD on a smal
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,22 +45,19 @@ class StagedCanvases(StagedDataset):
         digits: (N,), 0 to 9; their labels are 1 to 10, for 0 is the background's.
         count: Canvases.
         seed: Of all canvases.
-        delay_seconds: A read takes so much longer, for a source that is slow.
     """
 
-    def __init__(self, scans: np.ndarray, digits: np.ndarray, count: int, seed: int, delay_seconds: float = 0.0) -> None:
+    def __init__(self, scans: np.ndarray, digits: np.ndarray, count: int, seed: int) -> None:
         images = [Image.fromarray(np.round(scan * (255 / 16)).astype(np.uint8)) for scan in scans]
         self._digits = [image.crop(image.getbbox()) for image in images]  # without margin: a box ends where its digit does
         self._labels = [int(digit) + 1 for digit in digits]
-        self._count, self._seed, self.delay_seconds = count, seed, delay_seconds
+        self._count, self._seed = count, seed
 
     def __len__(self) -> int:
         return self._count
 
     def load(self, index: int) -> tuple[Image.Image, Tensor, Tensor]:
         """A canvas, its boxes (n, 4) as x1, y1, x2, y2 in pixels, and their labels (n,)."""
-        if self.delay_seconds:
-            time.sleep(self.delay_seconds)
         chance = np.random.default_rng((self._seed, index))
         canvas, boxes, labels = Image.new("L", (SIDE, SIDE)), [], []
         for _ in range(chance.integers(1, MOST_DIGITS + 1)):

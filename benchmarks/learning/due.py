@@ -10,7 +10,7 @@ from learning.rules import Seeds, best_rate
 from learning.store import Row
 from learning.task import Task
 
-__all__ = ["Job", "Progress"]
+__all__ = ["QUALITY_FACTORS", "Job", "Progress"]
 
 QUALITY_FACTORS = (1, 2, 4)  # whose report runs go on to the budget (finding 6)
 
@@ -53,7 +53,7 @@ class Progress:
         arms = [arm for arm in first_arms(self._task) if arm.factor == 4]
         if any(self.rate(arm) is None for arm in arms):
             return None
-        return min(arms, key=lambda arm: self.tuned(arm)).point
+        return min(arms, key=self.tuned).point
 
     def rate(self, arm: Arm) -> float | None:
         """The rate chosen for an arm; None while it is not known."""

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from learning.arms import LARGE_BATCH, Arm, first_arms
-from learning.due import Progress
+from learning.arms import FACTORS, LARGE_BATCH, Arm, first_arms
+from learning.due import QUALITY_FACTORS, Progress
 from learning.rules import CONFIRMED_BELOW, Interval, interval_of_median, ratios, verdict
 from learning.store import Row
 from learning.task import Task
 
-__all__ = ["CLAIMS", "Finding", "Runs", "best_at", "findings"]
+__all__ = ["CLAIMS", "Finding", "Runs", "findings"]
 
 CLAIMS = {
     1: "e = 2 needs fewer fresh examples",
@@ -82,14 +82,15 @@ class Runs:
         """Mean metric over the last window of the budget, by seed."""
         return [row.quality for row in self.progress.reported(arm)]
 
+    def passes(self, arm: Arm) -> list[float]:
+        """Passes over the training data until the target, by seed."""
+        sizes = [len(self.task.make_split(row.seed).train) for row in self.progress.reported(arm)]  # type: ignore[arg-type]
+        return [fresh / size for fresh, size in zip(self.fresh(arm), sizes, strict=True)]
+
     def ratio(self, arm: Arm, partner: Arm, figure: Callable[[Row], float] = lambda row: row.fresh_to_target) -> Interval:
         """Of an arm's figure to its partner's, paired by seed."""
         ours, theirs = ([figure(row) for row in self.progress.reported(one)] for one in (arm, partner))
         return interval_of_median(ratios(ours, theirs))
-
-    def best(self, arms: Sequence[Arm]) -> Arm:
-        """The arm with the fewest fresh examples until the target on the tuning seeds."""
-        return min(arms, key=self.progress.tuned)
 
 
 def findings(runs: Runs) -> list[Finding]:
@@ -99,7 +100,7 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def _helps(runs: Runs) -> Iterator[Finding]:
-    arm = best_at(runs, 2)
+    arm = _best_at(runs, 2)
     if arm is not None and runs.is_there(arm, Arm()):
         interval = runs.ratio(arm, Arm())
         yield Finding(1, runs.task.name, f"{arm.name} / no echo", interval, verdict(interval))
@@ -154,8 +155,8 @@ def _shuffling(runs: Runs) -> Iterator[Finding]:
 
 def _quality(runs: Runs) -> Iterator[Finding]:
     """How much worse, in the metric's unit: below the margin is not worse."""
-    for factor in (2, 4) if runs.task.full else ():
-        arm = best_at(runs, factor)
+    for factor in QUALITY_FACTORS[1:] if runs.task.full else ():
+        arm = _best_at(runs, factor)
         if arm is None or not runs.is_there(arm, Arm()):
             continue
         sign = -1 if runs.task.is_higher_better else 1
@@ -167,18 +168,18 @@ def _quality(runs: Runs) -> Iterator[Finding]:
 
 def _steps(runs: Runs) -> Iterator[Finding]:
     """The baseline's steps divided by the arm's: below 1, echoing takes more steps."""
-    for factor in (2, 4, 8):
-        arm = best_at(runs, factor)
+    for factor in FACTORS:
+        arm = _best_at(runs, factor)
         if arm is not None and runs.is_there(arm, Arm()):
             interval = runs.ratio(Arm(), arm, lambda row: row.steps_to_target)
             yield Finding(7, runs.task.name, f"steps: no echo / {arm.name}", interval, verdict(interval))
 
 
-def best_at(runs: Runs, factor: int) -> Arm | None:
+def _best_at(runs: Runs, factor: int) -> Arm | None:
     """The point that was best at a factor on the tuning seeds; None while that is not known."""
     arms = [arm for arm in _echoed(runs.task) if arm.factor == factor]
     known = bool(arms) and all(runs.progress.rate(arm) is not None for arm in arms)
-    return runs.best(arms) if known else None
+    return min(arms, key=runs.progress.tuned) if known else None
 
 
 def _echoed(task: Task, point: str | None = None) -> list[Arm]:

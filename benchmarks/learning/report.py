@@ -13,7 +13,7 @@ from learning.findings import CLAIMS, Finding, Runs, findings
 from learning.plots import save_plot
 from learning.rules import Interval, interval_of_median
 
-__all__ = ["arm_table", "finding_table", "interval_text", "summary_table", "write_report"]
+__all__ = ["arm_table", "finding_table", "headline", "interval_text", "summary_table", "write_report"]
 
 PAGE, PLOT = "evidence.md", "learning.png"
 
@@ -23,8 +23,9 @@ def write_report(all_runs: Sequence[Runs], folder: Path, *, is_quick: bool) -> N
     found = [finding for runs in all_runs for finding in findings(runs)]
     sections = {
         "findings": f"{summary_table(found)}\n\n{finding_table(found)}",
-        **{runs.task.name: arm_table(runs) for runs in all_runs},
+        **{runs.task.name: f"{headline(runs)}\n\n{arm_table(runs)}" for runs in all_runs},
     }
+    folder.mkdir(parents=True, exist_ok=True)
     page = folder / PAGE
     if not page.exists():
         empty = "\n\n".join(f"## {name}\n\n<!-- {name}:begin -->\n<!-- {name}:end -->" for name in sections)
@@ -32,7 +33,9 @@ def write_report(all_runs: Sequence[Runs], folder: Path, *, is_quick: bool) -> N
     for name, text in sections.items():
         print(f"\n{name}\n\n{text}")
         replace_section(page, name, text)
-    save_plot([runs for runs in all_runs if runs.task.full], folder / PLOT)
+    full = [runs for runs in all_runs if runs.task.full]
+    if full:  # the others have hardly a factor to draw
+        save_plot(full, folder / PLOT)
     if is_quick:
         print("\nThese are tables of --quick: they show that everything runs, and say nothing about echoing.")
 
@@ -55,6 +58,15 @@ def summary_table(found: Sequence[Finding]) -> str:
         counts = [f"{verdicts.count(name)} {name}" for name in ("confirmed", "contradicted", "open") if name in verdicts]
         rows.append((f"({number}) {claim}", ", ".join(counts) or "not tested yet"))
     return table(("finding", "tests"), rows)
+
+
+def headline(runs: Runs) -> str:
+    """What was trained, and how often training without echoing goes through the data until the target."""
+    title = f"{runs.task.title[0].upper()}{runs.task.title[1:]}."
+    if not runs.is_there(Arm()):
+        return f"{title} Not run yet."
+    passes = interval_text(interval_of_median(runs.passes(Arm())))
+    return f"{title} Without echoing the target is reached after {passes} passes over the training data."
 
 
 def arm_table(runs: Runs) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import time
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +10,17 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
+from trainer import be_quiet, quiet_trainer
 
 from learning.arms import Arm
 from learning.rules import Evaluation, reached_at
 from learning.task import Split, Task
 from lightning_echo import EchoCallback, EchoDataModule
 
-__all__ = ["Evaluator", "Module", "Run", "be_quiet", "echoed", "quiet_trainer", "train"]
+__all__ = ["ENDLESS", "Evaluator", "Module", "Run", "echoed", "train"]
 
 WARM_UP_STEPS = 20
+ENDLESS: dict[str, Any] = {"max_epochs": -1, "devices": 1}  # a callback ends the run
 
 
 @dataclass
@@ -95,25 +95,10 @@ def train(task: Task, arm: Arm, rate: float, seed: int, *, ends_at_target: bool,
     module = Module(task, rate)  # first of all: the same weights in each arm
     split = task.make_split(seed)
     evaluator = Evaluator(task, arm, split.evaluate, ends_at_target)
-    trainer = quiet_trainer(accelerator, [evaluator, EchoCallback(summary=False)])
+    trainer = quiet_trainer([evaluator, EchoCallback(summary=False)], accelerator=accelerator, **ENDLESS)
     begin = time.perf_counter()
     trainer.fit(module, datamodule=echoed(task, arm, split, seed))
     return Run(evaluator.evaluations, time.perf_counter() - begin)
-
-
-def quiet_trainer(accelerator: str, callbacks: list[pl.Callback], **options: Any) -> pl.Trainer:
-    """A Trainer that says and writes nothing, and goes on until a callback ends the run."""
-    return pl.Trainer(
-        accelerator=accelerator,
-        devices=1,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
-        **options,
-    )
 
 
 def echoed(task: Task, arm: Arm, split: Split, seed: int, **loader_options: Any) -> EchoDataModule:
@@ -132,10 +117,3 @@ def echoed(task: Task, arm: Arm, split: Split, seed: int, **loader_options: Any)
         buffer_size=arm.buffer_size(batch_size),
         seed=seed,
     )
-
-
-def be_quiet() -> None:
-    """No word from Lightning; this package's warnings stay."""
-    for name in ("lightning.pytorch", "lightning_echo"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")

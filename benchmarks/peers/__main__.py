@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 import warnings
@@ -15,6 +14,7 @@ os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # a q
 
 import torch  # noqa: E402
 from markdown import replace_section  # noqa: E402
+from trainer import be_quiet  # noqa: E402
 
 from peers.loaders import PEERS  # noqa: E402
 from peers.speed import FULL, QUICK, speed  # noqa: E402
@@ -31,7 +31,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for the files (benchmarks/results, or runs/peers if --quick)")
     options = parser.parse_args()
     folder = options.out or (Path("runs/peers") if options.quick else _HERE.parent / "results")
-    _be_quiet()
+    be_quiet()
+    warnings.simplefilter("ignore")  # of the peers, too
+    torch.set_num_threads(1)  # it shares the cores with the workers
     load_before = os.getloadavg()[0]
     facts = correctness(options.only, 2048 if options.quick else 4096)
     facts.print()
@@ -52,13 +54,6 @@ def main() -> int:
     print(f"\nWritten to {folder}/peers*" + (f" and {_PAGE.name}." if is_complete else "."))
     print(f"Ours is not right in {failures(facts)} rows, and slower than: {', '.join(map(str, behind)) or 'none'}.")
     return missed
-
-
-def _be_quiet() -> None:
-    for name in ("lightning_echo", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)  # it shares the cores with the workers
 
 
 if __name__ == "__main__":

@@ -14,12 +14,10 @@ Without a GPU it says so and ends. ``--device cpu --tiny`` runs all of it on a p
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +33,7 @@ from report import Table, machine, progress  # noqa: E402
 from timing import seconds_per_batch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader, RandomSampler, default_collate  # noqa: E402
+from trainer import Ready, be_quiet, quiet_trainer  # noqa: E402
 
 from lightning_echo import EchoCallback, EchoDataModule  # noqa: E402
 from lightning_echo.measuring.cost import PipelineCosts  # noqa: E402
@@ -110,19 +109,6 @@ class SecondEpoch(pl.Callback):
                 self.idle = idle_share(kernel_intervals(self._profile))
 
 
-class Ready:
-    """Batches that are on the host already."""
-
-    def __init__(self, batches: list[Any], steps: int) -> None:
-        self._batches, self._steps = batches, steps
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __iter__(self) -> Any:
-        return (self._batches[i % len(self._batches)] for i in range(self._steps))
-
-
 class Experiment:
     """All measurements at one scale on one device."""
 
@@ -135,7 +121,7 @@ class Experiment:
         """For each R: without echoing, then at each point."""
         source, rest, collate = self._stages()
         progress("a step alone")
-        step = self._run(Ready(self._ready(), self._scale.steps)).seconds / self._scale.steps
+        step = self._run(Ready(self._scale.steps, self._ready())).seconds / self._scale.steps
         costs = PipelineCosts("before_augmentation", source, rest, collate, device_seconds=step, workers=1)
         wanted = {
             max(1, min(round(costs.host_seconds(1) / (ratio * step)), (os.cpu_count() or 2) - 1)) for ratio in self._scale.ratios
@@ -177,18 +163,8 @@ class Experiment:
 
     def _run(self, data: Any, echo: EchoCallback | None = None, *, is_profiled: bool = False) -> SecondEpoch:
         clock = SecondEpoch(is_profiled)
-        trainer = pl.Trainer(
-            accelerator=self._device,
-            devices=1,
-            precision="bf16-mixed",
-            max_epochs=2,
-            limit_train_batches=self._scale.steps,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[clock] if echo is None else [echo, clock],
-        )
+        options = {"accelerator": self._device, "devices": 1, "precision": "bf16-mixed", "limit_train_batches": self._scale.steps}
+        trainer = quiet_trainer([clock] if echo is None else [echo, clock], max_epochs=2, **options)
         trainer.fit(
             Classifier(self._scale.network), **{"datamodule" if isinstance(data, EchoDataModule) else "train_dataloaders": data}
         )
@@ -234,9 +210,7 @@ def main() -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("No GPU here: nothing was measured. --device cpu --tiny shows that the script works.")
         return 0
-    for name in ("lightning.pytorch", "lightning_echo"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
+    be_quiet()
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
     load_before, scale = os.getloadavg()[0], _TINY if options.tiny else _FULL

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import lightning.pytorch as pl
-from learning.run import Module, be_quiet, quiet_trainer
+from learning.run import ENDLESS, Module
 from learning.task import Task
 from timing import seconds_per_batch
 from torch.utils.data import DataLoader, RandomSampler, default_collate
+from trainer import Clock, Ready, be_quiet, quiet_trainer
 
 from lightning_echo import EchoLoader
 from wallclock.source import SlowSource
@@ -157,33 +156,12 @@ def _loader(task: Task, data: Any, workers: int) -> DataLoader[Any]:
     return DataLoader(data, task.batch_size, sampler=endless, num_workers=workers)
 
 
-class _Ready:
-    """Batches that are already there, for an epoch."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return EPOCH_STEPS
-
-    def __iter__(self) -> Any:
-        return (self._batches[i % len(self._batches)] for i in range(EPOCH_STEPS))
-
-
-class _EpochClock(pl.Callback):
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def on_train_epoch_end(self, *args: Any) -> None:
-        self.ends.append(time.perf_counter())
-
-
 def _step_seconds(task: Task, data: Any, steps: int) -> float:
     """Mean time per step over whole epochs, without the first."""
     be_quiet()
     examples = [data[index] for index in range(4 * task.batch_size)]
     batches = [default_collate(examples[i::4]) for i in range(4)]
-    clock, epochs = _EpochClock(), 1 + max(round(steps / EPOCH_STEPS), 1)
-    trainer = quiet_trainer("cpu", [clock], max_steps=epochs * EPOCH_STEPS)
-    trainer.fit(Module(task, task.rates[len(task.rates) // 2]), _Ready(batches))
+    clock, epochs = Clock(), 1 + max(round(steps / EPOCH_STEPS), 1)
+    trainer = quiet_trainer([clock], **ENDLESS, max_steps=epochs * EPOCH_STEPS)
+    trainer.fit(Module(task, task.rates[len(task.rates) // 2]), Ready(EPOCH_STEPS, batches))
     return (clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1) / EPOCH_STEPS

@@ -11,8 +11,9 @@ from itertools import groupby
 import lightning.pytorch as pl
 from learning.arms import Arm
 from learning.rules import reached_at
-from learning.run import Module, be_quiet, echoed, quiet_trainer
+from learning.run import ENDLESS, Module, echoed
 from learning.task import Task
+from trainer import be_quiet, quiet_trainer
 
 from lightning_echo import EchoCallback, TargetIdle
 from lightning_echo.measuring.report import EpochReport
@@ -100,7 +101,7 @@ def timed_run(task: Task, plan: Plan, stage: Stage, watch: Stopwatch | None = No
     echo = EchoCallback(TargetIdle(max_factor=LARGEST_FACTOR) if plan.is_controlled else None, summary=False)
     evaluator = TimedEvaluator(task, arm, split.evaluate, source, echo, watch)
     # first the callback that measures steps: an evaluation is no part of them
-    trainer = quiet_trainer("cpu", [echo, evaluator], limit_train_batches=EPOCH_STEPS)
+    trainer = quiet_trainer([echo, evaluator], **ENDLESS, limit_train_batches=EPOCH_STEPS)
     trainer.fit(module, datamodule=echoed(task, arm, split, plan.seed, num_workers=stage.workers))
     return _row(task, plan, evaluator, echo.reports, load)
 

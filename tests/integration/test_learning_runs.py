@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
+from learning.__main__ import main
 from learning.arms import Arm, first_arms
 from learning.digits import DIGITS
 from learning.experiments import run_all
@@ -22,13 +22,7 @@ from lightning_echo import StagedDataset
 SHORT = dataclasses.replace(DIGITS, budget_examples=1280, spacing_examples=160, target=101.0)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As the experiments run: threads that wait for each other are slow where other tests run beside them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Images:
@@ -104,6 +98,34 @@ def test_the_rate_is_constant_after_the_warm_up() -> None:
     assert rates[0] == pytest.approx(0.4 / 20)
     assert rates[9] == pytest.approx(0.2)
     assert rates[19:] == pytest.approx([0.4] * 11)
+
+
+@pytest.mark.parametrize(
+    ("arm", "live", "batch_size"),
+    [
+        (Arm(4, "before_augmentation"), 64, 32),
+        (Arm(4, "after_augmentation", buffer="large"), 512, 32),
+        (Arm(8, "after_batching", buffer="small"), 1, 32),
+        (Arm(8, "before_augmentation", batch_multiple=4), 256, 128),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_an_arm_is_echoed_as_its_name_says(arm: Arm, live: int, batch_size: int) -> None:
+    """By default two batches are live."""
+    loader = echoed(DIGITS, arm, DIGITS.make_split(1), 1).train_dataloader()
+    assert (loader.factor, loader.insertion_point.value, loader.buffer_size) == (arm.factor, arm.point, live)
+    images, _ = next(iter(loader))
+    loader.close()
+    assert len(images) == batch_size
+
+
+def test_the_program_goes_through_and_says_what_is_missing(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(
+        "sys.argv", ["learning", "--quick", "--tables-only", "--tasks", "detection", "--out", str(tmp_path / "new")]
+    )
+    main()
+    assert "Not run yet." in (tmp_path / "new" / "evidence.md").read_text()
+    assert "say nothing about echoing" in capsys.readouterr().out
 
 
 def test_a_share_of_the_data_is_fixed() -> None:

@@ -19,13 +19,7 @@ from learning.coco import SIDE, StagedCoco, coco_task, make_ssd300  # after the 
 WIDTH, HEIGHT = 400, 200
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """As in the experiments; on a busy machine two threads of so small a model wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -24,13 +24,7 @@ from torch import nn
 SOLID = np.full((1, 8, 8), 16.0)  # a scan that fills its box, at full brightness
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """As in the experiments; on a busy machine two threads of so small a model wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def canvases(scans=None, count=60, seed=3):

@@ -67,6 +67,11 @@ def test_a_buffer_is_the_least_that_fills_a_batch_or_sixteen_batches() -> None:
     assert Arm(4, "after_batching", buffer="large").buffer_size(32) == 16
 
 
+def test_a_batch_four_times_as_large_has_three_times_the_budget() -> None:
+    assert Arm(8, "after_batching").budget_examples(SMALL) == 1000
+    assert Arm(batch_multiple=4).budget_examples(SMALL) == 3000
+
+
 def test_rows_come_back_from_the_file(tmp_path) -> None:
     rows = [row(Arm(2, "after_batching"), 1, 512), row(Arm(), 2, math.inf)]
     store = Store(tmp_path, "small")
