@@ -128,6 +128,14 @@ def test_the_program_goes_through_and_says_what_is_missing(tmp_path, monkeypatch
     assert "say nothing about echoing" in capsys.readouterr().out
 
 
+def test_the_seed_decides_the_order() -> None:
+    def order(seed: int) -> list[int]:
+        return torch.cat(list(echoed(DIGITS, Arm(2, "before_augmentation"), Images(), seed).train_dataloader())).tolist()
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+
+
 def test_a_share_of_the_data_is_fixed() -> None:
     """A quarter of 1,197 examples, the same in each pass."""
     loader = echoed(DIGITS, Arm(cached_share=0.25), Images(), 1).train_dataloader()

@@ -250,6 +250,43 @@ def test_after_an_error_nothing_of_the_source_is_kept(steps, taken):
     assert held[0]() is None
 
 
+def test_the_thread_gives_the_memory_back_and_takes_no_more_of_it(long_steps):
+    """Each item is fetched only when the one DEPTH + 1 before it has been let go of by who asked for it."""
+
+    class Item:
+        pass
+
+    done_with = [threading.Event() for _ in range(20)]
+    alive, most_alive, ended_in = set(), [], []
+
+    def end(number):
+        alive.remove(number)
+        ended_in.append(threading.current_thread().name)
+
+    def source():
+        for number in range(20):
+            if number > DEPTH:
+                assert done_with[number - DEPTH - 1].wait(PATIENCE)
+            item = Item()
+            alive.add(number)
+            most_alive.append(len(alive))
+            weakref.finalize(item, end, number)
+            yield item
+            del item
+        assert done_with[-1].wait(PATIENCE)
+
+    items = Prefetcher(source())
+    for number in range(20):
+        item = next(items)
+        del item
+        done_with[number].set()
+    with pytest.raises(StopIteration):
+        next(items)
+    items.close()
+    assert ended_in == ["lightning_echo-prefetch"] * 20
+    assert max(most_alive) == DEPTH + 2
+
+
 def test_a_source_that_is_stuck_does_not_hold_up_closing(monkeypatch, long_steps):
     monkeypatch.setattr(prefetch, "_JOIN_SECONDS", 0.01)
     stuck, release = threading.Event(), threading.Event()
