@@ -19,6 +19,7 @@ from learning.store import Row
 __all__ = ["save_plot"]
 
 GRAY = "#808080"
+LARGE = "the same, large buffer"
 COLORS = {
     "before_augmentation": "#3b8bd6",
     "after_augmentation": "#d9822b",
@@ -47,7 +48,7 @@ def save_plot(all_runs: Sequence[Runs], path: Path) -> None:
 
 def _draw(axis: Any, runs: Runs, figure: Callable[[Row], float]) -> None:
     """Medians with their intervals; what never reached the target is not drawn (the table says so)."""
-    for name, arms in _series(runs).items():
+    for (name, label), arms in _series(runs).items():
         points = [(arm.uses_per_fresh, runs.ratio(arm, Arm(), figure)) for arm in arms if runs.is_there(arm, Arm())]
         drawn = [(factor, interval) for factor, interval in points if math.isfinite(interval.middle)]
         if not drawn:
@@ -56,7 +57,8 @@ def _draw(axis: Any, runs: Runs, figure: Callable[[Row], float]) -> None:
         below = [interval.middle - interval.low for _, interval in drawn]
         above = [interval.high - interval.middle if math.isfinite(interval.high) else 0 for _, interval in drawn]
         factors = [factor for factor, _ in drawn]
-        axis.errorbar(factors, middles, [below, above], marker="o", capsize=3, label=name.replace("_", " "), color=COLORS[name])
+        look: dict[str, Any] = {"color": COLORS[name], "linestyle": "--" if label == LARGE else "-"}
+        axis.errorbar(factors, middles, [below, above], marker="o", capsize=3, label=label.replace("_", " "), **look)
     axis.axhline(1, color=GRAY, linewidth=0.8, linestyle="--")
     axis.set_xscale("log", base=2)
     axis.set_xticks(FACTORS, [str(factor) for factor in FACTORS])
@@ -64,7 +66,13 @@ def _draw(axis: Any, runs: Runs, figure: Callable[[Row], float]) -> None:
     axis.patch.set_alpha(0)
 
 
-def _series(runs: Runs) -> dict[str, list[Arm]]:
-    arms = [arm for arm in runs.progress.arms() if arm.buffer == "default" and arm.batch_multiple == 1]
-    series = {point: [arm for arm in arms if arm.point == point] for point in runs.task.points}
-    return {**series, "fixed share": [arm for arm in arms if arm.cached_share < 1]}
+def _series(runs: Runs) -> dict[tuple[str, str], list[Arm]]:
+    """The arms of each line, by color and label."""
+    arms = [arm for arm in runs.progress.arms() if arm.batch_multiple == 1]
+    usual = [arm for arm in arms if arm.buffer == "usual"]
+    series = {(point, point): [arm for arm in usual if arm.point == point] for point in runs.task.points}
+    large = [arm for arm in arms if arm.buffer == "large"]
+    if large:
+        series[large[0].point, LARGE] = large
+    series["fixed share", "fixed share"] = [arm for arm in usual if arm.cached_share < 1]
+    return series

@@ -69,8 +69,12 @@ def _partners(task: Task, progress: Progress, points: Sequence[str], ratio: floa
 
 
 def tuned_rate(task: Task, progress: Progress, factor: float, point: str) -> tuple[float, str]:
-    """The rate chosen on the tuning seeds for the arm of the nearest factor, and a word on where it comes from."""
-    arms = [Arm()] if factor == 1 else [Arm(each, point) for each in FACTORS]
+    """The rate chosen on the tuning seeds for the arm of the nearest factor, and a word on where it comes from.
+
+    Those with a large buffer come first: that is the package's default.
+    """
+    large = [arm for arm in (Arm(each, point, buffer="large") for each in FACTORS) if progress.rate(arm) is not None]
+    arms = [Arm()] if factor == 1 else large or [Arm(each, point) for each in FACTORS]
     nearest = min(arms, key=lambda arm: abs(math.log(arm.factor / factor)))
     rate = progress.rate(nearest)
     if rate is None:

@@ -97,7 +97,7 @@ def timed_run(task: Task, plan: Plan, stage: Stage, watch: Stopwatch | None = No
     split = task.make_split(plan.seed)
     source = SlowSource(stage.delay_seconds)
     split.train.before_read = source if plan.ratio else None  # type: ignore[attr-defined]
-    arm = Arm(plan.factor, plan.point)  # type: ignore[arg-type]
+    arm = Arm(plan.factor, plan.point, buffer="default")  # type: ignore[arg-type]
     echo = EchoCallback(TargetIdle(max_factor=LARGEST_FACTOR) if plan.is_controlled else None, summary=False)
     evaluator = TimedEvaluator(task, arm, split.evaluate, source, echo, watch)
     # first the callback that measures steps: an evaluation is no part of them

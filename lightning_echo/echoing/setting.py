@@ -56,7 +56,13 @@ class Setting:
         self.source = Source(loader)
         self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
         self.choice = choose(self.source, point)
-        self._sizing = BufferSizing.of(loader, self.choice.item_bytes, by_batches=self.by_batches)
+        self._sizing = BufferSizing.of(
+            loader,
+            self.choice.item_bytes,
+            by_batches=self.by_batches,
+            items_per_pass=None if self.by_streams or self.source.length is None else self.items_per_pass(),
+            on_device=self.choice.point is InsertionPoint.after_transfer,
+        )
         if buffer_size is None:
             self.buffer_size, self.warning = self._sizing.default(factor)
             return

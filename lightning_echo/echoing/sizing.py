@@ -1,4 +1,9 @@
-"""How many items may be live: enough to fill a batch, and no more than memory holds."""
+"""How many items may be live: by default sixteen batches, enough to fill a batch, and no more than memory holds.
+
+Between two uses of an example lie about as many batches as are live. Sixteen instead of two took 0.69 times the fresh examples to
+the target in a language model and 0.86 times in image classification (docs/evidence.md, e = 4). Where a pass over the data is
+short, a larger buffer would hold examples of two passes; there, and in device memory, less is live.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,9 @@ from lightning_echo.echoing.shape import smallest_buffer
 
 __all__ = ["BufferSizing", "free_memory_bytes"]
 
-_DEFAULT_BATCHES_PER_WORKER = 2
-_DEFAULT_LIVE_BATCHES = 4
+_DEFAULT_BATCHES = 16
+_LEAST_BATCHES_PER_WORKER = 2
+_LEAST_BATCHES = 4  # where batches are reused
 _DEFAULT_SHARE = 10  # a default takes at most a tenth of the free memory
 _MIB, _GIB = 2**20, 2**30
 
@@ -23,20 +29,33 @@ class BufferSizing:
         workers: Workers with a buffer each; 1 where the main process holds the items.
         item_bytes: Estimated memory of a live item, 0 if unknown.
         by_batches: Whether batches are the items.
+        most: Most live items by default, if the least that is usual is not more.
     """
 
-    def __init__(self, batch_size: int, workers: int, item_bytes: int, by_batches: bool) -> None:
+    def __init__(self, batch_size: int, workers: int, item_bytes: int, by_batches: bool, most: int) -> None:
         self._batch_size, self._workers, self._item_bytes = batch_size, workers, item_bytes
         self._what = "batches" if by_batches else "examples"
-        per_worker = _DEFAULT_BATCHES_PER_WORKER * batch_size
-        self._usual = _DEFAULT_LIVE_BATCHES if by_batches else per_worker * workers
+        least = _LEAST_BATCHES if by_batches else _LEAST_BATCHES_PER_WORKER * workers * batch_size
+        self._usual = max(least, most)
 
     @classmethod
-    def of(cls, loader: Any, item_bytes: int, *, by_batches: bool) -> BufferSizing:
-        """That of a ``DataLoader``, or of any loader whose batches are the items."""
-        if by_batches:
-            return cls(1, 1, item_bytes, by_batches=True)
-        return cls(loader.batch_size, max(loader.num_workers, 1), item_bytes, by_batches=False)
+    def of(
+        cls, loader: Any, item_bytes: int, *, by_batches: bool, items_per_pass: int | None, on_device: bool = False
+    ) -> BufferSizing:
+        """That of a ``DataLoader``, or of any loader whose batches are the items.
+
+        Args:
+            loader: The loader.
+            item_bytes: As above.
+            by_batches: As above.
+            items_per_pass: Items that a pass holds on this rank; None where that is not known.
+            on_device: Whether live items are in device memory.
+        """
+        batch_size, workers = (1, 1) if by_batches else (loader.batch_size, max(loader.num_workers, 1))
+        most = 0 if on_device else _DEFAULT_BATCHES * batch_size
+        if items_per_pass is not None:
+            most = min(most, (items_per_pass - batch_size) // 2)
+        return cls(batch_size, workers, item_bytes, by_batches, most)
 
     def default(self, factor: float) -> tuple[int, str]:
         """The default size, and a warning if memory is too short for the usual one."""

@@ -105,13 +105,13 @@ def test_the_rate_is_constant_after_the_warm_up() -> None:
     [
         (Arm(4, "before_augmentation"), 64, 32),
         (Arm(4, "after_augmentation", buffer="large"), 512, 32),
+        (Arm(4, "after_augmentation", buffer="default"), 512, 32),
         (Arm(8, "after_batching", buffer="small"), 1, 32),
         (Arm(8, "before_augmentation", batch_multiple=4), 256, 128),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_an_arm_is_echoed_as_its_name_says(arm: Arm, live: int, batch_size: int) -> None:
-    """By default two batches are live."""
     loader = echoed(DIGITS, arm, DIGITS.make_split(1), 1).train_dataloader()
     assert (loader.factor, loader.insertion_point.value, loader.buffer_size) == (arm.factor, arm.point, live)
     images, _ = next(iter(loader))

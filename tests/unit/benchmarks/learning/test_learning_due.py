@@ -59,8 +59,10 @@ def test_the_arms_at_the_best_point_come_when_it_is_known() -> None:
     assert progress(rows).arms()[len(first_arms(SMALL)) :] == further_arms(SMALL, "after_augmentation")
 
 
-def test_a_buffer_is_the_least_that_fills_a_batch_or_sixteen_batches() -> None:
-    assert Arm(4, "after_augmentation").buffer_size(32) is None
+def test_a_buffer_is_two_batches_the_least_that_fills_one_or_sixteen() -> None:
+    assert Arm(4, "after_augmentation").buffer_size(32) == 64
+    assert Arm(4, "after_batching").buffer_size(32) == 4
+    assert Arm(4, "after_batching", buffer="default").buffer_size(32) is None
     assert Arm(4, "after_augmentation", buffer="small").buffer_size(32) == 24  # of 32, 8 are fresh
     assert Arm(4, "after_augmentation", buffer="large").buffer_size(32) == 512
     assert Arm(4, "after_batching", buffer="small").buffer_size(32) == 1

@@ -21,7 +21,7 @@ RESULTS = {
     **{Arm(e, "after_batching"): {2: 700, 4: 490, 8: 300}[e] for e in (2, 4, 8)},
     **{Arm(cached_share=1 / e): 900 for e in (2, 4, 8)},
     Arm(4, POINT, buffer="small"): 400,
-    Arm(4, POINT, buffer="large"): 300,
+    **{Arm(e, POINT, buffer="large"): {2: 500, 4: 300, 8: 290}[e] for e in (2, 4, 8)},
     Arm(batch_multiple=4): 2000,
     Arm(4, POINT, batch_multiple=4): 700,
     Arm(8, POINT, batch_multiple=4): 400,

@@ -55,6 +55,16 @@ def test_the_rate_is_that_of_the_arm_with_the_nearest_factor_or_the_middle(facto
     assert tuned_rate(DIGITS, LEARNED, factor, "before_augmentation") == expected
 
 
+def test_the_rate_is_that_of_the_default_buffer_where_it_was_tuned() -> None:
+    tuned = learned((Arm(4, "after_batching"), MIDDLE, 7000), (Arm(4, "after_batching", buffer="large"), DIGITS.rates[0], 5000))
+    for factor in (2, 4, 8):
+        assert tuned_rate(DIGITS, tuned, factor, "after_batching") == (
+            DIGITS.rates[0],
+            "tuned for after_batching, e=4, large buffer",
+        )
+    assert tuned_rate(DIGITS, tuned, 4, "after_augmentation") == (MIDDLE, "middle of the grid")
+
+
 def test_behind_each_source_every_arm_of_a_seed_before_the_next_seed() -> None:
     plans = plans_of(DIGITS, LEARNED, ["after_batching"], [4.0, 6.0], [1, 2])
     at_4 = ["e=2", "e=4", "e=8", "TargetIdle"]
