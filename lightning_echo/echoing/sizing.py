@@ -1,8 +1,8 @@
 """How many items may be live: by default sixteen batches, enough to fill a batch, and no more than memory holds.
 
 Between two uses of an example lie about as many batches as are live. Sixteen instead of two took 0.69 times the fresh examples to
-the target in a language model and 0.86 times in image classification (docs/evidence.md, e = 4). Where a pass over the data is
-short, a larger buffer would hold examples of two passes; there, and in device memory, less is live.
+the target in a language model and 0.86 times in image classification (docs/evidence.md, e = 4). Of a short pass over the data at most
+a quarter is live, since filling the buffer takes fresh examples beyond their share; and less in device memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = ["BufferSizing", "free_memory_bytes"]
 _DEFAULT_BATCHES = 16
 _LEAST_BATCHES_PER_WORKER = 2
 _LEAST_BATCHES = 4  # where batches are reused
+_MOST_OF_A_PASS = 4  # a default takes at most a fourth
 _DEFAULT_SHARE = 10  # a default takes at most a tenth of the free memory
 _MIB, _GIB = 2**20, 2**30
 
@@ -54,7 +55,7 @@ class BufferSizing:
         batch_size, workers = (1, 1) if by_batches else (loader.batch_size, max(loader.num_workers, 1))
         most = 0 if on_device else _DEFAULT_BATCHES * batch_size
         if items_per_pass is not None:
-            most = min(most, (items_per_pass - batch_size) // 2)
+            most = min(most, items_per_pass // _MOST_OF_A_PASS)
         return cls(batch_size, workers, item_bytes, by_batches, most)
 
     def default(self, factor: float) -> tuple[int, str]:

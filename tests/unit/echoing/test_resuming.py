@@ -108,7 +108,7 @@ def test_a_state_from_before_the_first_batch_is_no_state_within_a_pass() -> None
 
 def test_with_another_buffer_a_stream_is_refused_too_and_says_what_has_changed() -> None:
     state = state_after(DataLoader(Stateful(), 4), 2)
-    with pytest.raises(EchoStateError, match=r"within a pass of a stream, with buffer_size=8 \(now 9\): its workers share"):
+    with pytest.raises(EchoStateError, match=r"within a pass of a stream, with buffer_size=64 \(now 9\): its workers share"):
         adapt_state(state, setting(DataLoader(Stateful(), 4), buffer_size=9))
 
 

@@ -1,8 +1,8 @@
-"""How many examples may be live: two batches per worker, a tenth of the free memory at most, and never too few for a batch."""
+"""How many items may be live: sixteen batches, less of a short pass or of scarce memory, and never too few for a batch."""
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo.echoing import sizing
 from lightning_echo.echoing.loader import EchoLoader
@@ -56,12 +56,45 @@ class TestMemory:
         with pytest.warns(UserWarning, match=r"buffer_size is 2 instead of 4: 4 live batches of 8 MiB"):
             assert EchoLoader(loader, 2, insertion_point="after_batching").buffer_size == 2
 
-    @pytest.mark.parametrize(("workers", "size"), [(0, 16), (1, 16), (2, 32), (3, 48)])
-    def test_the_default_is_two_batches_per_worker(self, workers, size):
-        loader = DataLoader(torch.zeros(16, 2), batch_size=8, num_workers=workers)
-        assert EchoLoader(loader, 2, insertion_point="after_augmentation").buffer_size == size
-        assert EchoLoader(loader, 2, insertion_point="after_batching").buffer_size == 4
-
     def test_free_memory_is_a_number_of_bytes_or_unknown(self):
         free = sizing.free_memory_bytes()
         assert free is None or free > MIB
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.zeros(16, 2))
+
+
+class TestDefault:
+    def default(self, point, examples, workers=0):
+        return EchoLoader(DataLoader(torch.zeros(examples, 2), 8, num_workers=workers), 2, insertion_point=point).buffer_size
+
+    @pytest.mark.parametrize(
+        ("workers", "examples", "size"),
+        [
+            (0, 512, 128),  # sixteen batches of eight
+            (2, 10_000, 128),  # whatever the number of workers ...
+            (10, 10_000, 160),  # ... but for two batches each
+            (2, 511, 127),  # of a short pass a quarter ...
+            (0, 16, 16),  # ... but for two batches for each worker
+            (3, 16, 48),
+        ],
+    )
+    def test_of_examples(self, workers, examples, size):
+        assert self.default("after_augmentation", examples, workers) == size
+
+    @pytest.mark.parametrize(("examples", "size"), [(10_000, 16), (512, 16), (400, 12), (16, 4)])
+    def test_of_batches_whatever_the_number_of_workers(self, examples, size):
+        assert [self.default("after_batching", examples, workers) for workers in (0, 2)] == [size, size]
+
+    def test_in_device_memory(self):
+        assert self.default("after_transfer", 10_000) == 4
+
+    def test_where_the_length_of_a_pass_is_not_known(self):
+        assert EchoLoader(DataLoader(Stream(), 8), 2).buffer_size == 128
+        assert EchoLoader(Stream(), 2, insertion_point="after_batching").buffer_size == 16
+
+    def test_a_quarter_of_the_pass_of_this_rank(self):
+        loader = DataLoader(torch.zeros(800, 2), 8)
+        assert EchoLoader(loader, 2, insertion_point="after_augmentation", num_replicas=2, rank=0).buffer_size == 100
