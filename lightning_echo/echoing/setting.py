@@ -60,7 +60,7 @@ class Setting:
             loader,
             self.choice.item_bytes,
             by_batches=self.by_batches,
-            items_per_pass=None if self.by_streams or self.source.length is None else self.items_per_pass(),
+            items_per_pass=self._expected_items(),
             on_device=self.choice.point is InsertionPoint.after_transfer,
         )
         if buffer_size is None:
@@ -151,6 +151,12 @@ class Setting:
     def items_per_pass(self) -> int:
         """Of this rank."""
         return self.layout().items_per_pass(self.by_batches)
+
+    def _expected_items(self) -> int | None:
+        """Items that a pass will hold on this rank; None: nobody says. Of a stream by its loader's length."""
+        if self.source.length is None:
+            return None
+        return self.source.length * self.source.loader.batch_size if self.by_streams else self.items_per_pass()
 
     def depends_on(self) -> dict[str, Any]:
         """What must be the same for a run to go on exactly: plain types."""

@@ -1,8 +1,9 @@
 """How many items may be live: by default sixteen batches, enough to fill a batch, and no more than memory holds.
 
 Between two uses of an example lie about as many batches as are live. Sixteen instead of two took 0.69 times the fresh examples to
-the target in a language model and 0.86 times in image classification (docs/evidence.md, e = 4). Of a short pass over the data at most
-a quarter is live, since filling the buffer takes fresh examples beyond their share; and less in device memory.
+the target in a language model and 0.86 times in image classification (docs/evidence.md, e = 4). Of a short pass over the data at
+most a quarter is live, since filling the buffer takes fresh examples beyond their share; and four batches in
+device memory, which is scarce.
 """
 
 from __future__ import annotations

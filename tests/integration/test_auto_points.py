@@ -112,7 +112,7 @@ def test_what_a_streams_collate_function_draws_is_drawn_for_each_use() -> None:
     def collate(examples: list[Any]) -> Any:
         return torch.stack([torch.stack([example, torch.rand(())]) for example in examples])
 
-    loader = EchoLoader(DataLoader(Stream(), 4, collate_fn=collate), 3, seed=0)
+    loader = EchoLoader(DataLoader(Stream(), 4, collate_fn=collate), 3, buffer_size=8, seed=0)
     rows = [tuple(row) for _ in range(2) for batch in loader for row in batch.tolist()]
     assert loader.counts.echoed > 0
     assert len({noise for _, noise in rows}) == len(rows)

@@ -42,7 +42,7 @@ class Mixed(Data):
 
 
 def train(mode: str, **options: Any) -> Any:
-    data = EchoDataModule(Mixed(mode, options.pop("stateful", True), options.pop("sized", True)), 2, seed=7)
+    data = EchoDataModule(Mixed(mode, options.pop("stateful", True), options.pop("sized", True)), 2, buffer_size=4, seed=7)
     return fit(data, model=SeveralRecorder(), **options)
 
 

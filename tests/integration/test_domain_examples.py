@@ -28,7 +28,7 @@ class Echoed(NamedTuple):
     Attributes:
         point: Where it is echoed.
         factor: Uses per fresh example.
-        live: Most live examples, by the README: two batches per worker, or four batches in the main process.
+        live: Most live examples, 16 batches of a stream; of so few data two per worker, or four where batches are reused.
         delivered: Examples of all epochs, as many as without echoing. None for a stream, whose epochs end with it.
         fresh: Those of all epochs of a stream; None for others.
         reused: What an echo does not run again.
@@ -88,7 +88,7 @@ EXAMPLES = {
         result=None,
     ),
     "language_model.py": Example(
-        [Echoed("after_augmentation", 3, 2 * 2 * 16, None, 3 * 4 * 64, "load, augment", "collate, transfer")],
+        [Echoed("after_augmentation", 3, 16 * 16, None, 3 * 4 * 64, "load, augment", "collate, transfer")],
         result=(0, LETTERS),
     ),
     "device_augmentation.py": Example(

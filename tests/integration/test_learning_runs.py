@@ -105,7 +105,7 @@ def test_the_rate_is_constant_after_the_warm_up() -> None:
     [
         (Arm(4, "before_augmentation"), 64, 32),
         (Arm(4, "after_augmentation", buffer="large"), 512, 32),
-        (Arm(4, "after_augmentation", buffer="default"), 512, 32),
+        (Arm(4, "after_augmentation", buffer="default"), 37 * 32 // 4, 32),  # a quarter of a pass
         (Arm(8, "after_batching", buffer="small"), 1, 32),
         (Arm(8, "before_augmentation", batch_multiple=4), 256, 128),
     ],

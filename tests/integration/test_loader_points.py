@@ -105,6 +105,7 @@ def test_the_share_of_fresh_examples_is_level_after_warm_up(workers, factor):
         DataLoader(Values(400), batch_size=8, shuffle=True, num_workers=workers),
         factor,
         insertion_point="after_augmentation",
+        buffer_size=16 * max(workers, 1),
         seed=1,
     )
     fresh = []

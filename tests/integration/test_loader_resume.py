@@ -236,7 +236,7 @@ def test_a_state_is_plain_positions_and_never_grows_with_the_data():
         take(running, 20)
         return running.state_dict()
 
-    small, large = state(100), state(100_000)
+    small, large = state(1000), state(100_000)
     assert json.loads(json.dumps(small)) == small
     assert abs(len(json.dumps(small)) - len(json.dumps(large))) < 50
 

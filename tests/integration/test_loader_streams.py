@@ -86,6 +86,8 @@ class SizedStateful(Stateful):
 
 
 def echo(factor, dataset=None, workers=2, seed=0, epoch_length="full_pass", buffer_size=None, **options):
+    """By default two batches are live in each worker: these streams are short."""
+    buffer_size = buffer_size or 2 * BATCH * max(workers, 1)
     plain = DataLoader(Stream() if dataset is None else dataset, BATCH, num_workers=workers, **options)
     return EchoLoader(plain, factor, seed=seed, epoch_length=epoch_length, buffer_size=buffer_size)
 

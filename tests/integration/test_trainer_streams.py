@@ -102,7 +102,9 @@ class StreamData(Data):
 
 
 def echoed(make: Any, factor: float = 2.5, workers: int = 0) -> EchoDataModule:
-    return EchoDataModule(StreamData(make, workers), factor, seed=7)
+    """Few examples are live: a pass has no more than eight batches, and does not say so."""
+    live = 2 * BATCH * max(workers, 1) if make in (Stream, Stateful) else 4
+    return EchoDataModule(StreamData(make, workers), factor, buffer_size=live, seed=7)
 
 
 KINDS = [(Stream, 0), (Stream, 2), (Batches, 0)]

@@ -97,13 +97,15 @@ def fit(
     *,
     way: str = "datamodule",
     epochs: int = 4,
+    buffer_size: int | None = None,
     callbacks: Sequence[pl.Callback] = (),
     ckpt_path: str | None = None,
     **options: Any,
 ) -> Run:
     """Trains on a loader that is made for this run, echoed in one of three ways; ``options`` are the Trainer's."""
+    how: dict[str, Any] = {"factor": FACTOR, "buffer_size": buffer_size, "seed": 7}
     model, data = Recorder(), Data(make_loader)
-    echo = EchoCallback(echo=EchoConfig(FACTOR, seed=7), summary=False)
+    echo = EchoCallback(echo=EchoConfig(**how), summary=False)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
@@ -116,10 +118,10 @@ def fit(
         **options,
     )
     if way == "loader":
-        with closing(EchoLoader(make_loader(), FACTOR, seed=7)) as loader:
+        with closing(EchoLoader(make_loader(), **how)) as loader:
             trainer.fit(model, loader, ckpt_path=ckpt_path)
     else:
-        trainer.fit(model, datamodule=EchoDataModule(data, FACTOR, seed=7) if way == "datamodule" else data, ckpt_path=ckpt_path)
+        trainer.fit(model, datamodule=EchoDataModule(data, **how) if way == "datamodule" else data, ckpt_path=ckpt_path)
     return Run(model, trainer.train_dataloader, trainer)
 
 

@@ -101,7 +101,7 @@ def test_with_epoch_an_epoch_is_that_long(shards: list[str]) -> None:
         batches = stream.batched(BATCH, collation_fn=collate)
         return webdataset.WebLoader(batches, batch_size=None, num_workers=2).with_epoch(5)
 
-    run = fit(make, epochs=2)
+    run = fit(make, epochs=2, buffer_size=2)
     assert len(run.by_epoch) == 2
     for batches in run.by_epoch:
         assert sum(len(batch) for batch in batches) > 5 * BATCH

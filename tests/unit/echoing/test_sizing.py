@@ -91,6 +91,13 @@ class TestDefault:
     def test_in_device_memory(self):
         assert self.default("after_transfer", 10_000) == 4
 
+    def test_of_a_stream_whose_length_is_known(self):
+        class Sized(Stream):
+            def __len__(self):
+                return 200
+
+        assert EchoLoader(DataLoader(Sized(), 8), 2).buffer_size == 50
+
     def test_where_the_length_of_a_pass_is_not_known(self):
         assert EchoLoader(DataLoader(Stream(), 8), 2).buffer_size == 128
         assert EchoLoader(Stream(), 2, insertion_point="after_batching").buffer_size == 16
