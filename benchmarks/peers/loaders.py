@@ -16,7 +16,7 @@ from workloads import BATCH_SIZE, WORKERS, Sleeping
 from lightning_echo import EchoDataModule, EchoLoader
 
 FACTOR, SEED = 4, 7
-_LIVE_EXAMPLES = 2 * BATCH_SIZE * WORKERS  # our default; tf.data's buffer gets memory for as many
+LIVE_BATCHES = 16  # our default; tf.data's buffer gets memory for as many examples
 _BATCHES_AHEAD = 2 * WORKERS  # as many as a DataLoader's workers prepare
 
 
@@ -105,7 +105,7 @@ def _echoed_by_tensorflow(fresh: Any) -> Any:
     import tensorflow as tf
 
     echoed = fresh.flat_map(lambda *example: tf.data.Dataset.from_tensors(example).repeat(FACTOR))
-    return echoed.shuffle(FACTOR * _LIVE_EXAMPLES, seed=SEED).batch(BATCH_SIZE).prefetch(_BATCHES_AHEAD)
+    return echoed.shuffle(FACTOR * LIVE_BATCHES * BATCH_SIZE, seed=SEED).batch(BATCH_SIZE).prefetch(_BATCHES_AHEAD)
 
 
 def ours(point: str, data: Sleeping) -> EchoLoader:

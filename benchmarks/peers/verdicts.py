@@ -9,9 +9,9 @@ from workloads import BATCH_SIZE
 
 from peers.arithmetic import coverage, overlap
 from peers.facts import EPOCHS
-from peers.loaders import Peer
+from peers.loaders import LIVE_BATCHES, Peer
 
-_AHEAD = 8 * BATCH_SIZE  # examples that may be read ahead, or have uses left, at the end
+_AHEAD = (LIVE_BATCHES + 8) * BATCH_SIZE  # examples that may have uses left, or be read ahead, at the end
 
 
 @dataclass(frozen=True)

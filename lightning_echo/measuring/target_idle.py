@@ -25,9 +25,9 @@ class TargetIdle(Controller):
 
     The default maximum is 4. Every further use of the same data teaches less, and the paper finds an upper bound, which differs
     between tasks and grows with the batch size: beyond it training needs more fresh examples again, not fewer (Choi et al. 2019,
-    arXiv 1907.05550, experiments on the upper bound of the echo factor). Up to 4 is the range in which it saw gains throughout. In
-    this project's own small runs (docs/evidence.md) 8 instead of 4 took 0.64 times the fresh examples on scanned digits, and 1.06
-    times in a language model: behind a source that is slower than 4 steps it may be worth a try.
+    arXiv 1907.05550, experiments on the upper bound of the echo factor). Up to 4 is the range in which it saw gains throughout.
+    In this project's own small runs (docs/evidence.md) 8 instead of 4 took 0.64 times the fresh examples on scanned digits, and
+    1.06 times in a language model: behind a source slower than 4 steps it may be worth a try.
 
     Args:
         target: Idle fraction to stay under, in (0, 1).
