@@ -123,7 +123,10 @@ def _stages(stages: Sequence[Stage]) -> Table:
          " ".join(f"{1e3 * float(seconds):.3g}" for seconds in stage.redone_seconds.split()))
         for stage in stages
     ]  # fmt: skip
-    text = "What the stages take, each measured by itself; redone: one worker's time for a batch at factor 8, source not slowed"
+    text = (
+        "What the stages take, each measured by itself; redone: one worker's time for a batch at factor 8, source not slowed. "
+        "Of a step of the digits 10 ms are slept, as if spent on a device"
+    )
     return Table("wallclock_stages", text, columns, rows)
 
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learning.run import ENDLESS, Module
+from learning.run import ENDLESS
 from learning.task import Task
 from timing import seconds_per_batch
 from torch.utils.data import DataLoader, RandomSampler, default_collate
 from trainer import Clock, Ready, be_quiet, quiet_trainer
 
 from lightning_echo import EchoLoader
+from wallclock.device import DeviceModule
 from wallclock.source import SlowSource
 
 __all__ = ["EPOCH_STEPS", "LARGEST_FACTOR", "WORKERS", "Basis", "Stage", "delay_per_read", "measure_basis", "points_to_run"]
@@ -163,5 +164,5 @@ def _step_seconds(task: Task, data: Any, steps: int) -> float:
     batches = [default_collate(examples[i::4]) for i in range(4)]
     clock, epochs = Clock(), 1 + max(round(steps / EPOCH_STEPS), 1)
     trainer = quiet_trainer([clock], **ENDLESS, max_steps=epochs * EPOCH_STEPS)
-    trainer.fit(Module(task, task.rates[len(task.rates) // 2]), Ready(EPOCH_STEPS, batches))
+    trainer.fit(DeviceModule(task, task.rates[len(task.rates) // 2]), Ready(EPOCH_STEPS, batches))
     return (clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1) / EPOCH_STEPS

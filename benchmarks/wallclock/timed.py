@@ -11,12 +11,13 @@ from itertools import groupby
 import lightning.pytorch as pl
 from learning.arms import Arm
 from learning.rules import reached_at
-from learning.run import ENDLESS, Module, echoed
+from learning.run import ENDLESS, echoed
 from learning.task import Task
 from trainer import be_quiet, quiet_trainer
 
 from lightning_echo import EchoCallback, TargetIdle
 from lightning_echo.measuring.report import EpochReport
+from wallclock.device import DeviceModule
 from wallclock.plans import Plan
 from wallclock.source import SlowSource
 from wallclock.stages import EPOCH_STEPS, LARGEST_FACTOR, Stage
@@ -93,7 +94,7 @@ def timed_run(task: Task, plan: Plan, stage: Stage, watch: Stopwatch | None = No
     load = os.getloadavg()[0]
     be_quiet()
     pl.seed_everything(plan.seed, verbose=False)
-    module = Module(task, plan.rate)  # first of all: the same weights in each arm
+    module = DeviceModule(task, plan.rate)  # first of all: the same weights in each arm
     split = task.make_split(plan.seed)
     source = SlowSource(stage.delay_seconds)
     split.train.before_read = source if plan.ratio else None  # type: ignore[attr-defined]

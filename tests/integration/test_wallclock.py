@@ -17,8 +17,9 @@ from learning.rules import Evaluation, reached_at
 from learning.run import echoed
 from learning.task import Split, Task
 from torch import nn
+from wallclock.device import DEVICE_SECONDS
 from wallclock.plans import NO_ECHO, NOT_SLOWED, Plan
-from wallclock.stages import Stage
+from wallclock.stages import Stage, measure_basis
 from wallclock.stopwatch import Stopwatch
 from wallclock.timed import timed_run
 
@@ -78,6 +79,7 @@ def test_a_run_is_timed_and_counted(arm: str, factor: float) -> None:
     assert row.seconds_to_target < EVALUATION_SECONDS
     # two workers cannot have read these examples sooner
     assert row.seconds_to_target >= row.fresh * DELAY_SECONDS / 2 - 2 * DELAY_SECONDS
+    assert row.seconds_to_target >= row.steps * DEVICE_SECONDS["digits"]  # nor any device have trained on them
     # a worker starts, and reads a batch, before there is one
     assert (32 if factor == 1 else 8) * DELAY_SECONDS <= row.first_batch_seconds <= row.seconds_to_target
     assert row.factors.startswith(f"0:{factor:g}")
@@ -89,6 +91,10 @@ def test_a_source_that_is_not_slowed_is_read_without_a_delay(monkeypatch: pytest
     row, _, stood = run(NOT_SLOWED, 1, ratio=0)
     assert stood == [False] * 3  # there is none
     assert row.steps == row.fresh / 32 == 5  # 48, 96 and 144 examples are there after steps 2, 3 and 5
+
+
+def test_the_time_on_the_device_is_part_of_the_step_that_is_measured() -> None:
+    assert measure_basis(DIGITS, 1, 16, rounds=1).step_seconds >= DEVICE_SECONDS["digits"]
 
 
 @pytest.mark.parametrize(("arm", "point"), [(Arm(1, "after_batching"), "after_batching"), (Arm(), "before_augmentation")])
