@@ -83,9 +83,9 @@ class Course:
         return self._setting.epoch_batches(self.factor.value) if kept is None else kept
 
     def change_factor(self, value: float) -> None:
-        """Lets a factor count from the first batch that cannot be in flight already."""
+        """Lets a factor count from the first batch that cannot be in flight: what is, was planned with the factors so far."""
         fetched = self.delivery.progress.delivered
-        number = fetched + self._setting.lookahead(max(self.factor.largest, value))
+        number = fetched + self._setting.lookahead(self.factor.largest)
         self._pipeline.change_factor(number, value)
         self.factor.change(value, number, fetched)
 

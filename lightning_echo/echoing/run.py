@@ -187,7 +187,7 @@ def lookahead(source: Source, by_batches: bool, largest_factor: float) -> int:
     if not by_batches:
         return source.prefetched_batches + DEPTH
     # Between two batches that are read up to ceil(e) + 1 are delivered, a few more where the buffer is smaller than that.
-    uses = math.ceil(largest_factor) + 1
+    uses = math.ceil(largest_factor) + 1 if largest_factor > 1 else 1
     return (source.prefetched_batches + 3) * uses + DEPTH
 
 

@@ -96,6 +96,7 @@ class Pipeline:
 
     def __init__(self, world, factor=1.0, *, judges_filling=False, shares=None):
         self.world, self.factor, self.judges_filling = world, factor, judges_filling
+        self._largest = factor
         self._plan = plan_of(world.items, factor)
         self._shares = fresh_shares(self._plan) if shares is None else iter(shares)
         self._random = random.Random(world.seed)
@@ -112,8 +113,9 @@ class Pipeline:
     def change_factor(self, factor):
         """As at the end of an epoch: from the first batch on that cannot be in flight."""
         if factor != self.factor:
-            number = self._number + self._lookahead(max(factor, self.factor))
+            number = self._number + self._lookahead(self._largest)
             self._plan.change_factor(number, factor)
+            self._largest = max(self._largest, factor)
             self.factor, self._judged_from = factor, number + self._filling()
 
     def epoch(self, steps):
@@ -141,7 +143,8 @@ class Pipeline:
         in_flight = PREFETCH_FACTOR * self.world.workers
         if not in_flight:
             return 0
-        return (in_flight + 3) * (ceil(factor) + 1) + DEPTH if self.world.by_batches else in_flight + DEPTH
+        uses = ceil(factor) + 1 if factor > 1 else 1
+        return (in_flight + 3) * uses + DEPTH if self.world.by_batches else in_flight + DEPTH
 
     def _filling(self):
         """Batches in which the plan may fill its buffers after a change."""
