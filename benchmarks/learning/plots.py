@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from learning.store import Row
 __all__ = ["save_plot"]
 
 GRAY = "#808080"
-LARGE = "the same, large buffer"
+LARGE = "best point, large buffer"
+APART = 1.03  # between the lines of one factor, or their intervals hide each other
 COLORS = {
     "before_augmentation": "#3b8bd6",
     "after_augmentation": "#d9822b",
@@ -40,7 +41,7 @@ def save_plot(all_runs: Sequence[Runs], path: Path) -> None:
             column[1].set_xlabel("echo factor")
         axes[0, 0].set_ylabel("fresh examples to target / no echo")
         axes[1, 0].set_ylabel("optimizer steps to target / no echo")
-        axes[0, 0].legend(frameon=False)
+        figure.legend(*_legend(axes.flat), loc="outside lower center", ncols=3, frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=110, transparent=True)
         plt.close(figure)
@@ -48,7 +49,7 @@ def save_plot(all_runs: Sequence[Runs], path: Path) -> None:
 
 def _draw(axis: Any, runs: Runs, figure: Callable[[Row], float]) -> None:
     """Medians with their intervals; what never reached the target is not drawn (the table says so)."""
-    for (name, label), arms in _series(runs).items():
+    for place, ((name, label), arms) in enumerate(_series(runs).items()):
         points = [(arm.uses_per_fresh, runs.ratio(arm, Arm(), figure)) for arm in arms if runs.is_there(arm, Arm())]
         drawn = [(factor, interval) for factor, interval in points if math.isfinite(interval.middle)]
         if not drawn:
@@ -56,7 +57,7 @@ def _draw(axis: Any, runs: Runs, figure: Callable[[Row], float]) -> None:
         middles = [interval.middle for _, interval in drawn]
         below = [interval.middle - interval.low for _, interval in drawn]
         above = [interval.high - interval.middle if math.isfinite(interval.high) else 0 for _, interval in drawn]
-        factors = [factor for factor, _ in drawn]
+        factors = [factor * APART ** (place - 2) for factor, _ in drawn]
         look: dict[str, Any] = {"color": COLORS[name], "linestyle": "--" if label == LARGE else "-"}
         axis.errorbar(factors, middles, [below, above], marker="o", capsize=3, label=label.replace("_", " "), **look)
     axis.axhline(1, color=GRAY, linewidth=0.8, linestyle="--")
@@ -64,6 +65,12 @@ def _draw(axis: Any, runs: Runs, figure: Callable[[Row], float]) -> None:
     axis.set_xticks(FACTORS, [str(factor) for factor in FACTORS])
     axis.set_ylim(bottom=0)
     axis.patch.set_alpha(0)
+
+
+def _legend(axes: Iterable[Any]) -> tuple[list[Any], list[str]]:
+    """Each label once: with a large buffer the best point's color differs from task to task."""
+    found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    return list(found.values()), list(found)
 
 
 def _series(runs: Runs) -> dict[tuple[str, str], list[Arm]]:
