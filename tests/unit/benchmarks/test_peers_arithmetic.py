@@ -81,16 +81,16 @@ EXAMPLES = 64  # two batches, eight steps with the echoes; 512 examples in two e
     ("changed", "said"),
     [
         ({}, []),
-        ({"reads_per_example": 0.75}, []),  # 256 examples more
-        ({"reads_per_example": 0.76}, ["reads"]),
+        ({"reads_per_example": 1.75}, []),  # 768 examples more: 16 batches live, 8 read ahead
+        ({"reads_per_example": 1.76}, ["reads"]),
         ({"duplicates_per_batch": 0.1}, ["duplicates"]),
         ({"edited": 0.01}, ["edits"]),
         ({"length": None}, ["len"]),
         ({"length": 2}, ["len"]),
         ({"delivered": [8, 0]}, ["len"]),
-        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.256}, ["reads"]),
-        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.244}, ["reads"]),
-        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.254}, []),
+        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.266}, ["reads"]),
+        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.234}, ["reads"]),
+        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.264}, []),
         ({"steps": [8, 2]}, ["steps"]),
         ({"steps": [8]}, ["steps"]),
         ({"resume": "goes on with step 0, not 5"}, ["resume"]),
