@@ -9,11 +9,12 @@ from pathlib import Path
 from markdown import replace_section, table
 
 from learning.arms import Arm
+from learning.defaults import default_comparisons
 from learning.findings import CLAIMS, Finding, Runs, findings
 from learning.plots import save_plot
 from learning.rules import Interval, interval_of_median
 
-__all__ = ["arm_table", "finding_table", "headline", "interval_text", "summary_table", "write_report"]
+__all__ = ["arm_table", "default_table", "finding_table", "headline", "interval_text", "summary_table", "write_report"]
 
 PAGE, PLOT = "evidence.md", "learning.png"
 
@@ -23,6 +24,7 @@ def write_report(all_runs: Sequence[Runs], folder: Path, *, is_quick: bool) -> N
     found = [finding for runs in all_runs for finding in findings(runs)]
     sections = {
         "findings": f"{summary_table(found)}\n\n{finding_table(found)}",
+        "defaults": default_table(all_runs),
         **{runs.task.name: f"{headline(runs)}\n\n{arm_table(runs)}" for runs in all_runs},
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +60,16 @@ def summary_table(found: Sequence[Finding]) -> str:
         counts = [f"{verdicts.count(name)} {name}" for name in ("confirmed", "contradicted", "open") if name in verdicts]
         rows.append((f"({number}) {claim}", ", ".join(counts) or "not tested yet"))
     return table(("finding", "tests"), rows)
+
+
+def default_table(all_runs: Sequence[Runs]) -> str:
+    """What the package's defaults rest on."""
+    rows = [
+        (question, runs.task.name, tested, interval_text(interval))
+        for runs in all_runs
+        for question, tested, interval in default_comparisons(runs)
+    ]
+    return table(("default", "task", "tested", "median [95 %]"), rows)
 
 
 def headline(runs: Runs) -> str:

@@ -140,6 +140,7 @@ class Peer:
         module: Makes the data module for a Trainer; None: one that hands out the loader.
         trainer: Options of the Trainer that its documentation asks for.
         ours: Name of that of ours which reuses at the same place; of ours itself empty.
+        live_batches: Batches of examples that may have uses left at the end of an epoch.
         own_process: Whether it starts threads, beside which nobody should fork.
         only_speed: Whether its reads cannot be counted.
     """
@@ -152,6 +153,7 @@ class Peer:
     module: Callable[[Sleeping], pl.LightningDataModule] | None = None
     trainer: dict[str, Any] = field(default_factory=dict)
     ours: str = ""
+    live_batches: int = 0
     own_process: bool = False
     only_speed: bool = False
 
@@ -170,7 +172,8 @@ class Peer:
 
 
 def _our(point: str) -> Peer:
-    return Peer(f"ours, {point}", partial(ours, point), ("lightning-echo",), module=partial(our_module, point))
+    options: dict[str, Any] = {"module": partial(our_module, point), "live_batches": LIVE_BATCHES}
+    return Peer(f"ours, {point}", partial(ours, point), ("lightning-echo",), **options)
 
 
 def _tensorflow(title: str, loader: Callable[[Sleeping], Any], **options: Any) -> Peer:

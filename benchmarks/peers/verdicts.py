@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workloads import BATCH_SIZE
+from workloads import BATCH_SIZE, WORKERS
 
 from peers.arithmetic import coverage, overlap
 from peers.facts import EPOCHS
-from peers.loaders import LIVE_BATCHES, Peer
+from peers.loaders import Peer
 
-_AHEAD = (LIVE_BATCHES + 8) * BATCH_SIZE  # examples that may have uses left, or be read ahead, at the end
+_BATCHES_AHEAD = 2 * WORKERS + 2  # that workers and a thread may have read for the next pass at the end
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ def expected_steps(peer: Peer, examples: int) -> int:
 def wrong(peer: Peer, facts: Facts, examples: int) -> list[str]:
     """The columns in which the peer is not right; empty if it is in all."""
     delivered = sum(facts.delivered) * BATCH_SIZE
+    unused = (_BATCHES_AHEAD + peer.live_batches * (1 - 1 / peer.factor)) * BATCH_SIZE  # a live example has had a use at least
     checks = {
-        "reads": abs(facts.reads_per_example - 1 / peer.factor) * delivered <= _AHEAD,
+        "reads": abs(facts.reads_per_example - 1 / peer.factor) * delivered <= unused,
         "duplicates": facts.duplicates_per_batch == 0,
         "edits": facts.edited == 0,
         "len": facts.delivered == [facts.length] * EPOCHS,

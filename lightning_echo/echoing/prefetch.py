@@ -1,8 +1,10 @@
 """A thread that fetches ahead, so that the hand-over from the workers costs the training loop nothing.
 
-Receiving a batch from a worker takes the main process 0.5 to 0.9 ms (unpickling, opening shared memory), and giving its memory
-back 0.1 ms, more for larger ones. Done by the training thread, that time adds to every step; done here, it passes while the step
-runs: the thread lets go of an item after the one who asked for it did, when it has fetched the one ``depth`` + 1 later.
+Receiving a batch from a worker takes the main process 0.5 to 0.9 ms (unpickling, opening shared memory), and giving its
+memory back 0.1 ms, more for larger ones. Done by the training thread, that time adds to every step; done here, it passes
+while the step runs: the thread lets go of an item after the one who asked for it did, when it has fetched the one ``depth`` +
+1 later. That keeps one item more in memory, of those that were handed out ``depth`` + 1 at most where nobody asks it for
+another.
 
 Where there is no step to speak of, nothing can be gained, and changing threads for every batch costs 0.1 ms on a busy machine:
 then who asks fetches itself. What is fetched, and in which order, is the same either way. The thread refers to the source alone,

@@ -1,9 +1,9 @@
 """How many items may be live: by default sixteen batches, enough to fill a batch, and no more than memory holds.
 
-Between two uses of an example lie about as many batches as are live. Sixteen instead of two took 0.69 times the fresh examples to
-the target in a language model and 0.86 times in image classification (docs/evidence.md, e = 4). Of a short pass over the data at
-most a quarter is live, since filling the buffer takes fresh examples beyond their share; and four batches in
-device memory, which is scarce.
+Between two uses of an example lie about as many batches as are live. Sixteen instead of two took 0.69 times the fresh
+examples to the target in a language model and 0.86 times in image classification (docs/evidence.md, e = 4). Of a short pass
+over the data at most a quarter is live, since filling the buffer takes fresh examples beyond their share, and of device
+memory, which is scarce, four batches.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ class BufferSizing:
         workers: Workers with a buffer each; 1 where the main process holds the items.
         item_bytes: Estimated memory of a live item, 0 if unknown.
         by_batches: Whether batches are the items.
-        most: Most live items by default, if the least that is usual is not more.
+        usual: Live items by default, where memory is not short.
     """
 
-    def __init__(self, batch_size: int, workers: int, item_bytes: int, by_batches: bool, most: int) -> None:
+    def __init__(self, batch_size: int, workers: int, item_bytes: int, by_batches: bool, usual: int) -> None:
         self._batch_size, self._workers, self._item_bytes = batch_size, workers, item_bytes
-        self._what = "batches" if by_batches else "examples"
-        least = _LEAST_BATCHES if by_batches else _LEAST_BATCHES_PER_WORKER * workers * batch_size
-        self._usual = max(least, most)
+        self._what, self._usual = "batches" if by_batches else "examples", usual
 
     @classmethod
     def of(
@@ -54,10 +52,11 @@ class BufferSizing:
             on_device: Whether live items are in device memory.
         """
         batch_size, workers = (1, 1) if by_batches else (loader.batch_size, max(loader.num_workers, 1))
+        least = _LEAST_BATCHES if by_batches else _LEAST_BATCHES_PER_WORKER * workers * batch_size
         most = 0 if on_device else _DEFAULT_BATCHES * batch_size
         if items_per_pass is not None:
             most = min(most, items_per_pass // _MOST_OF_A_PASS)
-        return cls(batch_size, workers, item_bytes, by_batches, most)
+        return cls(batch_size, workers, item_bytes, by_batches, max(least, most))
 
     def default(self, factor: float) -> tuple[int, str]:
         """The default size, and a warning if memory is too short for the usual one."""

@@ -93,6 +93,15 @@ def test_a_source_that_is_not_slowed_is_read_without_a_delay(monkeypatch: pytest
     assert row.steps == row.fresh / 32 == 5  # 48, 96 and 144 examples are there after steps 2, 3 and 5
 
 
+def test_runs_have_the_buffer_that_users_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms: list[Arm] = []
+    monkeypatch.setattr(
+        "wallclock.timed.echoed", lambda task, arm, *args, **options: arms.append(arm) or echoed(task, arm, *args, **options)
+    )
+    run(f"{POINT}, e=4", 4)
+    assert [(arm.factor, arm.buffer) for arm in arms] == [(4, "default")]
+
+
 def test_the_time_on_the_device_is_part_of_the_step_that_is_measured() -> None:
     assert measure_basis(DIGITS, 1, 16, rounds=1).step_seconds >= DEVICE_SECONDS["digits"]
 

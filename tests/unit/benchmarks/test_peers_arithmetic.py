@@ -13,9 +13,10 @@ import pytest
 from peers import arithmetic, speed, tables, verdicts
 from peers.arithmetic import coverage, duplicates_per_batch, overlap, resumed_at, steps_between_uses
 from peers.data import CountedReads
-from peers.loaders import OURS, PEERS, Peer, Repeated
+from peers.loaders import LIVE_BATCHES, OURS, PEERS, Peer, Repeated
 from peers.verdicts import Facts, expected_steps, standing, wrong
 from report import Table
+from workloads import BATCH_SIZE, Sleeping
 
 WHOLE = [[0, 1], [2, 3], [4, 5], [6, 7]]
 
@@ -81,16 +82,16 @@ EXAMPLES = 64  # two batches, eight steps with the echoes; 512 examples in two e
     ("changed", "said"),
     [
         ({}, []),
-        ({"reads_per_example": 1.75}, []),  # 768 examples more: 16 batches live, 8 read ahead
-        ({"reads_per_example": 1.76}, ["reads"]),
+        ({"reads_per_example": 0.625}, []),  # 192 examples more: six batches
+        ({"reads_per_example": 0.626}, ["reads"]),
         ({"duplicates_per_batch": 0.1}, ["duplicates"]),
         ({"edited": 0.01}, ["edits"]),
         ({"length": None}, ["len"]),
         ({"length": 2}, ["len"]),
         ({"delivered": [8, 0]}, ["len"]),
-        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.266}, ["reads"]),
-        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.234}, ["reads"]),
-        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.264}, []),
+        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.254}, ["reads"]),
+        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.246}, ["reads"]),
+        ({"delivered": [800, 800], "length": 800, "reads_per_example": 0.2537}, []),
         ({"steps": [8, 2]}, ["steps"]),
         ({"steps": [8]}, ["steps"]),
         ({"resume": "goes on with step 0, not 5"}, ["resume"]),
@@ -102,6 +103,19 @@ EXAMPLES = 64  # two batches, eight steps with the echoes; 512 examples in two e
 )
 def test_each_column_is_judged_by_itself(changed: dict[str, Any], said: list[str]) -> None:
     assert wrong(PEER, replace(RIGHT, **changed), EXAMPLES) == said
+
+
+def test_of_live_examples_three_quarters_of_the_uses_may_be_left_at_factor_four() -> None:
+    """18 batches of 32: 576 of 51,200 examples are 0.01125 of them."""
+    ours = replace(RIGHT, delivered=[800, 800], length=800, steps=[8, 8])
+    for reads, said in ((0.2612, []), (0.2613, ["reads"])):
+        assert wrong(replace(PEER, live_batches=16), replace(ours, reads_per_example=reads), EXAMPLES) == said
+
+
+def test_the_buffers_that_are_compared_are_as_large_as_our_default() -> None:
+    data = Sleeping(0.0, 4096)
+    assert PEERS["after_augmentation"].loader(data).buffer_size == LIVE_BATCHES * BATCH_SIZE
+    assert PEERS["after_batching"].loader(data).buffer_size == LIVE_BATCHES
 
 
 def test_a_peer_is_expected_to_take_the_steps_of_its_own_documentation() -> None:

@@ -888,6 +888,13 @@ class TestTakingThePlaceOfAnother:
         assert second.state_dict()["largest_factor"] == 2
 
 
+def test_a_larger_factor_by_batches_counts_from_what_can_be_in_flight_with_the_one_before():
+    with closing(echo(1, "after_batching", plain_loader(num_workers=1))) as loader:
+        next(iter(loader))
+        loader.factor = 8
+        assert loader.factor_since == 1 + (2 + 3) + DEPTH
+
+
 def test_a_second_change_by_batches_looks_ahead_by_the_largest_factor_so_far():
     """Batches that are in flight were planned with it."""
     with closing(echo(8, "after_batching", plain_loader(num_workers=1))) as loader:

@@ -250,7 +250,7 @@ def test_after_an_error_nothing_of_the_source_is_kept(steps, taken):
     assert held[0]() is None
 
 
-def test_the_thread_gives_the_memory_back_and_takes_no_more_of_it(long_steps):
+def test_the_thread_gives_the_memory_back_and_keeps_one_item_more_for_it(long_steps):
     """Each item is fetched only when the one DEPTH + 1 before it has been let go of by who asked for it."""
 
     class Item:
@@ -284,7 +284,7 @@ def test_the_thread_gives_the_memory_back_and_takes_no_more_of_it(long_steps):
         next(items)
     items.close()
     assert ended_in == ["lightning_echo-prefetch"] * 20
-    assert max(most_alive) == DEPTH + 2
+    assert max(most_alive) == DEPTH + 2  # those ahead, the one being fetched, and the one that is done with
 
 
 def test_a_source_that_is_stuck_does_not_hold_up_closing(monkeypatch, long_steps):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from learning import plots
 from learning.arms import Arm, first_arms, further_arms
+from learning.defaults import default_comparisons
 from learning.due import Progress
 from learning.findings import Finding, Runs, findings
 from learning.report import arm_table, finding_table, headline, interval_text, summary_table, write_report
@@ -128,6 +130,35 @@ def test_tables_hold_every_arm_and_every_finding(tmp_path) -> None:
     write_report([runs], tmp_path, is_quick=True)
     assert arm_table(runs) in (tmp_path / "evidence.md").read_text()
     assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_defaults_are_compared_with_what_they_were_and_with_the_factors_beside() -> None:
+    found = {(question, tested): interval.middle for question, tested, interval in default_comparisons(runs_of(RESULTS))}
+    assert found == pytest.approx(
+        {
+            ("16 live batches", f"{POINT}, e=2, large buffer / {POINT}, e=2"): 500 / 550,
+            ("16 live batches", f"{POINT}, e=4, large buffer / {POINT}, e=4"): 300 / 300,
+            ("16 live batches", f"{POINT}, e=8, large buffer / {POINT}, e=8"): 290 / 295,
+            ("max_factor", f"{POINT}, e=4, large buffer / {POINT}, e=2, large buffer"): 300 / 500,
+            ("max_factor", f"{POINT}, e=8, large buffer / {POINT}, e=4, large buffer"): 290 / 300,
+        }
+    )
+    assert list(default_comparisons(runs_of({Arm(): 1000}))) == []
+
+
+def test_the_plot_has_a_line_for_each_point_and_a_dashed_one_for_the_default_buffer(tmp_path, monkeypatch) -> None:
+    figures = []
+    monkeypatch.setattr(plots.plt, "close", figures.append)
+    plots.save_plot([runs_of(RESULTS)], tmp_path / "plot.png")
+    (figure,) = figures
+    (legend,) = figure.legends
+    names = ["before augmentation", "after augmentation", "after batching", "best point, large buffer", "fixed share"]
+    assert [text.get_text() for text in legend.get_texts()] == names
+    fresh = figure.axes[0]
+    drawn = {container.get_label(): container.lines[0] for container in fresh.containers}
+    assert drawn["best point, large buffer"].get_ydata() == pytest.approx([0.5, 0.3, 0.29])
+    assert [name for name, line in drawn.items() if line.get_linestyle() == "--"] == ["best point, large buffer"]
+    assert drawn["best point, large buffer"].get_color() == drawn["before augmentation"].get_color()
 
 
 def test_passes_of_training_without_echoing_stand_above_the_table() -> None:
