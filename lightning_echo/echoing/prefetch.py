@@ -111,11 +111,13 @@ def _pump(
             break
         result = _fetch(source)
         failed = result[1] is not None
-        held.append(result[0])
+        if failed:
+            held.clear()
+        else:
+            held.append(result[0])
         results.put(result)
         del result  # its batch, or the frames of its error
         if failed:
-            held.clear()
             stop.wait()
     del source  # here and last: torch ends the workers with it, and in the main thread its signal handler would interrupt that
 

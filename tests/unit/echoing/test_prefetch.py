@@ -282,8 +282,8 @@ def test_the_thread_gives_the_memory_back_and_keeps_one_item_more_for_it(long_st
         done_with[number].set()
     with pytest.raises(StopIteration):
         next(items)
+    assert ended_in == ["lightning_echo-prefetch"] * 20, "without being closed: of a source that has ended nothing is kept"
     items.close()
-    assert ended_in == ["lightning_echo-prefetch"] * 20
     assert max(most_alive) == DEPTH + 2  # those ahead, the one being fetched, and the one that is done with
 
 

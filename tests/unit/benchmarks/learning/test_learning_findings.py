@@ -157,6 +157,7 @@ def test_the_plot_has_a_line_for_each_point_and_a_dashed_one_for_the_default_buf
     fresh = figure.axes[0]
     drawn = {container.get_label(): container.lines[0] for container in fresh.containers}
     assert drawn["best point, large buffer"].get_ydata() == pytest.approx([0.5, 0.3, 0.29])
+    assert drawn["before augmentation"].get_ydata() == pytest.approx([0.55, 0.3, 0.295])
     assert [name for name, line in drawn.items() if line.get_linestyle() == "--"] == ["best point, large buffer"]
     assert drawn["best point, large buffer"].get_color() == drawn["before augmentation"].get_color()
 
