@@ -1,7 +1,8 @@
 """`TargetIdle`: the smallest echo factor that feeds the device.
 
 It predicts with the cost model, measures, and corrects: where the device waits although the model says that it should not, the
-host is taken for as slow as it was measured. So the first decision is close, and the second one right.
+host is taken for as slow as it was measured. So the first decision is close, and the second one right. Epochs that are too short
+to tell are judged together (`Recent`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
 from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.measuring.recent import Recent
 
 __all__ = ["TargetIdle", "recommend"]
 
@@ -59,6 +61,7 @@ class TargetIdle(Controller):
             )
         # How much slower than its costs the host was when the device last waited, and the least of it that was ever needed.
         self._slowness = self._least_slowness = 1.0
+        self._recent = Recent()
 
     def __repr__(self) -> str:
         return f"TargetIdle({self.target:g}, min_factor={self.min_factor:g}, max_factor={self.max_factor:g})"
@@ -67,6 +70,7 @@ class TargetIdle(Controller):
         return self.max_factor
 
     def decide(self, observation: Observation) -> Decision:
+        observation = self._recent.joined(observation)
         idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
         if idle is None or observation.step_seconds is None:
             return self._within_bounds(
@@ -119,10 +123,12 @@ class TargetIdle(Controller):
         return Decision(factor, reason, message)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"slowness": self._slowness, "least_slowness": self._least_slowness}
+        recent = self._recent.state_dict()
+        return {"slowness": self._slowness, "least_slowness": self._least_slowness, "recent": recent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._slowness, self._least_slowness = state_dict["slowness"], state_dict["least_slowness"]
+        self._recent.load_state_dict(state_dict.get("recent", {}))  # older checkpoints have none
 
 
 def recommend(observation: Observation, target: float = 0.05) -> Decision:

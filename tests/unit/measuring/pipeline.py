@@ -70,7 +70,7 @@ def plan_of(items, factor):
         last_batch_size=size,
         batches_per_pass=1_000_000,
         workers=buffers,
-        buffer_size=4 if size == 1 else 2 * size * buffers,
+        buffer_size=max(16, 2 * buffers) * size,
         seed=0,
         distinct=size > 1,
     )
@@ -116,7 +116,8 @@ class Pipeline:
             number = self._number + self._lookahead(self._largest)
             self._plan.change_factor(number, factor)
             self._largest = max(self._largest, factor)
-            self.factor, self._judged_from = factor, number + self._filling()
+            self.factor = factor
+            self._judged_from = number + self._filling()
 
     def epoch(self, steps):
         """Trains for so many steps and returns the observation."""
@@ -149,7 +150,7 @@ class Pipeline:
     def _filling(self):
         """Batches in which the plan may fill its buffers after a change."""
         size = self.world.items[0]
-        return 0 if self.judges_filling else ceil(self._plan.shape.buffer_size / size)
+        return 0 if self.judges_filling or self.factor == 1 else ceil(self._plan.shape.buffer_size / size)
 
     def _deliver(self):
         """Lets the training loop have its next batch, and returns how long it waited for it."""
