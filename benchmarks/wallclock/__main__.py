@@ -119,7 +119,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "benchmarks/wallclock", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="two minutes: every table, no evidence")
+    parser.add_argument("--quick", action="store_true", help="a minute: every table, no evidence")
     parser.add_argument("--report", action="store_true", help="no runs: tables and plot of those that are there")
     parser.add_argument("--tasks", nargs="+", choices=_TASKS, default=list(_TASKS), help="these tasks alone")
     parser.add_argument("--ratios", nargs="+", type=float, help="R, each (2 4 6; 4 with --quick)")
