@@ -76,7 +76,7 @@ $(OLDEST_INSTALLED): pyproject.toml tests/oldest.txt
 	@echo 'Creating .venv-oldest: the oldest declared versions, some gigabytes; takes a few minutes ...'
 	$(PYTHON) -m venv --clear .venv-oldest
 	$(OLDEST_BIN)/python -m pip install -q --disable-pip-version-check -c tests/oldest.txt \
-		-e '.[examples]' hypothesis psutil pytest pytest-timeout
+		-e '.[examples]' hypothesis psutil pytest pytest-timeout rich
 	@touch $@
 
 $(MOSAIC_INSTALLED): pyproject.toml
