@@ -278,6 +278,9 @@ def on_a_rank(rank, folder):
         IdleFraction()([0.5 * rank], [1.0]).item(),
         IdleFraction(dist_sync_on_step=True)([0.5 * rank], [1.0]).item(),
     ]
+    # In torch 2.4 gloo's thread may still hold the last tensor, and wait for the interpreter lock, which destroy_process_group
+    # holds while it waits for the thread. A barrier's work holds no tensor of Python's.
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     torch.save(found, f"{folder}/{rank}.pt")
 
