@@ -1,5 +1,6 @@
 """Property tests are the same in every run, and never fail because a machine is slow. Ctrl-C interrupts, as at a terminal."""
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -40,6 +41,16 @@ def _data_loader_as_it_was() -> Iterator[None]:
     for name in ("__init__", "__setattr__", "__delattr__"):
         if name in before and vars(DataLoader)[name] is not before[name]:
             setattr(DataLoader, name, before[name])
+
+
+@pytest.fixture(autouse=True)
+def _no_silence_left_behind() -> Iterator[None]:
+    """Benchmarks silence the loggers of their process, which the next test may want to hear."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning_echo")]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture
