@@ -224,18 +224,21 @@ def test_an_epoch_too_short_to_judge_the_new_factor_decides_nothing():
     assert second.message == "only 1 steps were measured with this factor"
 
 
-def test_a_run_that_goes_on_from_its_state_decides_the_same(tmp_path):
+@pytest.mark.parametrize(("steps", "epochs"), [(STEPS, 8), (16, 40)])
+def test_a_run_that_goes_on_from_its_state_decides_the_same(steps, epochs, tmp_path):
     world = world_of("before_augmentation", 3, 2, **HIDDEN["jitter"])
 
     def run(resumes):
         pipeline, controller, decided = Pipeline(world), TargetIdle(TARGET, max_factor=8), []
-        for epoch in range(8):
+        varied = random.Random(0)
+        for epoch in range(epochs):
             if resumes:
                 torch.save(controller.state_dict(), tmp_path / "state.ckpt")
                 controller = TargetIdle(TARGET, max_factor=8)
                 controller.load_state_dict(torch.load(tmp_path / "state.ckpt", weights_only=True))
-            pipeline.world = replace(world, unseen_share=0.5 if epoch == 2 else 0.08)
-            decided += train(pipeline, controller, epochs=1)[1]
+            device = math.exp(varied.gauss(0, 0.05))
+            pipeline.world = replace(world, device=device, unseen_share=0.5 if epoch == 2 else 0.08)
+            decided += train(pipeline, controller, epochs=1, steps=steps)[1]
         return decided
 
     assert run(resumes=True) == run(resumes=False)
