@@ -19,6 +19,12 @@ from lightning_echo.echoing.spreading import identity, spread
 __all__ = ["SamplerOrder"]
 
 
+def is_exact(sampler: Any) -> bool:
+    """Whether the same pass can be asked for again: the sampler has a state, a generator, or is told the number of the pass."""
+    source = _deciding(sampler)
+    return _is_stateful(source) or hasattr(source, "generator") or hasattr(source, "set_epoch")
+
+
 class SamplerOrder(Order):
     """The order of a user's sampler or batch sampler.
 
@@ -38,16 +44,14 @@ class SamplerOrder(Order):
     def __init__(self, sampler: Any, *args: int, seed: int, preserves: bool = False, **kwargs: int) -> None:
         super().__init__(*args, **kwargs)
         self._sampler, self._preserves = sampler, preserves
-        self._source = sampler  # what decides the order: a batch sampler leaves that to the sampler inside
-        if hasattr(sampler, "batch_size") and hasattr(sampler, "sampler"):
-            self._source = sampler.sampler
-        self._stateful = all(callable(getattr(self._source, name, None)) for name in ("state_dict", "load_state_dict"))
+        self._source = _deciding(sampler)
+        self._stateful = _is_stateful(self._source)
         self._generator: Any = getattr(self._source, "generator", None)
         self._seed = seed
         self._lends = hasattr(self._source, "generator") and self._generator is None and not self._stateful
         if self._lends:
             self._lend_generator()
-        self.exact = self._stateful or self._generator is not None or hasattr(self._source, "set_epoch")
+        self.exact = is_exact(sampler)
         self._own_states = None if self.exact else OwnRandomStates()
         self._states: dict[int, Any] = {}  # per pass: the sampler's state before it
         self._entries: Iterator[Any] = iter(())
@@ -161,3 +165,12 @@ class SamplerOrder(Order):
         for entry in islice(cycle(start), missing):
             tail.append(entry)
             yield entry
+
+
+def _deciding(sampler: Any) -> Any:
+    """What decides the order: a batch sampler leaves that to the sampler inside."""
+    return sampler.sampler if hasattr(sampler, "batch_size") and hasattr(sampler, "sampler") else sampler
+
+
+def _is_stateful(sampler: Any) -> bool:
+    return all(callable(getattr(sampler, name, None)) for name in ("state_dict", "load_state_dict"))

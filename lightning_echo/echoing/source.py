@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCache
+from lightning_echo.echoing.sampler_order import is_exact
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.stages import Stages
 from lightning_echo.echoing.streams import StreamEcho
@@ -119,6 +120,11 @@ class Source:
             and sampler.generator is self.loader.generator
             and self._covers_dataset()
         )
+
+    @property
+    def repeats_passes(self) -> bool:
+        """Whether the same pass can be asked for again, and in a thread: nothing of it draws from global random numbers."""
+        return self.rebuilds and (self.is_sequential or self.is_shuffled or is_exact(self.sampler))
 
     @property
     def prefetched_batches(self) -> int:

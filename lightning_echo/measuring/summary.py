@@ -8,6 +8,7 @@ from textwrap import fill
 
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
+from lightning_echo.measuring.words import busy, many, no_workers, percent, short
 
 __all__ = ["advise", "summarize"]
 
@@ -35,7 +36,7 @@ def summarize(reports: Sequence[EpochReport], advice: str) -> str:
     lines = [_times(reports)]
     lines += [_stretch(list(stretch)) for _, stretch in groupby(reports, key=lambda report: report.factor)]
     last = reports[-1]
-    passes = f", {_many(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
+    passes = f", {many(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
     lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
     if last.speedup is not None and last.factor > 1:
         lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
@@ -52,23 +53,24 @@ def advise(observation: Observation, recommended: Decision) -> str:
     idle, factor = observation.idle_fraction, observation.factor
     if idle is None:
         return "Too few steps were measured for advice."
-    busy = f"the accelerator is busy {_percent(1 - idle)} of the time"
+    said = busy(idle)
     if recommended.reason is Reason.not_measured:
         return f"No advice: {recommended.message}."
     is_starved = recommended.reason in (Reason.starved, Reason.at_maximum)
     if recommended.reason is Reason.no_workers or (
         is_starved and observation.costs is not None and not observation.costs.workers
     ):
-        return f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {busy}."
+        return no_workers(1, idle)
     if recommended.reason is Reason.downstream_too_slow:
         return f"At this insertion point no factor is enough; {recommended.message}."
+    if recommended.reason is not Reason.at_maximum and recommended.factor == factor == 1:
+        return f"Do not echo: {said}."
+    helps = ""
     if recommended.reason is Reason.at_maximum:
         larger = "a larger factor seldom does" if recommended.factor >= _LARGE_FACTOR else "or a larger max_factor"
-        busy += f"; a faster source helps further, {larger}"
-    elif recommended.factor == factor == 1:
-        return f"Do not echo: {busy}."
+        helps = f"; a faster source helps further, {larger}"
     if recommended.factor == factor:
-        return f"Keep factor {factor:g}: {busy}."
+        return f"Keep factor {factor:g}: {said}{helps}."
     if recommended.factor < factor:
         if recommended.reason is Reason.at_maximum:
             why = "a larger one is seldom worth it" if recommended.factor >= _LARGE_FACTOR else "max_factor says so"
@@ -79,9 +81,8 @@ def advise(observation: Observation, recommended: Decision) -> str:
         return f"Lower the factor to {recommended.factor:g}: {enough}."
     what = "Echo with factor" if factor == 1 else "Raise the factor to"
     if recommended.reason is Reason.at_minimum:
-        return f"{what} {recommended.factor:g}, since min_factor says so: {busy}."
-    busy = busy.replace("is busy", "is busy only")
-    return f"{what} {recommended.factor:g}{_times_as_fast(observation, recommended.factor)}: {busy}."
+        return f"{what} {recommended.factor:g}, since min_factor says so: {said}{helps}."
+    return f"{what} {recommended.factor:g}{_times_as_fast(observation, recommended.factor)}: {busy(idle, only=True)}{helps}."
 
 
 def _times_as_fast(observation: Observation, factor: float) -> str:
@@ -106,20 +107,6 @@ def _join(lines: Sequence[str]) -> str:
     return "\n".join(said)
 
 
-def _many(number: float, one: str, many: str) -> str:
-    said = _short(number)
-    return f"{said} {one if said == '1' else many}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _short(number: float) -> str:
-    """Three digits, or all of an integer part: 0.0123, 12.3, 12,345."""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
 def _times(reports: Sequence[EpochReport]) -> str:
     steps = sum(report.steps for report in reports)
     waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)
@@ -129,8 +116,8 @@ def _times(reports: Sequence[EpochReport]) -> str:
     if not total:
         return "lightning_echo: how long steps waited for input could not be measured"
     return (
-        f"lightning_echo: {_many(steps, 'step', 'steps')} in {_short(total)} s: {_short(worked)} s of work, "
-        f"{_short(waited)} s waiting for input (idle {_percent(waited / total)}); {_short(first)} s more for first batches"
+        f"lightning_echo: {many(steps, 'step', 'steps')} in {short(total)} s: {short(worked)} s of work, "
+        f"{short(waited)} s waiting for input (idle {percent(waited / total)}); {short(first)} s more for first batches"
     )
 
 
@@ -140,7 +127,7 @@ def _stretch(reports: Sequence[EpochReport]) -> str:
     epochs = f"epoch {first.epoch}" if first.epoch == last.epoch else f"epochs {first.epoch} to {last.epoch}"
     waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)
     total = waited + sum(report.steps * (report.step_seconds or 0) for report in reports)
-    idle = f", idle {_percent(waited / total)}" if total else ""
+    idle = f", idle {percent(waited / total)}" if total else ""
     slow = f", slowest rank {last.slowest_rank}" if last.slowest_rank is not None else ""
     changes = last.next_factor not in (None, last.factor)
     return f"{epochs}: factor {last.factor:g}{idle}{slow}" + (f"; {last.message}" if changes else "")

@@ -1,0 +1,270 @@
+"""`StallAnalyzer`: measures one training, phase by phase, and leaves it as it was.
+
+    what the Trainer makes of the data      one step: its loader, a batch on the device
+    the loader alone                        reading, preparation, augmentation (phases.py, streams.py)
+    hand-over, copy                         a batch that is ready, taken and copied
+    ingestion                               the step alone
+    data in memory                          the training, nothing read
+    the real run                            the training, nothing in memory
+
+The model that is trained is a copy; the data module that Lightning sets up is a shallow one; the random numbers are put back.
+With several ranks all of them measure at the same time, and what the job waits for is the slowest.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_echo.analysis.checks import Trial, run_trial
+from lightning_echo.analysis.fits import CopyClock, FirstBatch, Ready, StepClock, fit
+from lightning_echo.analysis.measured import MeasuredStages, Spread
+from lightning_echo.analysis.pages import drop_pages
+from lightning_echo.analysis.phases import LoaderPhases, measure_loader
+from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.ranks import gathered
+from lightning_echo.analysis.result import Checked, StallAnalysis
+from lightning_echo.analysis.streams import measure_stream
+from lightning_echo.datamodule import EchoDataModule
+from lightning_echo.echoing.loader import EchoLoader
+
+__all__ = ["StallAnalyzer"]
+
+_FEWEST_STEPS = 10
+_HANDED_OVER = 8  # batches of which it is timed
+_PHASES = 11  # passes and fits; each takes its share of the time at most
+
+
+class StallAnalyzer:
+    """Measures where the time of a training's steps goes (Mohan et al. 2021, arXiv 2007.06775, section 3.2).
+
+    Args:
+        model: The user's; a copy of it is trained.
+        datamodule: A data module, or a training loader; None: the model's own ``train_dataloader``. What is echoed already is
+            looked at without echoing.
+        trainer_kwargs: As for ``Trainer``; what writes, validates or ends the training is left out, callbacks too.
+        say: Told what is done next. Default: Lightning's log, on the first rank.
+
+    Example:
+        >>> from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+        >>> loader = DataLoader(RandomDataset(32, 640), batch_size=8, num_workers=1)
+        >>> analysis = StallAnalyzer(BoringModel(), loader, trainer_kwargs={"accelerator": "cpu"}).run(steps=20)
+        >>> 0 <= analysis.idle_fraction < 1
+        True
+    """
+
+    def __init__(
+        self,
+        model: pl.LightningModule,
+        datamodule: Any = None,
+        *,
+        trainer_kwargs: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._model, self._data = model, _without_echoing(datamodule)
+        self._trainer_kwargs = dict(trainer_kwargs or {})
+        self._tell = say or (lambda message: rank_zero_info(f"lightning_echo: analyzing: {message}"))
+        self._trial: Trial | None = None
+        self._steps = 0
+        self._begun = 0.0
+
+    def run(self, steps: int = 100, seconds: float = 60.0) -> StallAnalysis:
+        """Measures so many steps in each phase, or as many as the time allows.
+
+        Args:
+            steps: At least 10, and no more than the training loader has batches.
+            seconds: About how long it takes at most, but two batches in each phase are always waited for.
+
+        Raises:
+            MisconfigurationException: There is no training loader, or one that is no ``DataLoader``.
+            ValueError: The loader has fewer batches than steps, or a value is impossible.
+            Exception: The model or the data set raises it.
+        """
+        if steps < _FEWEST_STEPS:
+            raise ValueError(f"steps must be >= {_FEWEST_STEPS}, got {steps!r}")
+        if not seconds > 0:
+            raise ValueError(f"seconds must be > 0, got {seconds!r}")
+        share, self._steps, self._begun = seconds / _PHASES, steps, time.perf_counter()
+        with _random_numbers_kept():
+            model = copy.deepcopy(self._model)
+            loader, ready = self._prepare(model)
+            phases = self._loader_alone(loader, ready, steps, share)
+            self._say("hand-over and copy")
+            hand_over = _hand_over(loader, phases.in_memory or phases.real, share)
+            copied = self._copy(model, phases.in_memory or phases.real)
+            trial = self._trial = Trial(model, loader, phases, self._trainer_kwargs, share)
+            self._say("ingestion rate: the step alone")
+            ingestion = trial.clock(Ready(ready, steps), steps)
+            self._say("the training, its data in memory")
+            cached = None if phases.in_memory is None else trial.clock(phases.in_memory, steps)
+            self._say("the training as it is")
+            drop_pages(phases.files)
+            real = trial.clock(phases.real, steps)
+        period = max(loader.num_workers, 1)
+        stages = _stages(phases, hand_over, copied, ingestion, loader, _size_of(loader, ready))
+        return StallAnalysis.of_ranks(
+            gathered(
+                StallAnalysis(
+                    stages,
+                    Spread.of(real.seconds, period),
+                    None if cached is None else Spread.of(cached.seconds, period),
+                    phases.transforms,
+                    phases.notes,
+                )
+            )
+        )
+
+    def check(self, analysis: StallAnalysis, setting: Setting | None = None) -> StallAnalysis:
+        """Trains with a setting and puts what that took beside what was predicted.
+
+        Args:
+            analysis: Of this analyzer's `run`.
+            setting: By default that of the verdict.
+
+        Returns:
+            The analysis with one `Checked` more.
+
+        Raises:
+            RuntimeError: Nothing was analyzed before.
+            ValueError: The setting cannot be tried on this machine: a faster storage or accelerator, a cache of what cannot be
+                kept in memory.
+        """
+        if self._trial is None:
+            raise RuntimeError("nothing was analyzed yet: call run() first")
+        setting = setting or analysis.verdict.setting
+        self._say(f"trying {setting}")
+        with _random_numbers_kept():
+            measured = run_trial(self._trial, setting, self._steps)
+        slowest = max(gathered(measured), key=lambda each: each.median)
+        return analysis.with_check(Checked(setting, slowest))
+
+    def _say(self, message: str) -> None:
+        self._tell(f"{message} ({time.perf_counter() - self._begun:.0f} s)")
+
+    def _prepare(self, model: pl.LightningModule) -> tuple[DataLoader[Any], Any]:
+        """The training loader as Lightning prepares it, and a batch on the device."""
+        self._say("what the Trainer makes of the data")
+        first = FirstBatch()
+        data = copy.copy(self._data) if isinstance(self._data, pl.LightningDataModule) else self._data
+        fit(model, data, 1, first, self._trainer_kwargs)
+        if not first.was_here:
+            raise MisconfigurationException(
+                "trainer_kwargs: the strategy trains in processes that it starts anew for each fit, and nothing comes back from "
+                "them: use strategy='ddp'"
+            )
+        if first.batch is None:
+            raise MisconfigurationException("datamodule has no training batch to analyze: its train_dataloader is empty")
+        if not isinstance(first.loader, DataLoader):
+            raise MisconfigurationException(
+                f"datamodule must train on one DataLoader, got {type(first.loader).__name__}: analyze each loader by itself, "
+                "with StallAnalyzer(model, loader)"
+            )
+        return first.loader, first.batch
+
+    def _loader_alone(self, loader: DataLoader[Any], ready: Any, steps: int, most_seconds: float) -> LoaderPhases:
+        if not _runs_in_parts(loader) or loader.batch_sampler is None:
+            return measure_stream(loader, steps, _size_of(loader, ready), most_seconds, self._say)
+        batches = [list(indices) for indices in islice(iter(loader.batch_sampler), 3 * steps)]
+        if len(batches) < steps:
+            raise ValueError(f"steps must be at most {len(batches)}, the batches of the training loader, got {steps}")
+        return measure_loader(loader, batches, steps, most_seconds, self._say)
+
+    def _copy(self, model: pl.LightningModule, batches: Iterable[Any]) -> Spread:
+        """Of a batch to the device."""
+        clock = CopyClock(next(iter(batches)))
+        fit(model, Ready(clock.batch, 1), 1, clock, self._trainer_kwargs)
+        return Spread.of(clock.seconds or [0.0])
+
+
+def _runs_in_parts(loader: DataLoader[Any]) -> bool:
+    """Whether it is a plain loader over examples that can be asked for."""
+    is_plain = type(loader).__iter__ is DataLoader.__iter__ and type(loader)._get_iterator is DataLoader._get_iterator
+    return is_plain and not isinstance(loader.dataset, IterableDataset)
+
+
+def _without_echoing(data: Any) -> Any:
+    if isinstance(data, EchoDataModule):
+        return data._inner
+    return data.loader if isinstance(data, EchoLoader) else data
+
+
+def _size_of(loader: DataLoader[Any], batch: Any) -> int:
+    """Examples in a batch; 1 where only the loader knows."""
+    return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
+
+
+def _hand_over(loader: DataLoader[Any], batches: Iterable[Any], most_seconds: float) -> Spread:
+    """Of taking batches that workers have ready."""
+    if not loader.num_workers:
+        return Spread.exactly(0.0)
+    iterator, seconds = iter(batches), []
+    begin = time.perf_counter()
+    for _ in range(loader.num_workers + 1):
+        next(iterator, None)
+    longest = time.perf_counter() - begin  # for as many batches as workers make at once, their start included
+    for _ in range(max(2, min(_HANDED_OVER, int(most_seconds / longest)))):
+        time.sleep(longest)
+        begin = time.perf_counter()
+        if next(iterator, None) is None:
+            break
+        seconds.append(time.perf_counter() - begin)
+    return Spread.of(seconds or [0.0])
+
+
+def _stages(
+    phases: LoaderPhases, hand_over: Spread, copied: Spread, ingestion: StepClock, loader: DataLoader[Any], size: int
+) -> MeasuredStages:
+    return MeasuredStages(
+        read=phases.read,
+        read_cached=phases.read_cached,
+        decode=phases.decode,
+        augment=phases.augment,
+        collate=phases.collate,
+        hand_over=hand_over,
+        copy=copied,
+        step=Spread.of(ingestion.seconds),
+        read_cpu_share=phases.read_cpu_share,
+        prepare_cpu_share=phases.prepare_cpu_share,
+        step_cpu_seconds=ingestion.cpu_seconds,
+        batch_size=size,
+        workers=loader.num_workers,
+        takes_ahead=phases.takes_ahead,
+        cores=_usable_cores(),
+        points=phases.points,
+    )
+
+
+def _usable_cores() -> int:
+    """Of this rank: those of its machine, shared with the other ranks there."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    hosts = gathered(socket.gethostname())
+    return max(1, cores // hosts.count(socket.gethostname()))
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Those of torch, numpy and Python are afterwards what they were."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+        for device, state in enumerate(cuda):
+            torch.cuda.set_rng_state(state, device)

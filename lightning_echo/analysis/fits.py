@@ -1,0 +1,190 @@
+"""The Trainer's part: how long steps take, with a batch that is ready and with what comes from a loader.
+
+Each is a real ``Trainer.fit``, without validation, logging, checkpoints and the user's callbacks, which would take part in what
+is only a measurement.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice, repeat
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+__all__ = ["WARM_UP_STEPS", "CopyClock", "FirstBatch", "Ready", "StepClock", "fit"]
+
+WARM_UP_STEPS = 5
+_AT_ONCE = 10  # steps between two looks at a device that runs behind the host, or at the other ranks' clocks
+_NOT_OURS = {"callbacks", "logger"}
+_OWN: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "fast_dev_run": False,
+    "overfit_batches": 0.0,
+    "max_epochs": 1,
+    "min_epochs": None,
+    "max_steps": -1,
+    "min_steps": None,
+    "max_time": None,
+    "limit_val_batches": 0,
+    "val_check_interval": 1.0,
+    "check_val_every_n_epoch": 1,
+    "num_sanity_val_steps": 0,
+    "reload_dataloaders_every_n_epochs": 0,
+    "profiler": None,
+    "barebones": False,
+}
+
+
+class StepClock(pl.Callback):
+    """Seconds of each step, after the first ones; of a device that runs behind the host, means of ten.
+
+    Args:
+        most_seconds: After so long the fit ends, on all ranks with the same step.
+        skipped: First steps that do not count; at least 1, and no more than are done in half of that time.
+
+    Attributes:
+        seconds: Of each step that counts.
+        cpu_seconds: Processor time of this process per step, all its threads.
+    """
+
+    def __init__(self, most_seconds: float = float("inf"), skipped: int = WARM_UP_STEPS) -> None:
+        self._most_seconds, self._skipped = most_seconds, max(1, skipped)
+        self._begin = self._last = self._cpu_begin = 0.0
+        self._steps = 0
+        self._counts_from: int | None = None
+        self.seconds: list[float] = []
+        self.cpu_seconds = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        self._steps += 1
+        is_behind = pl_module.device.type == "cuda"
+        if self._counts_from is None:
+            if is_behind:
+                torch.cuda.synchronize(pl_module.device)
+            if self._steps >= self._skipped or time.perf_counter() - self._begin > self._most_seconds / 2:
+                self._counts_from = self._steps
+                self._begin = self._last = time.perf_counter()
+                self._cpu_begin = time.process_time()
+            return
+        every = _AT_ONCE if is_behind else 1
+        counted = self._steps - self._counts_from
+        if counted % every:
+            return
+        if is_behind:
+            torch.cuda.synchronize(pl_module.device)
+        now = time.perf_counter()
+        self.seconds += [(now - self._last) / every] * every
+        self.cpu_seconds = (time.process_time() - self._cpu_begin) / counted
+        if _is_over(trainer, now - self._begin > self._most_seconds, counted):
+            trainer.should_stop = True
+        self._last = time.perf_counter()
+
+
+def _is_over(trainer: pl.Trainer, is_over: bool, counted: int) -> bool:
+    """Whether the time is up on any rank."""
+    if trainer.world_size == 1:
+        return is_over
+    return counted % _AT_ONCE == 0 and trainer.strategy.reduce_boolean_decision(is_over, all=False)
+
+
+class FirstBatch(pl.Callback):
+    """What the Trainer makes of the data: its loader, and the first batch on the device.
+
+    Attributes:
+        was_here: Whether it was a fit of this process.
+        loader: The training loader as Lightning has prepared it; None before.
+        batch: As the training step gets it; None before.
+    """
+
+    def __init__(self) -> None:
+        self.was_here = False
+        self.loader: Any = None
+        self.batch: Any = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self.was_here = True
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        self.loader, self.batch = trainer.train_dataloader, batch
+
+
+class CopyClock(pl.Callback):
+    """Seconds of copying a batch to the device, several times; none where it is there already.
+
+    Args:
+        batch: On the host.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self.seconds: list[float] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        device = pl_module.device
+        if device.type != "cuda":
+            return
+        for _ in range(_AT_ONCE):
+            torch.cuda.synchronize(device)
+            begin = time.perf_counter()
+            pl_module.transfer_batch_to_device(self.batch, device, 0)
+            torch.cuda.synchronize(device)
+            self.seconds.append(time.perf_counter() - begin)
+
+
+class Ready:
+    """One batch, again and again."""
+
+    def __init__(self, batch: Any, steps: int) -> None:
+        self._batch, self._steps = batch, steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(repeat(self._batch), self._steps)
+
+
+def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback, trainer_kwargs: Mapping[str, Any]) -> None:
+    """Trains the model for so many steps.
+
+    Args:
+        model: Is trained.
+        data: A data module or loaders, as ``fit`` takes them.
+        steps: At most.
+        callback: The only one.
+        trainer_kwargs: The user's; what would write, validate or end the training is left out. Copied, since a strategy or a
+            plugin can be of one Trainer only.
+    """
+    kept = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in _NOT_OURS}
+    named = {"datamodule": data} if isinstance(data, pl.LightningDataModule) else {"train_dataloaders": data}
+    with _quiet():
+        pl.Trainer(**{**kept, **_OWN, "callbacks": [callback], "limit_train_batches": steps}).fit(model, **named)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Not a word of Lightning's about fits that are measurements."""
+    names = ("lightning.pytorch", "lightning.fabric", "lightning_echo")
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\.")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,286 @@
+"""A loader run alone, part of it at a time, over the same batches of indices: what its workers spend, and how fast it is.
+
+The parts are those that data echoing cuts a data set into (echoing/splits.py): reading, decoding, augmentation. Each pass is a
+``DataLoader`` with the user's options, whose data set does one part for each example and says how long it took. Nothing of it
+draws from the random numbers of this process.
+
+A part is a function that a worker calls once with the data set as it is there. It returns one or two functions: what is timed as
+the first half of a batch, indices -> values, and what is timed as the second one, indices and values -> examples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from lightning_echo.analysis.pages import OpenedFiles
+from lightning_echo.analysis.transforms import TimedTransforms
+from lightning_echo.echoing.dataset import EchoDataset
+from lightning_echo.echoing.staged import batched
+from lightning_echo.echoing.stages import Stages
+
+__all__ = [
+    "BatchSeconds",
+    "Batches",
+    "FirstBatches",
+    "MakeStages",
+    "Part",
+    "Pass",
+    "Seen",
+    "halves",
+    "iterate",
+    "preparing",
+    "reading",
+    "run_pass",
+    "whole",
+]
+
+_FEWEST = 2  # batches: the first one starts the workers
+
+First = Callable[[list[Any]], list[Any]]
+Second = Callable[[list[Any], list[Any]], list[Any]]
+Part = Callable[[Any], tuple[First, Second | None]]
+MakeStages = Callable[[Any], Stages]
+
+
+def whole(dataset: Any) -> tuple[First, None]:
+    """All that the loader does for examples."""
+    return batched(dataset) or (lambda indices: [dataset[index] for index in indices]), None
+
+
+def halves(make_stages: MakeStages, dataset: Any) -> tuple[First, Second]:
+    """What a split reuses, and what it redoes."""
+    stages = make_stages(dataset)
+    return _loading(stages), lambda indices, items: list(map(stages.augment, indices, items))
+
+
+def reading(make_stages: MakeStages, dataset: Any) -> tuple[First, None]:
+    """What a split reuses, alone."""
+    return _loading(make_stages(dataset)), None
+
+
+def preparing(make_stages: MakeStages, kept: Mapping[Any, Any], dataset: Any) -> tuple[First, None]:
+    """What a split redoes, of items that are kept in memory; what is not kept is loaded."""
+    stages = make_stages(dataset)
+
+    def prepare(index: Any) -> Any:
+        return stages.augment(index, kept[index] if index in kept else stages.load(index))
+
+    return lambda indices: list(map(prepare, indices)), None
+
+
+def _loading(stages: Stages) -> First:
+    return stages.load_many or (lambda indices: list(map(stages.load, indices)))
+
+
+class BatchSeconds(NamedTuple):
+    """What one worker spent on a batch.
+
+    Attributes:
+        first: Of the part's first half.
+        second: Of its second half; 0 where it has none.
+        collate: Making a batch of examples.
+        cpu: Processor time of all that.
+    """
+
+    first: float
+    second: float
+    collate: float
+    cpu: float
+
+
+class Seen(NamedTuple):
+    """What a worker that looks has seen of a batch; nothing where none looks.
+
+    Attributes:
+        files: That it opened.
+        transforms: Seconds of each transform, by name.
+    """
+
+    files: list[str]
+    transforms: dict[str, float]
+
+
+@dataclass
+class Pass:
+    """What a pass came to.
+
+    Attributes:
+        seconds: From batch to batch as they arrived; first that until the first one.
+        batches: What workers spent, batch by batch.
+        files: Opened by the workers, in the order in which they were met.
+        transforms: Seconds of each transform, batch by batch.
+        outputs: The batches themselves, where they were asked for.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    batches: list[BatchSeconds] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    transforms: list[dict[str, float]] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+
+
+def run_pass(
+    loader: DataLoader[Any],
+    part: Part,
+    batches: Sequence[list[Any]],
+    *,
+    collates: bool = True,
+    keeps: bool = False,
+    looks: bool = False,
+    workers: int | None = None,
+    most_seconds: float = float("inf"),
+) -> Pass:
+    """Runs one part over batches of indices.
+
+    Args:
+        loader: The user's, whose options are taken over.
+        part: What is done for each example.
+        batches: The indices of each.
+        collates: Whether the user's collate function makes batches; else examples come in lists.
+        keeps: Whether outputs are kept.
+        looks: Whether workers say which files they open and what each transform takes; without workers nothing is seen.
+        workers: In place of the loader's.
+        most_seconds: The pass ends with the first batch after so long, but has at least two where there are two.
+
+    Raises:
+        Exception: The data set, or the collate function, raises it.
+    """
+    made, files = Pass(), dict[str, None]()
+    begin = last = time.perf_counter()
+    for batch, spent, seen in iterate(loader, part, batches, collates=collates, looks=looks, workers=workers):
+        now = time.perf_counter()
+        made.seconds.append(now - last)
+        made.batches.append(BatchSeconds(*spent))
+        files.update(dict.fromkeys(seen.files))
+        made.transforms.append(seen.transforms)
+        if keeps:
+            made.outputs.append(batch)
+        if now - begin > most_seconds and len(made.batches) >= _FEWEST:
+            break
+        last = time.perf_counter()
+    made.files = list(files)
+    return made
+
+
+def iterate(
+    loader: DataLoader[Any],
+    part: Part,
+    batches: Sequence[list[Any]],
+    *,
+    collates: bool = True,
+    looks: bool = False,
+    workers: int | None = None,
+) -> Iterator[tuple[Any, BatchSeconds, Seen]]:
+    """The batches of a pass, what a worker spent on each, and what it has seen; arguments as in `run_pass`."""
+    number = loader.num_workers if workers is None else workers
+    options: dict[str, Any] = {"num_workers": number, "pin_memory": loader.pin_memory}
+    if number:
+        options |= {"timeout": loader.timeout, "multiprocessing_context": loader.multiprocessing_context}
+        options["prefetch_factor"] = loader.prefetch_factor or 2
+    probed: Any = EchoDataset(_Probe(loader.dataset, part, looks))  # to a worker_init_fn it looks like the user's
+    collate: Any = _Collate(loader.collate_fn if collates else list)
+    return iter(
+        DataLoader(
+            probed,
+            batch_sampler=batches,
+            collate_fn=collate,
+            worker_init_fn=loader.worker_init_fn,
+            generator=torch.Generator(),
+            **options,
+        )
+    )
+
+
+class Batches:
+    """The batches of a pass and nothing else, each time anew: a loader for ``Trainer.fit``.
+
+    Args:
+        loader: The user's, whose options are taken over.
+        part: What is done for the examples of each.
+        indices: Of each batch.
+        workers: In place of the loader's.
+    """
+
+    def __init__(self, loader: DataLoader[Any], part: Part, indices: Sequence[list[Any]], workers: int | None = None) -> None:
+        self.part, self.indices = part, indices
+        self._loader, self._workers = loader, workers
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch, _, _ in iterate(self._loader, self.part, self.indices, workers=self._workers))
+
+
+class FirstBatches:
+    """The first batches of a loader, each time anew: what `Batches` is for a loader that cannot be run in parts.
+
+    Args:
+        loader: The user's.
+        steps: Batches.
+    """
+
+    def __init__(self, loader: DataLoader[Any], steps: int) -> None:
+        self._loader, self._steps = loader, steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self._loader), self._steps)
+
+
+class _Probe:
+    """Does a part, and times it.
+
+    Args:
+        dataset: The user's.
+        part: What is done.
+        looks: Whether it says what was opened, and what transforms took.
+    """
+
+    def __init__(self, dataset: Any, part: Part, looks: bool) -> None:
+        self.dataset = dataset
+        self._part, self._looks = part, looks
+        self._ready: tuple[First, Second | None] | None = None
+        self._eyes: tuple[OpenedFiles, TimedTransforms] | None = None
+
+    def fetch(self, indices: list[Any]) -> tuple[list[Any], tuple[float, float, float], Seen]:
+        if self._ready is None:
+            if self._looks and get_worker_info() is not None:
+                self._eyes = OpenedFiles(), TimedTransforms(self.dataset)
+            self._ready = self._part(self.dataset)
+        (do_first, do_second), clock = self._ready, time.perf_counter
+        begin, cpu = clock(), time.process_time()
+        examples = do_first(indices)
+        middle = end = clock()
+        if do_second is not None:
+            examples = do_second(indices, examples)
+            end = clock()
+        return examples, (middle - begin, end - middle, time.process_time() - cpu), self._seen()
+
+    def _seen(self) -> Seen:
+        if self._eyes is None:
+            return Seen([], {})
+        opened, timed = self._eyes
+        return Seen(opened.take(), timed.take())
+
+
+class _Collate:
+    """The user's collate function, timed; plain tuples travel beside the batch."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, fetched: tuple[list[Any], tuple[float, float, float], Seen]) -> tuple[Any, BatchSeconds, Seen]:
+        examples, (first, second, cpu), seen = fetched
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        batch = self._collate_fn(examples)
+        return batch, BatchSeconds(first, second, time.perf_counter() - begin, cpu + time.process_time() - cpu_begin), seen

@@ -1,0 +1,108 @@
+"""What was measured of a training's input, stage by stage: a value.
+
+    read --> decode --> augment --> collate --> hand-over --> copy --> step
+    |<------------- workers, per example ---->| |<- main process, per batch ->|
+
+Each figure is a median with how it varied (`Spread`). Reading is known cold, from the storage, and warm, from memory; the other
+stages do not depend on where the data lies. What a data set does not let itself be cut into is in the stage before: where
+reading and decoding cannot be told apart, ``read`` is what a cold pass takes longer than a warm one; where augmentation cannot,
+it is in ``decode``. `points` says which insertion points are possible then.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+__all__ = ["MeasuredStages", "Spread"]
+
+_BLOCKS = 10
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A time in seconds, and how it varied.
+
+    Attributes:
+        median: Of all blocks of measurements.
+        low: Nine of ten blocks took longer.
+        high: Nine of ten blocks took less.
+
+    Example:
+        >>> Spread.of([0.01, 0.03] * 10)  # ten blocks of two
+        Spread(median=0.02, low=0.02, high=0.02)
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], period: int = 1) -> Spread:
+        """Of single measurements, in the order in which they were made: of the means of up to ten blocks of them.
+
+        A step waits for the mean of several batches, not for each: queues even out what varies from one to the next.
+
+        Args:
+            seconds: The measurements.
+            period: Blocks are made of so many at least: several workers that began together deliver batches in bursts.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if not seconds:
+            raise ValueError("seconds must hold at least one measurement, got none")
+        periods = max(1, len(seconds) // period)
+        seconds = seconds[len(seconds) - periods * period :] if len(seconds) >= period else seconds
+        blocks = min(_BLOCKS, periods)
+        ends = [periods * i // blocks * period if i < blocks else len(seconds) for i in range(blocks + 1)]
+        means = sorted(statistics.fmean(seconds[a:b]) for a, b in pairwise(ends))
+        return cls(statistics.median(means), means[round(0.1 * (blocks - 1))], means[round(0.9 * (blocks - 1))])
+
+    @classmethod
+    def exactly(cls, seconds: float) -> Spread:
+        """A time that does not vary."""
+        return cls(seconds, seconds, seconds)
+
+
+@dataclass(frozen=True)
+class MeasuredStages:
+    """One training as it was set up: two kinds of seconds, those of workers and those of the main process.
+
+    Attributes:
+        read: Per example in a worker, from the storage.
+        read_cached: The same, from memory.
+        decode: Per example.
+        augment: Per example.
+        collate: Per batch, in a worker.
+        hand_over: Per batch, in the main process: taking it from a worker.
+        copy: Per batch, to the device.
+        step: Per batch, everything ready on the device.
+        read_cpu_share: Share of the reading time in which a processor is busy.
+        prepare_cpu_share: The same of decoding, augmentation and collation.
+        step_cpu_seconds: Processor time of a step in the main process, all its threads.
+        batch_size: Examples in a batch.
+        workers: Worker processes; 0: loading and training take turns.
+        takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, beside the step.
+        cores: That this process and its workers may use, on this rank.
+        points: Insertion points that are possible, earliest first.
+    """
+
+    read: Spread
+    read_cached: Spread
+    decode: Spread
+    augment: Spread
+    collate: Spread
+    hand_over: Spread
+    copy: Spread
+    step: Spread
+    read_cpu_share: float
+    prepare_cpu_share: float
+    step_cpu_seconds: float
+    batch_size: int
+    workers: int
+    takes_ahead: bool
+    cores: int
+    points: tuple[str, ...]

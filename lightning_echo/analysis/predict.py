@@ -1,0 +1,150 @@
+"""What another setting would bring: step time, idle fraction and speed-up, from what was measured of each stage.
+
+    r(x, s)  = x * read_cached + (1 - x) * read / s        reading one example, a share x cached, the storage s times as fast
+    host     = max(h(e), cpu(e) / cores)                   h(e): the cost model's host time per batch, read = r(x, s)
+    T        = max(host, step / n + copy + hand-over)      the accelerator n times as fast
+    T        = host + step / n + copy                      without workers: everything takes turns
+
+DS-Analyzer (Mohan et al. 2021, arXiv 2007.06775, section 3.4) predicts min(F, P, G), with the preparation rate P, the ingestion
+rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahead of what it prepares. A worker of torch's
+``DataLoader`` reads an example and then prepares it, so that here both add up in h. ``cpu(e)`` is what a batch needs of the
+processors, the step included: more workers than they can feed change nothing. With echoing there is no hand-over in T where an
+`EchoLoader` takes batches from the workers in a thread of its own; elsewhere an echo of a batch needs none. After the transfer,
+an echo needs no copy either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_echo.analysis.measured import MeasuredStages
+from lightning_echo.measuring.cost import PipelineCosts
+
+__all__ = ["Prediction", "Setting", "costs_of", "predict"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What may be asked for.
+
+    Attributes:
+        workers: Worker processes; None: as measured.
+        factor: Echo factor, >= 1.
+        insertion_point: Of the echo; at factor 1 it makes no difference.
+        cached_fraction: Share of the data set that lies in memory, in [0, 1].
+        storage_speedup: How many times as fast the storage would be.
+        step_speedup: How many times as fast the accelerator would be.
+
+    Raises:
+        ValueError: An impossible value.
+    """
+
+    workers: int | None = None
+    factor: float = 1.0
+    insertion_point: str = "after_batching"
+    cached_fraction: float = 0.0
+    storage_speedup: float = 1.0
+    step_speedup: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ValueError(f"workers must be >= 0, got {self.workers!r}")
+        if not self.factor >= 1:
+            raise ValueError(f"factor must be >= 1, got {self.factor!r}; 1 is no echoing")
+        if not 0 <= self.cached_fraction <= 1:
+            raise ValueError(f"cached_fraction must be a share in [0, 1], got {self.cached_fraction!r}; 1 is all of the data set")
+        for name in ("storage_speedup", "step_speedup"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}; 2 is twice as fast")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a setting would bring.
+
+    Attributes:
+        step_seconds: From step to step.
+        idle_fraction: Share of it in which the accelerator waits.
+        speedup: Steps per second, relative to the setting that was measured.
+        step_seconds_range: Lowest and highest, from the measured spread.
+        limit: What the time goes by: ``"step"``, ``"workers"`` (more of them would help) or ``"cores"`` (they would not).
+    """
+
+    step_seconds: float
+    idle_fraction: float
+    speedup: float
+    step_seconds_range: tuple[float, float]
+    limit: str
+
+
+def predict(stages: MeasuredStages, setting: Setting) -> Prediction:
+    """What a setting would bring.
+
+    Raises:
+        ValueError: The insertion point is not possible there.
+
+    Example:
+        >>> from lightning_echo.analysis.measured import Spread
+        >>> seconds = dict.fromkeys(("read_cached", "decode", "augment", "collate", "hand_over", "copy"), Spread.exactly(0.0))
+        >>> stages = MeasuredStages(
+        ...     read=Spread.exactly(0.01), step=Spread.exactly(0.02), **seconds, read_cpu_share=0.0, prepare_cpu_share=1.0,
+        ...     step_cpu_seconds=0.0, batch_size=8, workers=2, takes_ahead=True, cores=4,
+        ...     points=("after_augmentation", "after_batching"),
+        ... )
+        >>> predict(stages, Setting()).idle_fraction, predict(stages, Setting(workers=4)).speedup
+        (0.5, 2.0)
+    """
+    if setting.factor > 1 and setting.insertion_point not in stages.points:
+        possible = ", ".join(stages.points)
+        raise ValueError(f"insertion_point={setting.insertion_point!r} is not possible here; these are: {possible}")
+    seconds, limit = _step_seconds(stages, setting, "median")
+    now, _ = _step_seconds(stages, Setting(), "median")
+    low, high = (_step_seconds(stages, setting, which)[0] for which in ("low", "high"))
+    busy = stages.step.median / setting.step_speedup
+    return Prediction(
+        seconds, max(0.0, 1 - busy / seconds) if seconds else 0.0, now / seconds if seconds else 1.0, (low, high), limit
+    )
+
+
+def costs_of(stages: MeasuredStages, setting: Setting, which: str = "median") -> PipelineCosts:
+    """The cost model's figures of a setting; its ``device_seconds`` are those of the step, the copy and the hand-over."""
+    workers = stages.workers if setting.workers is None else setting.workers
+    read, decode, augment, collate = _worker_seconds(stages, setting, which)
+    copies = 1 / setting.factor if setting.insertion_point == "after_transfer" else 1.0
+    device = getattr(stages.step, which) / setting.step_speedup + copies * getattr(stages.copy, which)
+    if workers and not (stages.takes_ahead and setting.factor > 1):
+        taken = 1 / setting.factor if setting.insertion_point in ("after_batching", "after_transfer") else 1.0
+        device += taken * getattr(stages.hand_over, which)
+    return _cut(setting.insertion_point, read, decode, augment, collate, device, workers)
+
+
+def _step_seconds(stages: MeasuredStages, setting: Setting, which: str) -> tuple[float, str]:
+    costs = costs_of(stages, setting, which)
+    seconds = costs.step_seconds(setting.factor)
+    read, decode, augment, collate = _worker_seconds(stages, setting, which)
+    own, prepare = stages.read_cpu_share, stages.prepare_cpu_share
+    cpu = _cut(setting.insertion_point, read * own, decode * prepare, augment * prepare, collate * prepare, 0.0, 1)
+    by_cores = (cpu.host_seconds(setting.factor) + stages.step_cpu_seconds / setting.step_speedup) / stages.cores
+    if by_cores > seconds:
+        return by_cores, "cores"
+    return seconds, "step" if seconds == costs.device_seconds else "workers"
+
+
+def _worker_seconds(stages: MeasuredStages, setting: Setting, which: str) -> tuple[float, float, float, float]:
+    """Of a batch of fresh examples: reading, decoding, augmentation, collation."""
+    cached, size = setting.cached_fraction, stages.batch_size
+    read = cached * getattr(stages.read_cached, which) + (1 - cached) * getattr(stages.read, which) / setting.storage_speedup
+    return (
+        size * read,
+        size * getattr(stages.decode, which),
+        size * getattr(stages.augment, which),
+        getattr(stages.collate, which),
+    )
+
+
+def _cut(point: str, read: float, decode: float, augment: float, collate: float, device: float, workers: int) -> PipelineCosts:
+    source = read + (decode if point != "after_read" else 0.0)
+    rest = augment + (decode if point == "after_read" else 0.0)
+    if point not in ("after_read", "before_augmentation"):
+        source, rest = source + rest, 0.0
+    return PipelineCosts(point, source, rest, collate, device, workers)

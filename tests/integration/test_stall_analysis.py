@@ -1,0 +1,333 @@
+"""StallAnalyzer with a real Trainer and real workers: what it finds, what it leaves as it was, and what it refuses.
+
+The stages of these pipelines sleep, so that times have lower bounds and known proportions; nothing here compares them closely,
+which benchmarks/analysis.py does.
+"""
+
+import copy
+import random
+import time
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lightning_echo import EchoDataModule, EchoLoader, StagedDataset
+from lightning_echo.analysis.analyzer import StallAnalyzer
+from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.verdict import VerdictKind
+
+MS = 1e-3
+CPU = {"accelerator": "cpu"}
+
+
+class Staged(StagedDataset):
+    """Reading and augmentation sleep."""
+
+    def __init__(self, read_seconds=0.0, augment_seconds=0.0, length=2000):
+        self.read_seconds, self.augment_seconds, self.length = read_seconds, augment_seconds, length
+
+    def __len__(self):
+        return self.length
+
+    def read(self, index):
+        time.sleep(self.read_seconds)
+        return index
+
+    def decode(self, raw):
+        return torch.full((32,), float(raw))
+
+    def augment(self, example):
+        time.sleep(self.augment_seconds)
+        return example + torch.rand(32)
+
+
+class Slept(BoringModel):
+    """A step that takes at least a while."""
+
+    def __init__(self, seconds=0.0):
+        super().__init__()
+        self.seconds = seconds
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(self.seconds)
+        return super().training_step(batch, batch_idx)
+
+
+def loader_of(dataset, workers=1, batch_size=4, **options):
+    return DataLoader(dataset, batch_size, num_workers=workers, **options)
+
+
+def analyze(model, data, steps=10, **options):
+    analyzer = StallAnalyzer(model, data, trainer_kwargs=CPU, say=lambda message: None)
+    return analyzer, analyzer.run(steps, **options)
+
+
+# ------------------------------------------------------------------ what it finds
+
+
+def test_a_slow_storage_is_a_fetch_stall_and_a_slow_transform_a_prep_stall():
+    _, fetch = analyze(Slept(), loader_of(Staged(read_seconds=5 * MS)))
+    _, prep = analyze(Slept(), loader_of(Staged(augment_seconds=5 * MS)))
+    assert fetch.step_seconds >= 2 * 5 * MS  # 20 ms a batch, but some of the first ones are ready before
+    assert fetch.stages.read.median >= 5 * MS > fetch.stages.augment.median
+    assert fetch.fetch_stall_fraction > 0.5 > fetch.prep_stall_fraction
+    assert prep.stages.augment.median >= 5 * MS > prep.stages.read.median
+    assert prep.prep_stall_fraction > 0.5 > prep.fetch_stall_fraction
+    assert (fetch.costliest[0][0], prep.costliest[0][0]) == ("read", "augment")
+
+
+def test_the_step_alone_is_ingestion_and_the_loader_is_not():
+    _, found = analyze(Slept(20 * MS), loader_of(Staged(read_seconds=10 * MS)))
+    assert 20 * MS <= found.ingestion_seconds < found.step_seconds
+    assert found.step_seconds >= 30 * MS  # as above, of 40
+    assert found.stages.batch_size == 4
+    assert found.stages.workers == 1
+
+
+def test_a_setting_that_is_tried_is_put_beside_what_was_predicted():
+    analyzer, found = analyze(Slept(1 * MS), loader_of(Staged(read_seconds=8 * MS)))
+    for setting in (
+        Setting(factor=4, insertion_point="before_augmentation"),
+        Setting(factor=4, insertion_point="after_transfer"),
+        Setting(workers=2),
+        Setting(cached_fraction=0.5),
+    ):
+        found = analyzer.check(found, setting)
+        checked = found.checked[-1]
+        assert checked.setting == setting
+        assert 1 * MS <= checked.step_seconds.median < found.step_seconds  # each of them is a gain of two at least
+    assert len(found.checked) == 4
+    assert analyzer.check(found).checked[-1].setting == found.verdict.setting
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (Setting(storage_speedup=2), "storage_speedup=2 cannot be tried on this machine"),
+        (Setting(step_speedup=3), "step_speedup=3 cannot be tried on this machine"),
+        (Setting(factor=2, cached_fraction=0.5), "cannot be tried together"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(setting, message):
+    analyzer, found = analyze(BoringModel(), loader_of(Staged(), workers=0))
+    with pytest.raises(ValueError, match=message):
+        analyzer.check(found, setting)
+
+
+def test_a_share_of_files_is_in_memory_where_it_is_tried(tmp_path, monkeypatch):
+    class Files(Dataset):
+        def __len__(self):
+            return 200
+
+        def __getitem__(self, index):
+            return torch.full((32,), float((tmp_path / str(index)).read_text()))
+
+    for index in range(200):
+        (tmp_path / str(index)).write_text(str(index))
+    analyzer, found = analyze(BoringModel(), loader_of(Files()))
+    assert found.notes == ()
+    assert len(analyzer._trial.phases.files) == 40
+    dropped, read = [], []
+    monkeypatch.setattr("lightning_echo.analysis.checks.drop_pages", dropped.extend)
+    monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: read.append(path.name))
+    analyzer.check(found, Setting(cached_fraction=0.25))
+    assert len(dropped) == 40
+    assert read == [str(index) for index in range(3, 40, 4)]
+
+
+def test_the_models_own_loader_and_what_is_echoed_already_are_looked_at_without_echoing():
+    class WithLoader(BoringModel):
+        def train_dataloader(self):
+            return loader_of(Staged())
+
+    module = EchoDataModule.from_dataloaders(loader_of(Staged()), factor=3)
+    for model, data in ((WithLoader(), None), (BoringModel(), module), (BoringModel(), EchoLoader(loader_of(Staged()), 3))):
+        _, found = analyze(model, data)
+        assert found.stages.workers == 1
+        assert found.stages.points[0] == "after_read"
+
+
+def test_of_a_stream_only_the_whole_is_measured_and_that_is_said():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            for _ in range(400):
+                time.sleep(5 * MS)
+                yield torch.zeros(32)
+
+    analyzer, found = analyze(Slept(), loader_of(Stream()))
+    assert (found.fetch_stall_fraction, found.prep_stall_fraction, found.fetch_rate) == (None, None, None)
+    assert found.stages.decode.median >= 5 * MS
+    assert found.step_seconds >= 2 * 5 * MS
+    assert found.notes[0].startswith(
+        "skipped: fetch rate, preparation rate and single stages. The training loader goes over Stream"
+    )
+    assert found.stages.points == ("after_augmentation", "after_batching", "after_transfer")
+    found = analyzer.check(found, Setting(factor=4, insertion_point="after_batching"))
+    assert found.checked[0].step_seconds.median < found.step_seconds
+    with pytest.raises(ValueError, match="of a stream cannot be tried"):
+        analyzer.check(found, Setting(workers=2))
+    with pytest.raises(ValueError, match="steps must be at most 100, the batches of the training loader, got 101"):
+        StallAnalyzer(BoringModel(), loader_of(Stream()), trainer_kwargs=CPU, say=str).run(101)
+
+
+def test_time_is_kept_to_and_what_was_begun_is_finished():
+    """A batch takes 0.1 s, and a phase may take 0.1: two batches of each."""
+    analyzer, _ = analyze(BoringModel(), loader_of(Staged(read_seconds=25 * MS)), steps=100, seconds=1.1)
+    assert len(analyzer._trial.phases.real) == 2
+
+
+def test_progress_is_told():
+    said = []
+    StallAnalyzer(BoringModel(), loader_of(Staged()), trainer_kwargs=CPU, say=said.append).run(10)
+    assert [message.rsplit(" (", 1)[0] for message in said] == [
+        "what the Trainer makes of the data",
+        "the loader: files and transforms",
+        "fetch rate: reading alone",
+        "preparation rate: from memory",
+        "augmentation alone",
+        "hand-over and copy",
+        "ingestion rate: the step alone",
+        "the training, its data in memory",
+        "the training as it is",
+    ]
+
+
+# ------------------------------------------------------------------ what it leaves as it was
+
+
+class Counting(pl.LightningDataModule):
+    def __init__(self):
+        super().__init__()
+        self.set_up = 0
+        self.dataset = Staged()
+
+    def setup(self, stage):
+        self.set_up += 1
+
+    def train_dataloader(self):
+        return loader_of(self.dataset, workers=2, shuffle=True)
+
+
+class WithOptimizer(BoringModel):
+    """Has its optimizer from the beginning, with a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.momentum = torch.optim.Adam(self.parameters())
+        self.layer(torch.ones(1, 32)).sum().backward()
+        self.momentum.step()
+
+    def configure_optimizers(self):
+        return self.momentum
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_optimizer_random_numbers_and_data_module_are_as_they_were(fails):
+    model, data = WithOptimizer(), Counting()
+    if fails:
+        model.on_train_start = lambda: 1 / 0
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(model.momentum.state_dict())
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    attributes = dict(vars(data))
+    torch.manual_seed(1), np.random.seed(2), random.seed(3)
+    numbers = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    analyzer = StallAnalyzer(model, data, trainer_kwargs=CPU, say=lambda message: None)
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            analyzer.run(10)
+    else:
+        analyzer.check(analyzer.run(10), Setting(factor=2))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, weights[name])
+    after = model.momentum.state_dict()
+    assert after["param_groups"] == state["param_groups"]
+    for index, values in state["state"].items():
+        for name, value in values.items():
+            assert torch.equal(after["state"][index][name], value)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+    assert model._trainer is None
+    assert model.training
+    assert vars(data) == attributes
+    assert data.trainer is None
+    assert (data.set_up, data.dataset.length) == (0, 2000)
+    assert torch.equal(torch.get_rng_state(), numbers[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == numbers[1:]
+
+
+# ------------------------------------------------------------------ what it refuses
+
+
+def test_a_loader_shorter_than_the_steps_asked_for_is_refused():
+    with pytest.raises(ValueError, match="steps must be at most 25, the batches of the training loader, got 26"):
+        analyze(BoringModel(), loader_of(Staged(length=100)), 26)
+    _, found = analyze(BoringModel(), loader_of(Staged(length=100)), 25)
+    assert any("too short for examples that were not read before" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"steps": 9}, "steps must be >= 10, got 9"), ({"seconds": 0}, "seconds must be > 0, got 0")],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        StallAnalyzer(BoringModel(), loader_of(Staged()), trainer_kwargs=CPU).run(**options)
+
+
+def test_without_a_training_loader_there_is_nothing_to_analyze():
+    class Nothing(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(32, 2)
+
+        training_step = BoringModel.training_step
+        configure_optimizers = BoringModel.configure_optimizers
+
+    with pytest.raises(MisconfigurationException, match="train_dataloader"):
+        analyze(Nothing(), None)
+    with pytest.raises(MisconfigurationException, match="datamodule has no training batch to analyze"):
+        analyze(BoringModel(), [])
+
+
+def test_several_loaders_are_refused():
+    with pytest.raises(MisconfigurationException, match=r"must train on one DataLoader, got dict: analyze each loader by itself"):
+        analyze(BothOf(), {"a": loader_of(Staged()), "b": loader_of(Staged())})
+
+
+class BothOf(BoringModel):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch["a"], batch_idx)
+
+
+def test_a_strategy_whose_processes_do_not_stay_is_refused():
+    kwargs = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_spawn"}
+    with pytest.raises(MisconfigurationException, match="use strategy='ddp'"):
+        StallAnalyzer(BoringModel(), loader_of(Staged()), trainer_kwargs=kwargs, say=str).run(10)
+
+
+def test_what_the_model_raises_comes_through():
+    class Failing(BoringModel):
+        def training_step(self, batch, batch_idx):
+            raise RuntimeError("a mistake of the model's")
+
+    with pytest.raises(RuntimeError, match="a mistake of the model's"):
+        analyze(Failing(), loader_of(Staged()))
+
+
+def test_nothing_can_be_checked_before_it_was_analyzed():
+    _, found = analyze(BoringModel(), loader_of(Staged()))
+    with pytest.raises(RuntimeError, match=r"call run\(\) first"):
+        StallAnalyzer(BoringModel(), loader_of(Staged())).check(found)
+
+
+def test_options_of_a_training_that_would_end_or_disturb_it_are_left_out(tmp_path):
+    kwargs = {**CPU, "fast_dev_run": True, "max_steps": 3, "min_epochs": 5, "val_check_interval": 1000, "max_time": "00:00:00:01"}
+    kwargs |= {"default_root_dir": tmp_path, "limit_train_batches": 2, "profiler": "simple", "overfit_batches": 1}
+    found = StallAnalyzer(BoringModel(), loader_of(Staged()), trainer_kwargs=kwargs, say=str).run(20)
+    assert found.verdict.kind in VerdictKind
+    assert list(tmp_path.iterdir()) == []

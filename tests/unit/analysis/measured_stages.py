@@ -1,0 +1,23 @@
+"""A pipeline as it might be measured: a batch of 8, two workers, a step of 20 ms."""
+
+from lightning_echo.analysis.measured import MeasuredStages, Spread
+
+MS = 1e-3
+STAGES = MeasuredStages(
+    read=Spread.exactly(10 * MS),
+    read_cached=Spread.exactly(1 * MS),
+    decode=Spread.exactly(4 * MS),
+    augment=Spread.exactly(2 * MS),
+    collate=Spread.exactly(8 * MS),
+    hand_over=Spread.exactly(1 * MS),
+    copy=Spread.exactly(1 * MS),
+    step=Spread.exactly(20 * MS),
+    read_cpu_share=0.0,
+    prepare_cpu_share=0.0,
+    step_cpu_seconds=0.0,
+    batch_size=8,
+    workers=2,
+    takes_ahead=True,
+    cores=4,
+    points=("after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer"),
+)

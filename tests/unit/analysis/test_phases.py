@@ -1,0 +1,248 @@
+"""The loader's phases on data sets whose stages take a known time of a clock that nothing else moves; files are real ones.
+
+Without workers all but the first pass run in this process.
+"""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+
+from lightning_echo import StagedDataset
+from lightning_echo.analysis import phases as phases_module
+from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.phases import measure_loader
+
+READ, DECODE, AUGMENT, COLLATE = 0.006, 0.004, 0.003, 0.008
+BATCHES = [[4 * batch + i for i in range(4)] for batch in range(10)]
+ALL = [[4 * batch + i for i in range(4)] for batch in range(30)]
+
+
+class Clock:
+    now = 0.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: Clock.now)
+
+
+def take(seconds):
+    Clock.now += seconds
+
+
+class Staged(StagedDataset):
+    def __len__(self):
+        return 120
+
+    def read(self, index):
+        take(READ)
+        return index
+
+    def decode(self, raw):
+        take(DECODE)
+        return torch.tensor([raw])
+
+    def augment(self, example):
+        take(AUGMENT)
+        return example
+
+
+class Halved(StagedDataset):
+    """Reading and decoding are one."""
+
+    def __len__(self):
+        return 120
+
+    def load(self, index):
+        take(READ + DECODE)
+        return torch.tensor([index])
+
+    def augment(self, example):
+        take(AUGMENT)
+        return example
+
+
+class Files(Dataset):
+    """Not to be cut; its first reads of a file are slow, as from a storage."""
+
+    def __init__(self, folder, cold):
+        self.folder, self.cold = folder, cold
+
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        path = self.folder / str(index)
+        assert path.read_text() == str(index)
+        if index in self.cold:
+            self.cold.remove(index)  # in memory from now on
+            take(READ)
+        take(DECODE)
+        return torch.tensor([index])
+
+
+def collate(examples):
+    take(COLLATE)
+    return torch.cat(examples)
+
+
+def measured(dataset, most_seconds=60.0, batches=BATCHES):
+    said = []
+    loader = DataLoader(dataset, batch_size=4, collate_fn=collate)
+    return measure_loader(loader, batches, 10, most_seconds, said.append), said
+
+
+def times(found):
+    names = ("read", "read_cached", "decode", "augment", "collate")
+    return tuple(pytest.approx(getattr(found, name).median) for name in names)
+
+
+def test_reading_decoding_and_augmentation_are_told_apart():
+    found, said = measured(Staged())
+    assert times(found) == (READ, 0, DECODE, AUGMENT, COLLATE)
+    assert found.points == ("after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer")
+    assert found.files == ()
+    assert said == [
+        "the loader: files and transforms",
+        "fetch rate: reading alone",
+        "preparation rate: from memory",
+        "augmentation alone",
+    ]
+
+
+def test_what_opens_no_files_is_read_at_examples_that_were_not_touched():
+    seen = []
+
+    class Seen(Staged):
+        def read(self, index):
+            seen.append(index)
+            return super().read(index)
+
+    found, _ = measured(Seen(), batches=ALL)
+    reading = [index for index in seen if index not in (0, 119)]  # by which the cut is proved
+    assert reading == [*range(40, 80), *range(1, 40)]  # the first pass, in a worker, is not seen here; the last one augments
+    assert found.real.indices == ALL[20:]
+    assert (found.in_memory.indices, sorted(found.kept)) == (ALL[10:20], list(range(40, 80)))
+    assert [note.split(":")[1] for note in found.notes] == [
+        " no files were seen to be opened (a network, a database, or data in memory), so that nothing could be dropped from "
+        "memory; measured is the first touch of each example"
+    ]
+    found, _ = measured(Seen())
+    assert found.real.indices == found.in_memory.indices == BATCHES
+    assert "too short for examples that were not read before" in found.notes[1]
+    assert "30 batches were wanted" in found.notes[1]
+
+
+def test_a_batch_sampler_of_the_users_leaves_only_points_of_batches():
+    loader = DataLoader(Staged(), batch_sampler=BATCHES, collate_fn=collate)
+    found = measure_loader(loader, BATCHES, 10, 60.0, lambda message: None)
+    assert found.points == ("after_batching", "after_transfer")
+
+
+def test_whether_batches_are_taken_ahead_is_as_an_echo_loader_does_it():
+    class Drawn(Sampler):
+        def __iter__(self):
+            return iter(range(120))
+
+        def __len__(self):
+            return 120
+
+    for sampler, expected in ((RandomSampler(Staged()), True), (Drawn(), False)):
+        loader = DataLoader(Staged(), batch_size=4, collate_fn=collate, sampler=sampler)
+        assert measure_loader(loader, BATCHES, 10, 60.0, lambda message: None).takes_ahead is expected
+
+
+def test_the_part_that_is_in_memory_reads_nothing(monkeypatch):
+    found, _ = measured(Staged())
+    monkeypatch.setattr(Staged, "read", lambda self, index: pytest.fail("it reads"))
+    prepare, _ = found.in_memory.part(Staged())
+    assert [example.item() for example in prepare([0, 17, 39])] == [0, 17, 39]
+
+
+def test_files_read_again_are_read_from_memory(tmp_path, monkeypatch):
+    cold = set()
+
+    class Raw(Staged):
+        def read(self, index):
+            take(READ if index in cold else 0.001)
+            cold.discard(index)
+            return int((tmp_path / str(index)).read_text())
+
+    for index in range(120):
+        (tmp_path / str(index)).write_text(str(index))
+    monkeypatch.setattr(phases_module, "drop_pages", lambda paths: cold.update(range(40)))
+    found, said = measured(Raw())
+    assert times(found) == (READ, 0.001, DECODE, AUGMENT, COLLATE)
+    assert "fetch rate: from memory" in said
+
+
+def test_without_a_cut_after_reading_the_first_touch_takes_longer_by_what_is_read():
+    """The first pass runs in a worker, whose clock is moved there."""
+    found, _ = measured(Halved())
+    assert times(found)[2:] == (READ + DECODE, AUGMENT, COLLATE)
+    assert found.read_cached == Spread.exactly(0.0)
+    assert found.points[0] == "before_augmentation"
+    assert found.in_memory.indices == BATCHES
+    assert found.notes[0].startswith("fetch rate: no files were seen to be opened")
+
+
+def test_what_a_pass_takes_longer_whose_pages_were_dropped_is_reading(tmp_path, monkeypatch):
+    cold = set()
+    for index in range(120):
+        (tmp_path / str(index)).write_text(str(index))
+
+    def drop(paths):
+        assert sorted(paths) == sorted(str(tmp_path / str(index)) for index in range(40))
+        cold.update(range(40))
+
+    monkeypatch.setattr(phases_module, "drop_pages", drop)
+    found, _ = measured(Files(tmp_path, cold))
+    assert times(found) == (READ, 0, DECODE, 0, COLLATE)
+    assert found.points == ("after_augmentation", "after_batching", "after_transfer")
+    assert len(found.files) == 40
+    assert found.notes == ()
+    assert found.real.indices == found.in_memory.indices == BATCHES
+
+
+def test_a_phase_ends_when_its_time_is_up_and_the_next_go_on_with_what_it_read():
+    found, _ = measured(Staged(), most_seconds=2 * READ)  # one batch takes four reads, and two batches are the fewest
+    assert times(found) == (READ, 0, DECODE, AUGMENT, COLLATE)
+    assert sorted(found.kept) == list(range(8))
+    assert found.real.indices == found.in_memory.indices == BATCHES[:2]
+
+
+def test_transforms_are_named_with_their_seconds_per_example():
+    class Compose:
+        def __init__(self, transforms):
+            self.transforms = transforms
+
+        def __call__(self, example):
+            for transform in self.transforms:
+                example = transform(example)
+            return example
+
+    class Transformed(Dataset):
+        """In the worker, whose clock is its own."""
+
+        transform = None
+
+        def __init__(self):
+            self.transform = Compose([Slow(0.003), Slow(0.001)])
+
+        def __len__(self):
+            return 120
+
+        def __getitem__(self, index):
+            return self.transform(torch.tensor([index]))
+
+    found, _ = measured(Transformed())
+    assert found.transforms == {"Slow": pytest.approx(0.003), "Slow (2)": pytest.approx(0.001)}
+
+
+class Slow:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __call__(self, example):
+        take(self.seconds)
+        return example

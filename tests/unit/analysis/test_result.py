@@ -1,0 +1,95 @@
+"""An analysis as a value: shares of the real run by difference, and a file that says the same."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from measured_stages import MS, STAGES
+
+from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.analysis.verdict import VerdictKind
+
+
+def analysis(real, cached, step=20, copy=0):
+    stages = replace(STAGES, step=Spread.exactly(step * MS), copy=Spread.exactly(copy * MS))
+    return StallAnalysis(
+        stages,
+        Spread(real * MS, 0.9 * real * MS, 1.1 * real * MS),
+        None if cached is None else Spread.exactly(cached * MS),
+        {"RandomCrop": 1 * MS},
+        () if cached is not None else ("fetch rate: a reason",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("real", "cached", "copy", "fetch", "prep", "copied"),
+    [
+        (80, 50, 0, 30 / 80, 30 / 80, 0),  # 20 ms are the step's, 30 more stay in memory, 30 more do not
+        (80, 50, 4, 30 / 80, 26 / 80, 4 / 80),
+        (80, 20, 0, 60 / 80, 0, 0),
+        (80, 80, 0, 0, 60 / 80, 0),
+        (20, 20, 0, 0, 0, 0),
+        (80, 19, 0, 60 / 80, 0, 0),  # noise: no run is faster than its steps
+        (19, 25, 0, 0, 0, 0),
+        (80, 85, 0, 0, 60 / 80, 0),
+        (21, 20, 4, 0, 0, 1 / 21),  # the copy is longer than all that is waited
+    ],
+)
+def test_stalls_are_shares_of_the_real_run_by_difference(real, cached, copy, fetch, prep, copied):
+    found = analysis(real, cached, copy=copy)
+    assert found.fetch_stall_fraction == pytest.approx(fetch)
+    assert found.prep_stall_fraction == pytest.approx(prep)
+    assert found.copy_fraction == pytest.approx(copied)
+    assert found.idle_fraction == pytest.approx(max(0, 1 - 20 / real))
+    shares = found.fetch_stall_fraction + found.prep_stall_fraction + found.copy_fraction
+    assert shares == pytest.approx(found.idle_fraction)
+
+
+def test_where_nothing_could_be_put_into_memory_the_stalls_are_not_told_apart():
+    found = analysis(80, None)
+    assert (found.fetch_stall_fraction, found.prep_stall_fraction) == (None, None)
+    assert found.idle_fraction == pytest.approx(0.75)
+
+
+def test_it_can_be_asked():
+    found = analysis(80, 50)
+    assert found.predict(factor=4, insertion_point="after_transfer").step_seconds == pytest.approx(20 * MS)
+    assert (found.verdict.kind, found.verdict.setting) == (
+        VerdictKind.cache,
+        Setting(4, cached_fraction=0.7),  # (136 - 72 * 0.7) / 4 = 21.4 ms, for (20 + 1) / 0.95
+    )
+    with pytest.raises(TypeError, match="worker"):
+        found.predict(worker=3)
+    with pytest.raises(ValueError, match="factor must be >= 1"):
+        found.predict(factor=0)
+
+
+@pytest.mark.parametrize("cached", [50, None])
+def test_a_file_says_the_same(cached, tmp_path):
+    found, path = analysis(80, cached), tmp_path / "analysis.json"
+    found.to_json(path)
+    assert StallAnalysis.from_json(path) == found
+    assert json.loads(path.read_text())["lightning_echo_analysis"] == 1
+
+
+def test_a_file_of_something_else_or_of_a_later_version_is_refused(tmp_path):
+    path = tmp_path / "analysis.json"
+    analysis(80, 50).to_json(path)
+    state = json.loads(path.read_text())
+    for text, message in (
+        ("{", "is no analysis: it holds no JSON"),
+        ("[1, 2]", "is no analysis: write one with"),
+        ('{"stages": 1}', "is no analysis: write one with"),
+        (json.dumps({**state, "lightning_echo_analysis": 2}), "has version 2 of the format, known are those up to 1: update"),
+        (json.dumps({key: state[key] for key in state if key != "real"}), "is damaged: KeyError"),
+        (json.dumps({**state, "stages": {"read": 3}}), "is damaged"),
+        (json.dumps({**state, "stages": {**state["stages"], "points": 3}}), "is damaged"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            StallAnalysis.from_json(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="it holds no JSON"):
+        StallAnalysis.from_json(path)

@@ -1,0 +1,125 @@
+"""Verdicts: each is the cheapest setting by the figures worked out beside it. A step takes 20 ms, so that 21.05 ms are fed."""
+
+from dataclasses import replace
+
+import pytest
+from measured_stages import MS, STAGES
+
+from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.predict import Setting, predict
+from lightning_echo.analysis.verdict import VerdictKind, judge
+
+NONE = Spread.exactly(0.0)
+STARVED = replace(STAGES, hand_over=NONE, copy=NONE, cores=2)  # 136 ms of worker time per batch, 68 ms with two of them
+
+
+def test_an_accelerator_that_does_not_wait_needs_nothing():
+    verdict = judge(STARVED, 21 * MS, {})
+    assert (verdict.kind, verdict.setting) == (VerdictKind.not_starved, Setting())
+    assert verdict.message == "Do nothing: the accelerator is busy 95 % of the time."
+
+
+def test_workers_come_first_and_no_more_of_them_than_needed():
+    verdict = judge(replace(STARVED, cores=16), 68 * MS, {})  # 136 / 7 = 19.4 ms, 136 / 6 = 22.7 ms
+    assert (verdict.kind, verdict.setting) == (VerdictKind.more_workers, Setting(workers=7))
+    assert verdict.message == "Set num_workers to 7: the accelerator is busy only 29 % of the time, and that many feed it."
+
+
+def test_more_workers_than_cores_can_feed_are_not_advised():
+    busy = replace(STARVED, cores=16, prepare_cpu_share=1.0, step_cpu_seconds=320 * MS)  # 376 ms on 16 cores
+    assert judge(busy, 68 * MS, {}).kind is not VerdictKind.more_workers
+
+
+def test_a_cache_comes_next_with_as_many_workers_as_there_are_cores():
+    """(136 - 72 x) / 4 with four workers: 0.7 of the data set leave 21.4 ms, 0.8 leave 19.6 ms; with two it is never enough."""
+    verdict = judge(replace(STARVED, cores=4), 68 * MS, {})
+    assert (verdict.kind, verdict.setting) == (VerdictKind.cache, Setting(4, cached_fraction=0.8))
+    assert verdict.message.startswith("Keep 80 % of the data set in memory and set num_workers to 4: ")
+    light = replace(STARVED, decode=NONE, augment=Spread.exactly(3 * MS))  # (112 - 72 x) / 2 with two: 0.97
+    verdict = judge(light, 68 * MS, {})
+    assert (verdict.kind, verdict.setting) == (VerdictKind.cache, Setting(2, cached_fraction=1.0))
+    assert "num_workers" not in verdict.message
+
+
+def test_echoing_comes_last_at_the_earliest_point_whose_factor_is_not_large():
+    """Per batch 112 ms reused and 24 redone before the augmentation: 6.6; 128 and 8 after it: 4.02; 136 and 0: 3.46."""
+    verdict = judge(STARVED, 68 * MS, {})
+    assert verdict.kind is VerdictKind.echo
+    assert verdict.setting.insertion_point == "after_batching"
+    assert verdict.setting.factor == pytest.approx(136 / (2 * 20 / 0.95) * 1.07, abs=0.01)
+    assert predict(STARVED, verdict.setting).idle_fraction <= 0.05
+    assert verdict.message == (
+        "Echo at insertion_point='after_batching' with factor 3.46: the accelerator is busy only 29 % of the time, and neither "
+        "more workers nor a cache are enough; each step then has 29 % as many fresh examples."
+    )
+    faster = replace(STARVED, read=Spread.exactly(4 * MS), read_cached=Spread.exactly(4 * MS))  # 64 / (42.1 - 24) = 3.54 * 1.07
+    verdict = judge(faster, 68 * MS, {})
+    assert (verdict.setting.insertion_point, verdict.setting.factor) == ("before_augmentation", pytest.approx(3.79, abs=0.01))
+
+
+def test_a_large_factor_is_advised_with_a_warning():
+    slow = replace(STARVED, read=Spread.exactly(60 * MS), read_cached=Spread.exactly(60 * MS))
+    verdict = judge(slow, 200 * MS, {})
+    assert verdict.setting.factor > 4
+    assert "so large a factor seldom pays in learning" in verdict.message
+
+
+def test_without_workers_they_are_part_of_the_advice():
+    verdict = judge(replace(STARVED, workers=0), 100 * MS, {})
+    assert (verdict.kind, verdict.setting.workers) == (VerdictKind.echo, 2)
+    assert "num_workers=2" in verdict.message
+
+
+def test_a_transform_that_starves_the_accelerator_by_itself_is_named():
+    """48 ms of a batch are RandAugment's: 24 ms with two workers, more than a step."""
+    heavy = replace(STARVED, augment=Spread.exactly(7 * MS))
+    verdict = judge(heavy, 100 * MS, {"Normalize": 1 * MS, "RandAugment": 6 * MS})
+    assert verdict.kind is VerdictKind.transform
+    assert verdict.message.startswith(
+        "RandAugment alone starves the accelerator: the accelerator is busy only 20 % of the time. Move it to the device, for "
+        "whole batches at once, or echo at insertion_point='after_batching' with factor "
+    )
+    light = judge(heavy, 100 * MS, {"Normalize": 1 * MS, "RandAugment": 4 * MS})
+    assert light.kind is VerdictKind.echo
+
+
+def test_where_nothing_is_enough_that_is_said():
+    hopeless = replace(STARVED, collate=Spread.exactly(100 * MS), points=("before_augmentation", "after_augmentation"))
+    verdict = judge(hopeless, 100 * MS, {})
+    assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, Setting())
+    assert verdict.message == (
+        "Nothing that was tried is enough: the accelerator is busy only 20 % of the time. What helps is a faster source."
+    )
+
+
+def test_where_only_copying_takes_time_nothing_is_to_be_done():
+    """4 ms of 25 are the copy: no loader helps."""
+    copying = replace(STARVED, copy=Spread.exactly(4 * MS), hand_over=Spread.exactly(1 * MS), workers=8)
+    verdict = judge(copying, 25 * MS, {})
+    assert (verdict.kind, verdict.setting) == (VerdictKind.not_starved, Setting())
+    assert verdict.message.startswith("Do nothing: the accelerator is busy 80 % of the time, and what is left is spent on taking")
+    slow_copy = replace(STARVED, copy=Spread.exactly(4 * MS))  # 136 / (24 / 0.95) = 5.4
+    assert judge(replace(slow_copy, cores=16), 68 * MS, {}).setting == Setting(workers=6)
+
+
+def test_where_the_stages_do_not_explain_what_was_measured_there_is_no_advice():
+    """With eight workers the host needs 17 ms, a step 20: 40 ms are not explained by either."""
+    verdict = judge(replace(STARVED, workers=8), 40 * MS, {})
+    assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, Setting())
+    assert "the stages by themselves explain 20 of 40 ms" in verdict.message
+
+
+def test_cores_are_said_to_be_the_limit():
+    """136 ms on two cores; 68 ms with two workers, no less with more of them."""
+    busy = replace(STARVED, read_cpu_share=1.0, prepare_cpu_share=1.0, step_cpu_seconds=20 * MS)
+    verdict = judge(busy, 78 * MS, {})
+    assert verdict.setting.factor == pytest.approx(136 / (2 * 20 / 0.95 - 20) * 1.07, abs=0.02)
+    message = verdict.message
+    assert "its 2 cores are the limit, so that neither more workers nor a cache are enough" in message
+
+
+def test_without_workers_they_are_the_first_advice():
+    """(136 ms) / 8 = 17."""
+    verdict = judge(replace(STARVED, workers=0, cores=16), 157 * MS, {})
+    assert (verdict.kind, verdict.setting) == (VerdictKind.more_workers, Setting(workers=7))
+    assert verdict.message.startswith("Set num_workers to 7 or more first, since with 0 loading and training take turns: ")
