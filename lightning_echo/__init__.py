@@ -19,7 +19,7 @@ Words, the same in code, logs and docs:
     idle fraction    share of training time in which the accelerator had nothing to do because input was not there
 
 `EchoCallback` echoes what a Trainer trains on, `EchoDataModule` a data module, `EchoLoader` a loader; `EchoConfig` holds their
-options. How it works: ``echoing/README.md``.
+options. How it works: ``echoing/README.md``. `StallAnalyzer` measures what a training waits for, and says what would help.
 """
 
 import logging
@@ -38,6 +38,8 @@ from lightning_echo.measuring.schedule import FactorSchedule
 from lightning_echo.measuring.target_idle import TargetIdle
 
 if TYPE_CHECKING:
+    from lightning_echo.analysis.analyzer import StallAnalyzer
+    from lightning_echo.analysis.result import StallAnalysis
     from lightning_echo.callback import EchoCallback
     from lightning_echo.cli import EchoCLI
     from lightning_echo.datamodule import EchoDataModule
@@ -62,6 +64,8 @@ __all__ = [
     "Observation",
     "Reason",
     "StagedDataset",
+    "StallAnalysis",
+    "StallAnalyzer",
     "TargetIdle",
 ]
 
@@ -72,17 +76,19 @@ if not logging.getLogger().hasHandlers():
     _logger.addHandler(logging.StreamHandler())
     _logger.propagate = False
 
-_NEED_LIGHTNING_OR_TORCHMETRICS = {
+_LATER = {
     "EchoCLI": "cli",
     "EchoCallback": "callback",
     "EchoCounter": "measuring.metrics",
     "EchoDataModule": "datamodule",
     "IdleFraction": "measuring.metrics",
+    "StallAnalysis": "analysis.result",
+    "StallAnalyzer": "analysis.analyzer",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Imports these packages only where they are needed: a spawned worker, which needs the rest, starts seconds sooner."""
-    if name in _NEED_LIGHTNING_OR_TORCHMETRICS:
-        return getattr(import_module(f"lightning_echo.{_NEED_LIGHTNING_OR_TORCHMETRICS[name]}"), name)
+    """Imports Lightning and torchmetrics only where needed: a spawned worker, which needs neither, starts seconds sooner."""
+    if name in _LATER:
+        return getattr(import_module(f"lightning_echo.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
+from lightning_echo.analysis.command import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import EchoConfig
 from lightning_echo.measuring.control import Controller
@@ -56,13 +58,16 @@ class EchoOptions(EchoConfig):
 
 
 class EchoCLI(LightningCLI):
-    """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.controller TargetIdle``, nothing else changed.
+    """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.controller TargetIdle``; and analyzes: ``analyze``.
 
     The group ``echo`` holds the options of `EchoConfig`, ``controller``, ``loaders`` and ``enabled``. With neither factor nor
     controller an `EchoCallback` only measures, and its advice says whether echoing would pay. ``--echo.enabled false`` does the
     same, whatever the other options say. Where an `EchoCallback` is configured already, in ``trainer.callbacks`` or otherwise, it
     stays the only one, and options in the group are refused. The data may come from a data module or from the model's own
     ``train_dataloader``.
+
+    The subcommand ``analyze`` takes the same configuration as ``fit`` and says where the time of a step goes (`StallAnalyzer`). A
+    ``trainer_class`` that is a function, and no class, has no such subcommand.
 
     Arguments are those of ``LightningCLI``.
 
@@ -75,6 +80,19 @@ class EchoCLI(LightningCLI):
         >>> cli.config.echo.factor, any(isinstance(callback, EchoCallback) for callback in cli.trainer.callbacks)
         (4.0, True)
     """
+
+    def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
+        """Sets the parser up, with one subcommand more, which LightningCLI looks for in the Trainer's class."""
+        users = self.trainer_class
+        if isinstance(users, type):
+            self.trainer_class = analyzing(users)
+        super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+        self.trainer_class = users
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # static in LightningCLI, which asks an instance
+        """Those of ``LightningCLI``, and ``analyze``."""
+        own = {"analyze": {"model", "datamodule"}} if isinstance(self.trainer_class, type) else {}
+        return {**super().subcommands(), **own}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the group beside trainer, model and data, and leaves ``add_arguments_to_parser`` to the user."""
@@ -103,12 +121,24 @@ class EchoCLI(LightningCLI):
                     "give all of them in one of the two"
                 )
             kwargs["callbacks"] = callbacks
-        return super().instantiate_trainer(**kwargs)
+        if self.config_init.get("subcommand") != "analyze" or not isinstance(self.trainer_class, type):
+            return super().instantiate_trainer(**kwargs)
+        self.trainer_class = analyzing(self.trainer_class)
+        given = copy.deepcopy(_analyzed(config.trainer))
+        trainer = super().instantiate_trainer(**kwargs)
+        if isinstance(trainer, Analyzes):
+            trainer.analyzed_kwargs = given
+        return trainer
 
     def _chosen(self, config: Namespace) -> Namespace:
         """The part of the configuration that belongs to the subcommand, if there are any."""
         subcommand = config.get("subcommand")
         return config[subcommand] if subcommand else config
+
+
+def _analyzed(trainer: Namespace) -> dict[str, Any]:
+    """What the Trainers of an analysis are made with: the user's arguments, but for what belongs to the training itself."""
+    return {name: value for name, value in vars(trainer).items() if name not in ("callbacks", "logger", "profiler")}
 
 
 def _build(config: Namespace) -> EchoOptions:

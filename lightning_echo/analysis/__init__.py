@@ -1,10 +1,18 @@
 """Stall analysis: where the time for input goes, what would help, and when not to echo.
 
-    measured.py   what was measured of each stage: a value
-    predict.py    what another setting would bring
-    verdict.py    what to do
-    pages.py      files that workers read, and how to have them read from the storage again
-    loading.py    a loader run alone, part of it at a time
+    measured.py     what was measured of each stage: a value
+    predict.py      what another setting would bring
+    verdict.py      what to do
+    result.py       all of it: a value that can be saved, compared and asked
+    pages.py, transforms.py     what is seen in a worker: files, and transforms in a Compose
+    loading.py      a loader run alone, part of it at a time
+    phases.py, streams.py       the loader's phases: in parts, or as a whole
+    fits.py         a training, and how long its steps take
+    ranks.py        what ranks tell each other
+    checks.py       a setting tried
+    analyzer.py     the phases in their order
+    questions.py, tables.py, text.py, plot.py, page.py      reports
+    command.py      ``python train.py analyze``
 
 The method is DS-Analyzer's (Mohan et al. 2021, arXiv 2007.06775), without root and without changes to a program.
 """

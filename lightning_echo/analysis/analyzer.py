@@ -36,6 +36,7 @@ from lightning_echo.analysis.measured import MeasuredStages, Spread
 from lightning_echo.analysis.pages import drop_pages
 from lightning_echo.analysis.phases import LoaderPhases, measure_loader
 from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.questions import in_words
 from lightning_echo.analysis.ranks import gathered
 from lightning_echo.analysis.result import Checked, StallAnalysis
 from lightning_echo.analysis.streams import measure_stream
@@ -128,29 +129,30 @@ class StallAnalyzer:
             )
         )
 
-    def check(self, analysis: StallAnalysis, setting: Setting | None = None) -> StallAnalysis:
+    def check(self, analysis: StallAnalysis, **setting: Any) -> StallAnalysis:
         """Trains with a setting and puts what that took beside what was predicted.
 
         Args:
             analysis: Of this analyzer's `run`.
-            setting: By default that of the verdict.
+            **setting: Options of `Setting`, as for `StallAnalysis.predict`; none: what the verdict advises.
 
         Returns:
             The analysis with one `Checked` more.
 
         Raises:
             RuntimeError: Nothing was analyzed before.
+            TypeError: An option is not known.
             ValueError: The setting cannot be tried on this machine: a faster storage or accelerator, a cache of what cannot be
                 kept in memory.
         """
         if self._trial is None:
             raise RuntimeError("nothing was analyzed yet: call run() first")
-        setting = setting or analysis.verdict.setting
-        self._say(f"trying {setting}")
+        tried = Setting(**setting) if setting else analysis.verdict.setting
+        self._say(f"trying {in_words(tried)}")
         with _random_numbers_kept():
-            measured = run_trial(self._trial, setting, self._steps)
+            measured = run_trial(self._trial, tried, self._steps)
         slowest = max(gathered(measured), key=lambda each: each.median)
-        return analysis.with_check(Checked(setting, slowest))
+        return analysis.with_check(Checked(tried, slowest))
 
     def _say(self, message: str) -> None:
         self._tell(f"{message} ({time.perf_counter() - self._begun:.0f} s)")

@@ -22,7 +22,6 @@ __all__ = ["WARM_UP_STEPS", "CopyClock", "FirstBatch", "Ready", "StepClock", "fi
 
 WARM_UP_STEPS = 5
 _AT_ONCE = 10  # steps between two looks at a device that runs behind the host, or at the other ranks' clocks
-_NOT_OURS = {"callbacks", "logger"}
 _OWN: dict[str, Any] = {
     "logger": False,
     "enable_checkpointing": False,
@@ -168,7 +167,7 @@ def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback,
         trainer_kwargs: The user's; what would write, validate or end the training is left out. Copied, since a strategy or a
             plugin can be of one Trainer only.
     """
-    kept = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in _NOT_OURS}
+    kept = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in {*_OWN, "callbacks"}}
     named = {"datamodule": data} if isinstance(data, pl.LightningDataModule) else {"train_dataloaders": data}
     with _quiet():
         pl.Trainer(**{**kept, **_OWN, "callbacks": [callback], "limit_train_batches": steps}).fit(model, **named)

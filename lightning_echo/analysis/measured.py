@@ -11,14 +11,29 @@ it is in ``decode``. `points` says which insertion points are possible then.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-__all__ = ["MeasuredStages", "Spread"]
+from lightning_echo.echoing.insertion import InsertionPoint
+
+__all__ = ["MeasuredStages", "Spread", "check_number"]
 
 _BLOCKS = 10
+_LEAST = {"read_cpu_share": 0, "prepare_cpu_share": 0, "step_cpu_seconds": 0, "batch_size": 1, "workers": 0, "cores": 1}
+
+
+def check_number(name: str, value: Any, least: float) -> None:
+    """Refuses what is no number, or too small.
+
+    Raises:
+        ValueError: It is.
+    """
+    if not isinstance(value, int | float) or not least <= value < math.inf:
+        raise ValueError(f"{name} must be a number >= {least}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,9 @@ class Spread:
         low: Nine of ten blocks took longer.
         high: Nine of ten blocks took less.
 
+    Raises:
+        ValueError: One of them is no time.
+
     Example:
         >>> Spread.of([0.01, 0.03] * 10)  # ten blocks of two
         Spread(median=0.02, low=0.02, high=0.02)
@@ -38,6 +56,10 @@ class Spread:
     median: float
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        for name in ("median", "low", "high"):
+            check_number(name, getattr(self, name), 0)
 
     @classmethod
     def of(cls, seconds: Sequence[float], period: int = 1) -> Spread:
@@ -88,6 +110,9 @@ class MeasuredStages:
         takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, beside the step.
         cores: That this process and its workers may use, on this rank.
         points: Insertion points that are possible, earliest first.
+
+    Raises:
+        ValueError: A value is impossible.
     """
 
     read: Spread
@@ -106,3 +131,11 @@ class MeasuredStages:
     takes_ahead: bool
     cores: int
     points: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            check_number(name, getattr(self, name), least)
+        if not self.step.median > 0:
+            raise ValueError(f"step must take time, got {self.step!r}")
+        if unknown := set(self.points) - {point.value for point in InsertionPoint}:
+            raise ValueError(f"points must be insertion points, got {', '.join(sorted(map(repr, unknown)))}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_echo.analysis.measured import MeasuredStages
+from lightning_echo.analysis.measured import MeasuredStages, check_number
 from lightning_echo.measuring.cost import PipelineCosts
 
 __all__ = ["Prediction", "Setting", "costs_of", "predict"]
@@ -47,14 +47,15 @@ class Setting:
     step_speedup: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise ValueError(f"workers must be >= 0, got {self.workers!r}")
-        if not self.factor >= 1:
-            raise ValueError(f"factor must be >= 1, got {self.factor!r}; 1 is no echoing")
-        if not 0 <= self.cached_fraction <= 1:
+        if self.workers is not None:
+            check_number("workers", self.workers, 0)
+        check_number("factor", self.factor, 1)
+        check_number("cached_fraction", self.cached_fraction, 0)
+        if self.cached_fraction > 1:
             raise ValueError(f"cached_fraction must be a share in [0, 1], got {self.cached_fraction!r}; 1 is all of the data set")
         for name in ("storage_speedup", "step_speedup"):
-            if not getattr(self, name) > 0:
+            check_number(name, getattr(self, name), 0)
+            if not getattr(self, name):
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}; 2 is twice as fast")
 
 

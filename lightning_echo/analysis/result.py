@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lightning_echo.analysis.measured import MeasuredStages, Spread
+from lightning_echo.analysis.measured import MeasuredStages, Spread, check_number
 from lightning_echo.analysis.predict import Prediction, Setting, costs_of, predict
 from lightning_echo.analysis.verdict import Verdict, judge
 
@@ -45,6 +45,10 @@ class RankSeconds:
     host_seconds: float
     step_seconds: float
 
+    def __post_init__(self) -> None:
+        for name in ("host_seconds", "step_seconds"):
+            check_number(name, getattr(self, name), 0)
+
 
 @dataclass(frozen=True)
 class StallAnalysis:
@@ -61,6 +65,20 @@ class StallAnalysis:
         notes: What could not be measured as it should, or not at all, and why.
         ranks: Each rank's own seconds; none where there is one.
         checked: Settings that were tried.
+
+    Raises:
+        ValueError: A value is impossible.
+
+    Example:
+        >>> seconds = dict.fromkeys(("read_cached", "decode", "augment", "collate", "hand_over", "copy"), Spread.exactly(0.0))
+        >>> stages = MeasuredStages(
+        ...     read=Spread.exactly(0.01), step=Spread.exactly(0.02), **seconds, read_cpu_share=0.0, prepare_cpu_share=1.0,
+        ...     step_cpu_seconds=0.0, batch_size=8, workers=1, takes_ahead=True, cores=2,
+        ...     points=("after_augmentation", "after_batching"),
+        ... )
+        >>> analysis = StallAnalysis(stages, real=Spread.exactly(0.08), cached=Spread.exactly(0.02))  # as an analyzer measures it
+        >>> analysis.fetch_stall_fraction, analysis.predict(workers=2).idle_fraction, analysis.verdict.kind.value
+        (0.75, 0.5, 'cache')
     """
 
     stages: MeasuredStages
@@ -70,6 +88,12 @@ class StallAnalysis:
     notes: tuple[str, ...] = ()
     ranks: tuple[RankSeconds, ...] = ()
     checked: tuple[Checked, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.real.median > 0:
+            raise ValueError(f"real must take time, got {self.real!r}")
+        for name, seconds in self.transforms.items():
+            check_number(name, seconds, 0)
 
     @classmethod
     def of_ranks(cls, analyses: Sequence[StallAnalysis]) -> StallAnalysis:
@@ -143,8 +167,10 @@ class StallAnalysis:
 
     @property
     def costliest(self) -> tuple[tuple[str, float], ...]:
-        """The three stages or transforms that take a worker longest, with their seconds per example."""
+        """The three stages or transforms that take a worker longest, with their seconds per example; a stream is one stage."""
         stages, transforms = self.stages, dict(self.transforms)
+        if self.cached is None:
+            return (("the loader as a whole", stages.decode.median),)
         rest = max(0.0, stages.decode.median + stages.augment.median - sum(transforms.values()))
         each = {"decode": stages.decode.median, "augment": stages.augment.median}
         if transforms:

@@ -100,9 +100,9 @@ def _not_by_waiting(stages: MeasuredStages, step_seconds: float, idle: float) ->
 def _by_workers(stages: MeasuredStages, idle: float, target: float) -> Verdict | None:
     for workers in range(stages.workers + 1, stages.cores + 1):
         if _feeds(stages, Setting(workers), target):
-            said = f"Set num_workers to {workers}: {busy(idle, only=True)}, and that many feed it."
-            said = said if stages.workers else no_workers(workers, idle)
-            return Verdict(VerdictKind.more_workers, said, Setting(workers))
+            setting = Setting(workers)
+            said = f"Set num_workers to {workers}: {_gain(stages, setting, idle)}."
+            return Verdict(VerdictKind.more_workers, said if stages.workers else no_workers(workers, idle), setting)
     return None
 
 
@@ -112,9 +112,7 @@ def _by_cache(stages: MeasuredStages, idle: float, target: float, most: int) -> 
             setting = Setting(workers, cached_fraction=share)
             if _feeds(stages, setting, target):
                 more = "" if workers == stages.workers else f" and set num_workers to {workers}"
-                said = (
-                    f"Keep {percent(share)} of the data set in memory{more}: {busy(idle, only=True)}, and waits for the storage."
-                )
+                said = f"Keep {percent(share)} of the data set in memory{more}: {_gain(stages, setting, idle)}."
                 return Verdict(VerdictKind.cache, said, setting)
     return None
 
@@ -137,13 +135,18 @@ def _by_echoing(stages: MeasuredStages, transforms: Mapping[str, float], idle: f
     price = fewer_fresh(best.factor)
     if best.factor > _LARGE_FACTOR:
         price += "; so large a factor seldom pays in learning: try a faster source first"
-    waits = busy(idle, only=True)
+    gain = _gain(stages, best, idle)
     if (alone := _alone(stages, transforms, most)) is not None:
         moved = "Move it to the device, for whole batches at once"
-        said = f"{alone} alone starves the accelerator: {waits}. {moved}, or {how}; {price}."
+        said = f"{alone} alone starves the accelerator. {moved}, or {how}: {gain}; {price}."
         return Verdict(VerdictKind.transform, said, best)
-    said = f"{how[0].upper()}{how[1:]}: {waits}, and {_nothing_cheaper(stages, most)}; {price}."
+    said = f"{how[0].upper()}{how[1:]}: {gain}; {price}. {_nothing_cheaper(stages, most)}."
     return Verdict(VerdictKind.echo, said, best)
+
+
+def _gain(stages: MeasuredStages, setting: Setting, idle: float) -> str:
+    """How busy the accelerator is, and would be."""
+    return f"{busy(idle, only=True)}, and would be {percent(1 - predict(stages, setting).idle_fraction)}"
 
 
 def _feeding(stages: MeasuredStages, setting: Setting, target: float) -> Setting | None:
@@ -168,5 +171,5 @@ def _alone(stages: MeasuredStages, transforms: Mapping[str, float], most: int) -
 def _nothing_cheaper(stages: MeasuredStages, most: int) -> str:
     """What was tried before."""
     if predict(stages, Setting(most)).limit == "cores":
-        return f"its {stages.cores} cores are the limit, so that neither more workers nor a cache are enough"
-    return "neither more workers nor a cache are enough"
+        return f"The {stages.cores} cores are the limit, so that neither more workers nor a cache are enough"
+    return "Neither more workers nor a cache are enough"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, SetFactor, echoed, trainer
 
 from lightning_echo import Controller, EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule
+from lightning_echo.analysis.analyzer import StallAnalyzer
 from lightning_echo.measuring.control import Decision, Observation, Reason
 
 LENGTH = 61  # odd: DistributedSampler fills the last place up with the first example
@@ -374,6 +376,29 @@ def scenario_default_run(folder: Path) -> Any:
     fit(echoed(2.25, length=24, shard=False), max_epochs=1, use_distributed_sampler=False)
     fit(EchoDataModule(Sharded(**UNEVEN), 1.75), max_epochs=1)
     return True
+
+
+class SlowOnOne(Scans):
+    """Its workers on rank 1 take 20 ms for an example."""
+
+    def read(self, index: int) -> Any:
+        time.sleep(0.02 if os.environ.get("LOCAL_RANK") == "1" else 0.0)
+        return super().read(index)
+
+
+def scenario_analysis(folder: Path) -> Any:
+    def analyzer() -> StallAnalyzer:
+        loader = DataLoader(SlowOnOne(400), 4, shuffle=True, num_workers=1)
+        kwargs = {"accelerator": "cpu", "strategy": "ddp", "devices": 2}
+        return StallAnalyzer(Recorder(), loader, trainer_kwargs=kwargs, say=lambda message: None)
+
+    whole, short = analyzer(), analyzer()
+    found = whole.check(whole.run(10), factor=2, insertion_point="after_augmentation")
+    found.to_json(folder / f"analysis-{os.environ.get('LOCAL_RANK', '0')}.json")
+    return {
+        "indices": sorted(index for batch in whole._trial.phases.real.indices for index in batch),
+        "steps of a short one": (len(short.run(40, seconds=3).ranks), len(short._trial.phases.real)),
+    }
 
 
 def main(folder: Path) -> None:

@@ -16,6 +16,8 @@ from ddp_runs import LENGTH, RESUMED, UNEVEN
 from torch.utils.data import DataLoader, DistributedSampler
 from trainer_runs import Batch, Killed, SaveAt, chunks, echoed, first_uses, fit, fresh_stream
 
+from lightning_echo.analysis.result import StallAnalysis
+
 EACH = 31  # examples of a pass on each rank: DistributedSampler fills 61 up to 62
 
 
@@ -308,3 +310,24 @@ def test_loaders_of_a_collection_draw_a_seed_each_for_all_ranks_and_count_over_a
         for i, what in enumerate(("fresh", "echoed")):
             logged = {rank["logged"][f"echo/{name}/{what}_examples"] for rank in (one, two)}
             assert logged == {one["counts"][name][i] + two["counts"][name][i]}
+
+
+def test_an_analysis_of_two_ranks_is_that_of_the_slower_one_and_names_it(ranks: Ranks) -> None:
+    analysis, same = (StallAnalysis.from_json(ranks.folder / f"analysis-{rank}.json") for rank in (0, 1))
+    assert analysis == same
+    host = [rank.host_seconds for rank in analysis.ranks]
+    assert host[1] >= 4 * 0.02 > host[0]
+    assert analysis.slow_rank == 1
+    assert analysis.stages.decode.median + analysis.stages.read.median >= 0.02
+    assert analysis.stages.cores == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert len(analysis.checked) == 1
+
+
+def test_ranks_analyze_examples_of_their_own_and_as_many_steps(ranks: Ranks) -> None:
+    first, second = map(set, ranks.of("analysis", "indices"))
+    assert len(first) == len(second) == 40
+    assert not first & second
+    short = ranks.of("analysis", "steps of a short one")
+    assert short[0] == short[1]
+    assert short[0][0] == 2
+    assert 2 <= short[0][1] < 40

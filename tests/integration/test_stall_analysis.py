@@ -92,14 +92,14 @@ def test_the_step_alone_is_ingestion_and_the_loader_is_not():
 def test_a_setting_that_is_tried_is_put_beside_what_was_predicted():
     analyzer, found = analyze(Slept(1 * MS), loader_of(Staged(read_seconds=8 * MS)))
     for setting in (
-        Setting(factor=4, insertion_point="before_augmentation"),
-        Setting(factor=4, insertion_point="after_transfer"),
-        Setting(workers=2),
-        Setting(cached_fraction=0.5),
+        {"factor": 4, "insertion_point": "before_augmentation"},
+        {"factor": 4, "insertion_point": "after_transfer"},
+        {"workers": 2},
+        {"cached_fraction": 0.5},
     ):
-        found = analyzer.check(found, setting)
+        found = analyzer.check(found, **setting)
         checked = found.checked[-1]
-        assert checked.setting == setting
+        assert checked.setting == Setting(**setting)
         assert 1 * MS <= checked.step_seconds.median < found.step_seconds  # each of them is a gain of two at least
     assert len(found.checked) == 4
     assert analyzer.check(found).checked[-1].setting == found.verdict.setting
@@ -108,15 +108,15 @@ def test_a_setting_that_is_tried_is_put_beside_what_was_predicted():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (Setting(storage_speedup=2), "storage_speedup=2 cannot be tried on this machine"),
-        (Setting(step_speedup=3), "step_speedup=3 cannot be tried on this machine"),
-        (Setting(factor=2, cached_fraction=0.5), "cannot be tried together"),
+        ({"storage_speedup": 2}, "storage_speedup=2 cannot be tried on this machine"),
+        ({"step_speedup": 3}, "step_speedup=3 cannot be tried on this machine"),
+        ({"factor": 2, "cached_fraction": 0.5}, "cannot be tried together"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(setting, message):
     analyzer, found = analyze(BoringModel(), loader_of(Staged(), workers=0))
     with pytest.raises(ValueError, match=message):
-        analyzer.check(found, setting)
+        analyzer.check(found, **setting)
 
 
 def test_a_share_of_files_is_in_memory_where_it_is_tried(tmp_path, monkeypatch):
@@ -135,7 +135,7 @@ def test_a_share_of_files_is_in_memory_where_it_is_tried(tmp_path, monkeypatch):
     dropped, read = [], []
     monkeypatch.setattr("lightning_echo.analysis.checks.drop_pages", dropped.extend)
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: read.append(path.name))
-    analyzer.check(found, Setting(cached_fraction=0.25))
+    analyzer.check(found, cached_fraction=0.25)
     assert len(dropped) == 40
     assert read == [str(index) for index in range(3, 40, 4)]
 
@@ -167,10 +167,10 @@ def test_of_a_stream_only_the_whole_is_measured_and_that_is_said():
         "skipped: fetch rate, preparation rate and single stages. The training loader goes over Stream"
     )
     assert found.stages.points == ("after_augmentation", "after_batching", "after_transfer")
-    found = analyzer.check(found, Setting(factor=4, insertion_point="after_batching"))
+    found = analyzer.check(found, factor=4, insertion_point="after_batching")
     assert found.checked[0].step_seconds.median < found.step_seconds
     with pytest.raises(ValueError, match="of a stream cannot be tried"):
-        analyzer.check(found, Setting(workers=2))
+        analyzer.check(found, workers=2)
     with pytest.raises(ValueError, match="steps must be at most 100, the batches of the training loader, got 101"):
         StallAnalyzer(BoringModel(), loader_of(Stream()), trainer_kwargs=CPU, say=str).run(101)
 
@@ -241,7 +241,7 @@ def test_weights_optimizer_random_numbers_and_data_module_are_as_they_were(fails
         with pytest.raises(ZeroDivisionError):
             analyzer.run(10)
     else:
-        analyzer.check(analyzer.run(10), Setting(factor=2))
+        analyzer.check(analyzer.run(10), factor=2)
     for name, value in model.state_dict().items():
         assert torch.equal(value, weights[name])
     after = model.momentum.state_dict()

@@ -124,7 +124,23 @@ def test_measuring_knows_neither_a_trainer_nor_the_method():
                 assert module.startswith("lightning_echo.measuring"), f"{name} imports {module}"
 
 
-@pytest.mark.parametrize(("package", "top"), [("echoing", "loader"), ("measuring", "target_idle"), ("", "callback")])
+def test_in_an_analysis_only_what_trains_knows_lightning():
+    trains = {"analyzer", "checks", "command", "fits"}
+    for name in set(modules("analysis")) - trains:
+        imported = imported_by((ROOT / "analysis" / f"{name}.py").read_text())
+        assert not {module.split(".")[0] for module in imported} & set(FOREIGN), name
+        for module in imported:
+            if module.startswith("lightning_echo"):
+                assert module.split(".")[1] in ("analysis", "echoing", "measuring"), f"{name} imports {module}"
+
+
+def test_a_saved_analysis_is_read_without_lightning():
+    assert loaded_by("from lightning_echo.__main__ import main") == []
+
+
+@pytest.mark.parametrize(
+    ("package", "top"), [("echoing", "loader"), ("measuring", "target_idle"), ("analysis", "command"), ("", "callback")]
+)
 def test_files_import_one_way(package, top):
     graph = imports_within(package)
     assert a_cycle_in(graph) is None

@@ -74,12 +74,13 @@ def test_without_echoing_the_point_makes_no_difference():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": -1}, "workers must be >= 0, got -1"),
-        ({"factor": 0.5}, "factor must be >= 1, got 0.5; 1 is no echoing"),
-        ({"factor": math.nan}, "factor must be >= 1, got nan"),
+        ({"workers": -1}, "workers must be a number >= 0, got -1"),
+        ({"factor": 0.5}, "factor must be a number >= 1, got 0.5"),
+        ({"factor": math.nan}, "factor must be a number >= 1, got nan"),
         ({"cached_fraction": 1.5}, "cached_fraction must be a share in"),
+        ({"cached_fraction": "half"}, "cached_fraction must be a number >= 0, got 'half'"),
         ({"storage_speedup": 0}, "storage_speedup must be > 0, got 0; 2 is twice as fast"),
-        ({"step_speedup": -1}, "step_speedup must be > 0, got -1"),
+        ({"step_speedup": -1}, "step_speedup must be a number >= 0, got -1"),
     ],
 )
 def test_an_impossible_setting_is_refused(options, message):

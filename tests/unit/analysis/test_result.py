@@ -62,7 +62,7 @@ def test_it_can_be_asked():
     )
     with pytest.raises(TypeError, match="worker"):
         found.predict(worker=3)
-    with pytest.raises(ValueError, match="factor must be >= 1"):
+    with pytest.raises(ValueError, match="factor must be a number >= 1"):
         found.predict(factor=0)
 
 
@@ -85,6 +85,15 @@ def test_a_file_of_something_else_or_of_a_later_version_is_refused(tmp_path):
         (json.dumps({**state, "lightning_echo_analysis": 2}), "has version 2 of the format, known are those up to 1: update"),
         (json.dumps({key: state[key] for key in state if key != "real"}), "is damaged: KeyError"),
         (json.dumps({**state, "stages": {"read": 3}}), "is damaged"),
+        (
+            json.dumps({**state, "real": {**state["real"], "median": "slow"}}),
+            "is damaged: .*median must be a number >= 0, got 'slow'",
+        ),
+        (json.dumps({**state, "real": {**state["real"], "median": 0}}), "is damaged: .*real must take time"),
+        (json.dumps({**state, "stages": {**state["stages"], "workers": -1}}), "workers must be a number >= 0, got -1"),
+        (json.dumps({**state, "stages": {**state["stages"], "points": ["nowhere"]}}), "must be insertion points, got 'nowhere'"),
+        (json.dumps({**state, "transforms": {"Crop": "?"}}), "Crop must be a number >= 0"),
+        (json.dumps({**state, "ranks": [{"host_seconds": None, "step_seconds": 1}]}), "host_seconds must be a number >= 0"),
         (json.dumps({**state, "stages": {**state["stages"], "points": 3}}), "is damaged"),
     ):
         path.write_text(text)

@@ -22,7 +22,7 @@ def test_an_accelerator_that_does_not_wait_needs_nothing():
 def test_workers_come_first_and_no_more_of_them_than_needed():
     verdict = judge(replace(STARVED, cores=16), 68 * MS, {})  # 136 / 7 = 19.4 ms, 136 / 6 = 22.7 ms
     assert (verdict.kind, verdict.setting) == (VerdictKind.more_workers, Setting(workers=7))
-    assert verdict.message == "Set num_workers to 7: the accelerator is busy only 29 % of the time, and that many feed it."
+    assert verdict.message == "Set num_workers to 7: the accelerator is busy only 29 % of the time, and would be 100 %."
 
 
 def test_more_workers_than_cores_can_feed_are_not_advised():
@@ -49,8 +49,8 @@ def test_echoing_comes_last_at_the_earliest_point_whose_factor_is_not_large():
     assert verdict.setting.factor == pytest.approx(136 / (2 * 20 / 0.95) * 1.07, abs=0.01)
     assert predict(STARVED, verdict.setting).idle_fraction <= 0.05
     assert verdict.message == (
-        "Echo at insertion_point='after_batching' with factor 3.46: the accelerator is busy only 29 % of the time, and neither "
-        "more workers nor a cache are enough; each step then has 29 % as many fresh examples."
+        "Echo at insertion_point='after_batching' with factor 3.46: the accelerator is busy only 29 % of the time, and would be "
+        "100 %; each step then has 29 % as many fresh examples. Neither more workers nor a cache are enough."
     )
     faster = replace(STARVED, read=Spread.exactly(4 * MS), read_cached=Spread.exactly(4 * MS))  # 64 / (42.1 - 24) = 3.54 * 1.07
     verdict = judge(faster, 68 * MS, {})
@@ -76,8 +76,8 @@ def test_a_transform_that_starves_the_accelerator_by_itself_is_named():
     verdict = judge(heavy, 100 * MS, {"Normalize": 1 * MS, "RandAugment": 6 * MS})
     assert verdict.kind is VerdictKind.transform
     assert verdict.message.startswith(
-        "RandAugment alone starves the accelerator: the accelerator is busy only 20 % of the time. Move it to the device, for "
-        "whole batches at once, or echo at insertion_point='after_batching' with factor "
+        "RandAugment alone starves the accelerator. Move it to the device, for whole batches at once, or echo at "
+        "insertion_point='after_batching' with factor "
     )
     light = judge(heavy, 100 * MS, {"Normalize": 1 * MS, "RandAugment": 4 * MS})
     assert light.kind is VerdictKind.echo
@@ -115,7 +115,7 @@ def test_cores_are_said_to_be_the_limit():
     verdict = judge(busy, 78 * MS, {})
     assert verdict.setting.factor == pytest.approx(136 / (2 * 20 / 0.95 - 20) * 1.07, abs=0.02)
     message = verdict.message
-    assert "its 2 cores are the limit, so that neither more workers nor a cache are enough" in message
+    assert "The 2 cores are the limit, so that neither more workers nor a cache are enough" in message
 
 
 def test_without_workers_they_are_the_first_advice():

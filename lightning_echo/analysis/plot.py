@@ -1,0 +1,126 @@
+"""A report as a picture: what the step time is made of, and what each echo factor would bring at each insertion point.
+
+matplotlib is an optional package, and its global state (pyplot, the current figure) is left alone. Colours are those of Okabe
+and Ito, which colour-blind people tell apart; lines that coincide are still seen, since each is thinner than the one before.
+On white, so that it can be read on a dark page too.
+"""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.predict import Setting, predict
+from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.analysis.tables import milliseconds, parts
+from lightning_echo.measuring.words import percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["as_svg", "draw", "save_png"]
+
+_PART_COLORS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")
+_POINT_COLORS = {
+    "after_read": "#E69F00",
+    "before_augmentation": "#D55E00",
+    "after_augmentation": "#009E73",
+    "after_batching": "#0072B2",
+    "after_transfer": "#CC79A7",
+}
+_LARGEST_FACTOR = 8.0
+_STEPS = 56  # of a line: every eighth of a factor, so that its bend stands where it is
+
+
+def draw(analysis: StallAnalysis) -> Figure:
+    """The figure: a bar of the step time over the speed-up by echo factor.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        message = "figures need matplotlib, which is not installed: pip install 'lightning-echo[report]'"
+        raise ModuleNotFoundError(message) from error
+    figure = Figure(figsize=(8, 6.4), facecolor="white")
+    figure.set_layout_engine("constrained", h_pad=0.12)
+    above, below = figure.subplots(2, 1, height_ratios=(1, 5))
+    _draw_parts(above, analysis)
+    _draw_speedups(below, analysis)
+    return figure
+
+
+def save_png(analysis: StallAnalysis, path: str | Path) -> None:
+    """Writes the figure as PNG.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+        OSError: The file cannot be written.
+    """
+    draw(analysis).savefig(path, format="png", dpi=120)
+
+
+def as_svg(analysis: StallAnalysis) -> str:
+    """The figure as an SVG element to stand in a page; it refers to nothing outside itself, and is the same in each process.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    figure = draw(analysis)
+    import matplotlib
+
+    written = StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "lightning_echo"}):
+        figure.savefig(written, format="svg", metadata=nothing)
+    svg = written.getvalue()
+    return svg[svg.index("<svg") :].strip()
+
+
+def _draw_parts(axes: Axes, analysis: StallAnalysis) -> None:
+    begin = 0.0
+    for (words, share), color in zip(parts(analysis), _PART_COLORS, strict=False):
+        seconds = share * analysis.step_seconds
+        label = f"{words}: {milliseconds(seconds)} ms ({percent(share)})"
+        axes.barh([0], [1000 * seconds], left=[1000 * begin], color=color, edgecolor="white", label=label)
+        begin += seconds
+    axes.set(xlabel="step time of the real run (ms)", yticks=[], xlim=(0, 1000 * begin))
+    axes.spines[["left", "right", "top"]].set_visible(False)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=2, frameon=False)
+
+
+def _draw_speedups(axes: Axes, analysis: StallAnalysis) -> None:
+    measured = _measured(analysis)
+    largest = max([_LARGEST_FACTOR, *(factor for _, factor, _ in measured)])
+    factors = [1 + (largest - 1) * step / _STEPS for step in range(_STEPS + 1)]
+    points = analysis.stages.points
+    for place, point in enumerate(points):
+        speedups = [predict(analysis.stages, Setting(factor=factor, insertion_point=point)).speedup for factor in factors]
+        thickness = 1.6 + 1.1 * (len(points) - 1 - place)
+        axes.plot(factors, speedups, label=point, color=_POINT_COLORS[point], linewidth=thickness)
+    real = analysis.step_seconds
+    for point, factor, spread in measured:
+        speedup, color = real / spread.median, _POINT_COLORS[point]
+        around = [[speedup - real / spread.high], [real / spread.low - speedup]]
+        axes.errorbar([factor], [speedup], around, capsize=3, ecolor="black", zorder=3)
+        axes.plot([factor], [speedup], "o", color=color, markeredgecolor="black", markersize=8, zorder=4)
+    axes.plot([1], [1], "o", color="white", markeredgecolor="black", markersize=8, zorder=3, label="measured")
+    axes.set(xlabel="echo factor", ylabel="speed-up (steps per second,\ntimes those without echoing)", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.spines[["right", "top"]].set_visible(False)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, title="insertion point")
+
+
+def _measured(analysis: StallAnalysis) -> list[tuple[str, float, Spread]]:
+    """Of the settings that were tried, those on the lines: only the echoing differs from what was measured."""
+    stages, found = analysis.stages, []
+    for each in analysis.checked:
+        setting = each.setting
+        only_echoing = Setting(setting.workers, setting.factor, setting.insertion_point)
+        if setting == only_echoing and setting.workers in (None, stages.workers) and setting.insertion_point in stages.points:
+            found.append((setting.insertion_point, setting.factor, each.step_seconds))
+    return found

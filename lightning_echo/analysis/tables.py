@@ -1,0 +1,166 @@
+"""The tables of a report, as values: text and page show the same figures in the same words, each in its own way.
+
+Rows hold what is to be read: their first cell is words, the others are figures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.predict import Setting, predict
+from lightning_echo.analysis.questions import in_words, questions
+from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.measuring.words import busy, fewer_fresh, percent, short
+
+__all__ = ["Table", "headline", "milliseconds", "parts", "tables"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+        title: Over it.
+        columns: What is over each column.
+        rows: Their cells, as many as there are columns.
+        remarks: Sentences under it.
+        shares: For each row the share of the whole that it is, for a bar beside it; none where rows are no parts.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
+
+
+def headline(analysis: StallAnalysis) -> str:
+    """The analysis in a line."""
+    return f"Stall analysis: {busy(analysis.idle_fraction)}"
+
+
+def tables(analysis: StallAnalysis) -> list[Table]:
+    """All tables of a report, in its order."""
+    every = (_steps, _stalls, _rates, _costliest, _ranks, _what_if, _tried)
+    return [table for table in (make(analysis) for make in every) if table.rows]
+
+
+def parts(analysis: StallAnalysis) -> list[tuple[str, float]]:
+    """What the step time of the real run is made of, with the share of each; together they are 1."""
+    fetch, prep, copy = analysis.fetch_stall_fraction, analysis.prep_stall_fraction, analysis.copy_fraction
+    first = [("step", 1 - analysis.idle_fraction), ("copy to the device", copy)]
+    if fetch is None or prep is None:
+        return [*first, ("waiting for input, not told apart", analysis.idle_fraction - copy)]
+    return [*first, ("prep stall", prep), ("fetch stall", fetch)]
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds, told in milliseconds."""
+    return short(1000 * seconds)
+
+
+def _steps(analysis: StallAnalysis) -> Table:
+    stages = analysis.stages
+    times = [("the real run, from step to step", analysis.real)]
+    if analysis.cached is not None:
+        times.append(("the same with its data in memory", analysis.cached))
+    times.append(("the step alone (ingestion)", stages.step))
+    setup = f"batch size {stages.batch_size}, num_workers {stages.workers}, cores {stages.cores}"
+    return Table(
+        "Step time",
+        ("", "ms", "low to high"),
+        tuple((words, milliseconds(spread.median), _range(spread.low, spread.high)) for words, spread in times),
+        (f"The accelerator is idle {percent(analysis.idle_fraction)} of the time, with {setup}.",),
+    )
+
+
+def _stalls(analysis: StallAnalysis) -> Table:
+    shares = parts(analysis)
+    return Table(
+        "Where the step time goes",
+        ("", "ms", "of step time"),
+        tuple((words, milliseconds(share * analysis.step_seconds), percent(share)) for words, share in shares),
+        shares=tuple(share for _, share in shares),
+    )
+
+
+def _rates(analysis: StallAnalysis) -> Table:
+    """By DS-Analyzer's letters, beside what the real run came to."""
+    prepare = "preparation, P: the workers at most, nothing to be read"
+    if analysis.fetch_rate is None:
+        prepare = "preparation and fetch, not told apart: the workers at most"
+    rates = [
+        ("the real run", analysis.stages.batch_size / analysis.step_seconds),
+        ("ingestion, G: the accelerator at most", analysis.ingestion_rate),
+        (prepare, analysis.preparation_rate),
+    ]
+    if analysis.fetch_rate is not None:
+        rates.append(("fetch, F: the workers at most, reading only", analysis.fetch_rate))
+    return Table("Rates", ("", "examples/s"), tuple((words, _rate(rate)) for words, rate in rates))
+
+
+def _costliest(analysis: StallAnalysis) -> Table:
+    rows = tuple((name, milliseconds(seconds)) for name, seconds in analysis.costliest)
+    return Table("What takes a worker longest", ("", "ms per example"), rows)
+
+
+def _ranks(analysis: StallAnalysis) -> Table:
+    rows = tuple(
+        (f"rank {rank}", milliseconds(each.host_seconds), milliseconds(each.step_seconds))
+        for rank, each in enumerate(analysis.ranks)
+    )
+    slow = analysis.slow_rank
+    which = "No rank's loader is notably slower than the others'."
+    if slow is not None:
+        which = f"Rank {slow} is slow: its loader alone takes notably longer than the others', and all ranks wait for it."
+    rest = "All else in this report is that of the rank with the slowest loader."
+    return Table("Ranks", ("", "loader alone, ms per batch", "step ms"), rows, (which, rest))
+
+
+def _what_if(analysis: StallAnalysis) -> Table:
+    asked = [(words, predict(analysis.stages, setting)) for words, setting in questions(analysis)]
+    remarks = []
+    if any(found.limit == "cores" for _, found in asked):
+        remarks.append("Limited by cores: all processors are busy, so that more workers change nothing.")
+    if analysis.stages.points:
+        remarks.append(f"Echoing is not free: with factor 4 {fewer_fresh(4)}.")
+    return Table(
+        "What if: predicted",
+        ("", "step ms", "low to high", "idle", "speed-up", "limited by"),
+        tuple(
+            (
+                words,
+                milliseconds(found.step_seconds),
+                _range(*found.step_seconds_range),
+                percent(found.idle_fraction),
+                f"{found.speedup:,.2f}x",
+                found.limit,
+            )
+            for words, found in asked
+        ),
+        tuple(remarks),
+    )
+
+
+def _tried(analysis: StallAnalysis) -> Table:
+    """The real run first: whether the model agrees with what it is made from."""
+    real: tuple[str, Setting, Spread] = ("the real run", Setting(), analysis.real)
+    tried = [real, *((in_words(each.setting), each.setting, each.step_seconds) for each in analysis.checked)]
+    rows = []
+    for words, setting, measured in tried:
+        predicted = predict(analysis.stages, setting).step_seconds
+        off = round(100 * (predicted / measured.median - 1))
+        times = milliseconds(predicted), milliseconds(measured.median), _range(measured.low, measured.high)
+        rows.append((words, *times, f"{off:+,d} %"))
+    columns = ("", "predicted ms", "measured ms", "low to high", "difference")
+    return Table("Tried: predicted against measured", columns, tuple(rows))
+
+
+def _range(low: float, high: float) -> str:
+    return f"{milliseconds(low)} to {milliseconds(high)}"
+
+
+def _rate(rate: float) -> str:
+    return "no limit" if math.isinf(rate) else short(rate)

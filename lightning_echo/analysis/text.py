@@ -1,0 +1,51 @@
+"""A report to read in a terminal: tables in columns, the verdict last, where it is seen. No line has over 100 columns."""
+
+from __future__ import annotations
+
+from textwrap import fill, wrap
+
+from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.analysis.tables import Table, headline, tables
+
+__all__ = ["report"]
+
+_COLUMNS = 100
+_INDENT = "  "
+_GAP = "  "
+_BAR = 30  # columns of the whole step time
+_NARROWEST = 12  # of the first column: longer words go on in the next line
+
+
+def report(analysis: StallAnalysis) -> str:
+    """What was found, in plain text."""
+    blocks = [headline(analysis), *map(_table, tables(analysis))]
+    if analysis.notes:
+        blocks.append("\n".join(["Notes", *map(_sentence, analysis.notes)]))
+    blocks.append("\n".join(["Verdict", _sentence(analysis.verdict.message)]))
+    return "\n\n".join(blocks)
+
+
+def _table(table: Table) -> str:
+    rows = [table.columns, *table.rows]
+    bars = ["", *(_bar(share) for share in table.shares)] if table.shares else [""] * len(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    others = len(_INDENT) + sum(len(_GAP) + width for width in widths[1:]) + max(map(len, bars))
+    widths[0] = max(_NARROWEST, min(widths[0], _COLUMNS - others))
+    lines = [line for row, bar in zip(rows, bars, strict=True) for line in _row(row, widths, bar)]
+    return "\n".join([table.title, *lines, *map(_sentence, table.remarks)])
+
+
+def _row(cells: tuple[str, ...], widths: list[int], bar: str) -> list[str]:
+    """Figures stand to the right, beside the first line of the words."""
+    words = wrap(cells[0], widths[0], subsequent_indent=_INDENT) or [""]
+    figures = "".join(_GAP + cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+    lines = [f"{words[0].ljust(widths[0])}{figures}{bar}", *words[1:]]
+    return [f"{_INDENT}{line}".rstrip() for line in lines]
+
+
+def _bar(share: float) -> str:
+    return _GAP + "#" * round(_BAR * share)
+
+
+def _sentence(said: str) -> str:
+    return fill(said, _COLUMNS, initial_indent=_INDENT, subsequent_indent=2 * _INDENT, break_on_hyphens=False)

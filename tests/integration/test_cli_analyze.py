@@ -1,0 +1,123 @@
+"""``python train.py analyze``: the same configuration as fit, a report, and files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
+
+from lightning_echo import EchoCallback, EchoCLI, StagedDataset
+from lightning_echo.analysis.command import Analyzes
+from lightning_echo.analysis.result import StallAnalysis
+
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+
+
+class Model(BoringModel):
+    """Its optimizer and its width come from the command line."""
+
+    def __init__(self, width: int = 1) -> None:
+        super().__init__()
+        self.width = width
+
+
+class Data(pl.LightningDataModule):
+    def __init__(self, batch_size: int = 4) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+
+    def train_dataloader(self) -> Any:
+        examples = StagedDataset.of([torch.ones(32)] * 400, augment=torch.neg)
+        return DataLoader(examples, self.batch_size, num_workers=1)
+
+    def val_dataloader(self) -> None:
+        pytest.fail("an analysis does not validate")
+
+
+class Own(pl.Trainer):
+    """A user's Trainer."""
+
+
+@pytest.fixture(autouse=True)
+def _a_program_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["program"])
+    monkeypatch.chdir(tmp_path)
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # what seed_everything leaves is gone afterwards
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def run(*arguments: str, **options: Any) -> EchoCLI:
+    defaults = {"trainer_defaults": QUIET, "save_config_callback": None, "seed_everything_default": False}
+    return EchoCLI(Model, Data, args=list(arguments), **{**defaults, **options})
+
+
+def test_it_prints_a_report_and_saves_the_analysis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run("analyze", "--steps=10", "--data.batch_size=8", "--verify=true", "--html=page.html", "--png=picture.png")
+    analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
+    assert (analysis.stages.batch_size, analysis.stages.workers) == (8, 1)
+    assert [each.setting for each in analysis.checked] == [analysis.verdict.setting]
+    said = capsys.readouterr().out
+    assert "Tried: predicted against measured" in said
+    verdict, written = said.split("Verdict\n")[1].split("\n\n")
+    assert " ".join(verdict.split()) == analysis.verdict.message
+    assert written == "Written: analysis.json, page.html, picture.png\n"
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.filterwarnings("ignore:.*configure_optimizers. will be overridden")
+@pytest.mark.parametrize("echo", [(), ("--echo.factor=4", "--echo.insertion_point=after_batching")])
+def test_a_configuration_saved_by_fit_is_accepted(tmp_path: Path, echo: tuple[str, ...]) -> None:
+    trainer = {**QUIET, "logger": True, "fast_dev_run": False, "max_steps": 1}
+    fitted = ("fit", "--trainer.limit_val_batches=0", "--trainer.default_root_dir=log", "--optimizer=Adam", *echo)
+    run(*fitted, save_config_callback=SaveConfigCallback, trainer_defaults=trainer)
+    (config,) = tmp_path.rglob("config.yaml")
+    run("analyze", f"--config={config}", "--steps=10", "--json=other.json")
+    assert StallAnalysis.from_json(tmp_path / "other.json").stages.workers == 1
+    assert not (tmp_path / "analysis.json").exists()
+
+
+def test_the_users_trainer_stays_what_it_is_and_is_not_trained() -> None:
+    cli = run("analyze", "--steps=10", trainer_class=Own)
+    assert isinstance(cli.trainer, Own)
+    assert isinstance(cli.trainer, Analyzes)
+    assert (type(cli.trainer).__name__, type(cli.trainer).__module__) == ("Own", Own.__module__)
+    assert cli.trainer.global_step == 0
+    assert any(isinstance(callback, EchoCallback) for callback in cli.trainer.callbacks)
+
+
+def test_options_of_the_trainer_are_those_of_the_analysis() -> None:
+    cli = run("analyze", "--steps=10", "--trainer.precision=64-true", "--trainer.gradient_clip_val=0.5")
+    assert cli.trainer.analyzed_kwargs["precision"] == "64-true"
+    assert cli.trainer.analyzed_kwargs["gradient_clip_val"] == 0.5
+
+
+def test_a_trainer_class_that_is_a_function_has_no_such_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    def build(accelerator: str = "cpu") -> pl.Trainer:
+        return pl.Trainer(accelerator=accelerator)
+
+    with pytest.raises(SystemExit):
+        run("analyze", trainer_class=build, trainer_defaults={})
+    assert "analyze" in capsys.readouterr().err
+
+
+def test_what_cannot_be_tried_is_said_and_the_report_comes_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lightning_echo.analysis.analyzer.run_trial", refuse)
+    with caplog.at_level("INFO"):
+        run("analyze", "--steps=10", "--verify=true")
+    assert "the recommended setting was not tried: there is no second storage here" in caplog.text
+    assert StallAnalysis.from_json(tmp_path / "analysis.json").checked == ()
+
+
+def refuse(*args: Any) -> None:
+    raise ValueError("there is no second storage here")

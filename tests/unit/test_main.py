@@ -1,0 +1,110 @@
+"""``python -m lightning_echo report``: what it prints and writes, and how it ends."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lightning_echo.__main__ import main
+from lightning_echo.analysis.measured import MeasuredStages, Spread
+from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.analysis.text import report
+
+STAGES = ("read", "read_cached", "decode", "augment", "collate", "hand_over", "copy", "step")
+ANALYSIS = StallAnalysis(
+    MeasuredStages(
+        **dict.fromkeys(STAGES, Spread.exactly(0.01)),
+        read_cpu_share=0.0,
+        prepare_cpu_share=0.0,
+        step_cpu_seconds=0.0,
+        batch_size=4,
+        workers=1,
+        takes_ahead=True,
+        cores=2,
+        points=("after_batching",),
+    ),
+    Spread.exactly(0.13),
+    Spread.exactly(0.13),
+)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    ANALYSIS.to_json(tmp_path / "analysis.json")
+    return str(tmp_path / "analysis.json")
+
+
+def test_without_a_file_to_write_the_text_is_printed(saved, capsys):
+    assert main(["report", saved]) == 0
+    assert capsys.readouterr().out == report(ANALYSIS) + "\n"
+
+
+def test_files_that_are_asked_for_are_written_and_named(saved, tmp_path, capsys):
+    html, png = tmp_path / "page.html", tmp_path / "figure.png"
+    assert main(["report", saved, "--html", str(html), "--png", str(png)]) == 0
+    assert capsys.readouterr().out == f"written: {html}\nwritten: {png}\n"
+    assert html.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file or directory"),
+        ("{", "is no analysis: it holds no JSON"),
+        ('{"lightning_echo_analysis": 99}', "update lightning_echo"),
+        ('{"lightning_echo_analysis": 1}', "is damaged"),
+    ],
+)
+def test_a_file_that_cannot_be_read_ends_in_one_line(text, message, tmp_path, capsys):
+    path = tmp_path / "analysis.json"
+    if text is not None:
+        path.write_text(text)
+    assert main(["report", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert str(path) in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--html", "--png"])
+def test_what_cannot_be_written_ends_in_one_line(option, saved, tmp_path, capsys, monkeypatch):
+    assert main(["report", saved, option, str(tmp_path / "missing" / "file")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["report", saved, option, str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == (
+        "error: figures need matplotlib, which is not installed: pip install 'lightning-echo[report]'\n"
+    )
+    assert not (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["something"], ["report"]])
+def test_other_commands_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: python -m lightning_echo" in capsys.readouterr().err
+
+
+def test_as_a_program_it_ends_with_the_status(tmp_path):
+    program = [sys.executable, "-m", "lightning_echo", "report", str(tmp_path / "missing.json")]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: ")
+
+
+def test_it_needs_neither_lightning_nor_for_text_matplotlib(saved):
+    program = f"""
+import sys
+from lightning_echo.__main__ import main
+assert main(["report", {saved!r}]) == 0
+print("loaded:", *sorted({{"lightning", "matplotlib"}} & set(sys.modules)))
+assert main(["report", {saved!r}, "--png", {saved + ".png"!r}]) == 0
+print("loaded:", *sorted({{"lightning", "matplotlib", "matplotlib.pyplot"}} & set(sys.modules)))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    loaded = [line for line in ended.stdout.splitlines() if line.startswith("loaded:")]
+    assert loaded == ["loaded:", "loaded: matplotlib"]
