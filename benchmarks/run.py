@@ -20,9 +20,10 @@ from planning import planning, start
 from protection import protection
 from report import machine
 from speedup import speedup
+from stalls import stalls
 from target_idle import target_idle
 
-_RUNS = (speedup, factor_one, planning, start, memory, protection, echoes, measuring, target_idle)
+_RUNS = (speedup, factor_one, planning, start, memory, protection, echoes, measuring, target_idle, stalls)
 _BENCHMARKS = {run.__name__: run for run in _RUNS}
 _HERE = Path(__file__).parent
 

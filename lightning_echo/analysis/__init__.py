@@ -7,7 +7,7 @@
     pages.py, transforms.py     what is seen in a worker: files, and transforms in a Compose
     loading.py      a loader run alone, part of it at a time
     phases.py, streams.py       the loader's phases: in parts, or as a whole
-    fits.py         a training, and how long its steps take
+    data.py, fits.py, copying.py        a training: over any loader, how long its steps take, and its copies
     ranks.py        what ranks tell each other
     checks.py       a setting tried
     analyzer.py     the phases in their order

@@ -18,8 +18,9 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -31,22 +32,22 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo.analysis.checks import Trial, run_trial
-from lightning_echo.analysis.fits import CopyClock, FirstBatch, Ready, StepClock, fit
+from lightning_echo.analysis.copying import Copies, tapped
+from lightning_echo.analysis.data import TrainingData
+from lightning_echo.analysis.fits import Prepared, Ready, StepClock, fit
 from lightning_echo.analysis.measured import MeasuredStages, Spread
 from lightning_echo.analysis.pages import drop_pages
 from lightning_echo.analysis.phases import LoaderPhases, measure_loader
-from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.predict import Setting, contention
 from lightning_echo.analysis.questions import in_words
 from lightning_echo.analysis.ranks import gathered
 from lightning_echo.analysis.result import Checked, StallAnalysis
 from lightning_echo.analysis.streams import measure_stream
-from lightning_echo.datamodule import EchoDataModule
-from lightning_echo.echoing.loader import EchoLoader
 
 __all__ = ["StallAnalyzer"]
 
 _FEWEST_STEPS = 10
-_HANDED_OVER = 8  # batches of which it is timed
+_HANDED_OVER = _COPIED = 8  # batches of which it is timed
 _PHASES = 11  # passes and fits; each takes its share of the time at most
 
 
@@ -76,7 +77,7 @@ class StallAnalyzer:
         trainer_kwargs: Mapping[str, Any] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self._model, self._data = model, _without_echoing(datamodule)
+        self._model, self._data = model, datamodule
         self._trainer_kwargs = dict(trainer_kwargs or {})
         self._tell = say or (lambda message: rank_zero_info(f"lightning_echo: analyzing: {message}"))
         self._trial: Trial | None = None
@@ -101,33 +102,27 @@ class StallAnalyzer:
             raise ValueError(f"seconds must be > 0, got {seconds!r}")
         share, self._steps, self._begun = seconds / _PHASES, steps, time.perf_counter()
         with _random_numbers_kept():
-            model = copy.deepcopy(self._model)
-            loader, ready = self._prepare(model)
-            phases = self._loader_alone(loader, ready, steps, share)
-            self._say("hand-over and copy")
-            hand_over = _hand_over(loader, phases.in_memory or phases.real, share)
-            copied = self._copy(model, phases.in_memory or phases.real)
-            trial = self._trial = Trial(model, loader, phases, self._trainer_kwargs, share)
-            self._say("ingestion rate: the step alone")
-            ingestion = trial.clock(Ready(ready, steps), steps)
-            self._say("the training, its data in memory")
-            cached = None if phases.in_memory is None else trial.clock(phases.in_memory, steps)
-            self._say("the training as it is")
-            drop_pages(phases.files)
-            real = trial.clock(phases.real, steps)
-        period = max(loader.num_workers, 1)
-        stages = _stages(phases, hand_over, copied, ingestion, loader, _size_of(loader, ready))
-        return StallAnalysis.of_ranks(
-            gathered(
-                StallAnalysis(
-                    stages,
-                    Spread.of(real.seconds, period),
-                    None if cached is None else Spread.of(cached.seconds, period),
-                    phases.transforms,
-                    phases.notes,
-                )
-            )
-        )
+            model, data = copy.deepcopy(self._model), TrainingData(self._data)
+            loader = self._prepare(model, data)
+            phases = self._loader_alone(loader, steps, share)
+            self._trial = Trial(model, data, loader, phases, self._trainer_kwargs, share)
+            return StallAnalysis.of_ranks(gathered(self._train(self._trial, steps)))
+
+    def _train(self, trial: Trial, steps: int) -> StallAnalysis:
+        """What is measured of trainings, and all of it together."""
+        phases, workers = trial.phases, max(trial.loader.num_workers, 1)
+        self._say("hand-over and copy")
+        hand_over, copies = _hand_over(trial), _copy(trial)
+        self._say("ingestion rate: the step alone")
+        ingestion = trial.clock(Ready(copies.batch, steps), steps)
+        stages = _stages(trial, hand_over, Spread.of(copies.seconds or [0.0]), ingestion)
+        self._say("the training, its data in memory")
+        cached = None if phases.in_memory is None else Spread.of(trial.clock(phases.in_memory, steps).seconds, workers)
+        self._say("the training as it is")
+        drop_pages(phases.files)
+        real = Spread.of(trial.clock(phases.real, steps).seconds, workers)
+        stages = replace(stages, contention=contention(stages, (cached or real).median))
+        return StallAnalysis(stages, real, cached, phases.transforms, phases.notes)
 
     def check(self, analysis: StallAnalysis, **setting: Any) -> StallAnalysis:
         """Trains with a setting and puts what that took beside what was predicted.
@@ -157,39 +152,32 @@ class StallAnalyzer:
     def _say(self, message: str) -> None:
         self._tell(f"{message} ({time.perf_counter() - self._begun:.0f} s)")
 
-    def _prepare(self, model: pl.LightningModule) -> tuple[DataLoader[Any], Any]:
-        """The training loader as Lightning prepares it, and a batch on the device."""
+    def _prepare(self, model: pl.LightningModule, data: TrainingData) -> DataLoader[Any]:
+        """The training loader as Lightning prepares it."""
         self._say("what the Trainer makes of the data")
-        first = FirstBatch()
-        data = copy.copy(self._data) if isinstance(self._data, pl.LightningDataModule) else self._data
-        fit(model, data, 1, first, self._trainer_kwargs)
+        first = Prepared()
+        fit(model, data.as_given(), 1, first, self._trainer_kwargs)
         if not first.was_here:
             raise MisconfigurationException(
                 "trainer_kwargs: the strategy trains in processes that it starts anew for each fit, and nothing comes back from "
                 "them: use strategy='ddp'"
             )
-        if first.batch is None:
+        if first.loader is None:
             raise MisconfigurationException("datamodule has no training batch to analyze: its train_dataloader is empty")
         if not isinstance(first.loader, DataLoader):
             raise MisconfigurationException(
                 f"datamodule must train on one DataLoader, got {type(first.loader).__name__}: analyze each loader by itself, "
                 "with StallAnalyzer(model, loader)"
             )
-        return first.loader, first.batch
+        return first.loader
 
-    def _loader_alone(self, loader: DataLoader[Any], ready: Any, steps: int, most_seconds: float) -> LoaderPhases:
+    def _loader_alone(self, loader: DataLoader[Any], steps: int, most_seconds: float) -> LoaderPhases:
         if not _runs_in_parts(loader) or loader.batch_sampler is None:
-            return measure_stream(loader, steps, _size_of(loader, ready), most_seconds, self._say)
+            return measure_stream(loader, steps, _size_of(loader), most_seconds, self._say)
         batches = [list(indices) for indices in islice(iter(loader.batch_sampler), 3 * steps)]
         if len(batches) < steps:
             raise ValueError(f"steps must be at most {len(batches)}, the batches of the training loader, got {steps}")
         return measure_loader(loader, batches, steps, most_seconds, self._say)
-
-    def _copy(self, model: pl.LightningModule, batches: Iterable[Any]) -> Spread:
-        """Of a batch to the device."""
-        clock = CopyClock(next(iter(batches)))
-        fit(model, Ready(clock.batch, 1), 1, clock, self._trainer_kwargs)
-        return Spread.of(clock.seconds or [0.0])
 
 
 def _runs_in_parts(loader: DataLoader[Any]) -> bool:
@@ -198,27 +186,22 @@ def _runs_in_parts(loader: DataLoader[Any]) -> bool:
     return is_plain and not isinstance(loader.dataset, IterableDataset)
 
 
-def _without_echoing(data: Any) -> Any:
-    if isinstance(data, EchoDataModule):
-        return data._inner
-    return data.loader if isinstance(data, EchoLoader) else data
-
-
-def _size_of(loader: DataLoader[Any], batch: Any) -> int:
+def _size_of(loader: DataLoader[Any]) -> int:
     """Examples in a batch; 1 where only the loader knows."""
     return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
 
 
-def _hand_over(loader: DataLoader[Any], batches: Iterable[Any], most_seconds: float) -> Spread:
+def _hand_over(trial: Trial) -> Spread:
     """Of taking batches that workers have ready."""
-    if not loader.num_workers:
+    workers = trial.loader.num_workers
+    if not workers:
         return Spread.exactly(0.0)
-    iterator, seconds = iter(batches), []
+    iterator, seconds = iter(trial.phases.in_memory or trial.phases.real), []
     begin = time.perf_counter()
-    for _ in range(loader.num_workers + 1):
+    for _ in range(workers + 1):
         next(iterator, None)
     longest = time.perf_counter() - begin  # for as many batches as workers make at once, their start included
-    for _ in range(max(2, min(_HANDED_OVER, int(most_seconds / longest)))):
+    for _ in range(max(2, min(_HANDED_OVER, int(trial.most_seconds / longest)))):
         time.sleep(longest)
         begin = time.perf_counter()
         if next(iterator, None) is None:
@@ -227,9 +210,18 @@ def _hand_over(loader: DataLoader[Any], batches: Iterable[Any], most_seconds: fl
     return Spread.of(seconds or [0.0])
 
 
-def _stages(
-    phases: LoaderPhases, hand_over: Spread, copied: Spread, ingestion: StepClock, loader: DataLoader[Any], size: int
-) -> MeasuredStages:
+def _copy(trial: Trial) -> Copies:
+    """Of a batch to the device, several times; and the batch there."""
+    copies, host = Copies(), next(iter(trial.phases.in_memory or trial.phases.real))
+    with tapped([trial.model, *trial.data.instances], copies):
+        trial.clock(Ready(host, _COPIED), _COPIED)
+    if copies.batch is None:  # a strategy that does not ask the hook
+        copies.batch = host
+    return copies
+
+
+def _stages(trial: Trial, hand_over: Spread, copied: Spread, ingestion: StepClock) -> MeasuredStages:
+    phases, loader = trial.phases, trial.loader
     return MeasuredStages(
         read=phases.read,
         read_cached=phases.read_cached,
@@ -242,7 +234,7 @@ def _stages(
         read_cpu_share=phases.read_cpu_share,
         prepare_cpu_share=phases.prepare_cpu_share,
         step_cpu_seconds=ingestion.cpu_seconds,
-        batch_size=size,
+        batch_size=_size_of(loader),
         workers=loader.num_workers,
         takes_ahead=phases.takes_ahead,
         cores=_usable_cores(),

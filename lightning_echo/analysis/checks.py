@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.fits import WARM_UP_STEPS, StepClock, fit
+from lightning_echo.analysis.data import TrainingData
+from lightning_echo.analysis.fits import WARM_UP_STEPS, Ready, StepClock, fit
 from lightning_echo.analysis.loading import Batches, FirstBatches, preparing
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.pages import drop_pages
 from lightning_echo.analysis.phases import LoaderPhases
 from lightning_echo.analysis.predict import Setting
-from lightning_echo.datamodule import EchoDataModule
 
 __all__ = ["Trial", "run_trial"]
 
@@ -38,6 +38,7 @@ class Trial:
 
     Attributes:
         model: Is trained.
+        data: What it is trained on, over any loader.
         loader: As Lightning has prepared it.
         phases: What is known of it.
         trainer_kwargs: The user's.
@@ -45,19 +46,28 @@ class Trial:
     """
 
     model: pl.LightningModule
+    data: TrainingData
     loader: DataLoader[Any]
     phases: LoaderPhases
     trainer_kwargs: Mapping[str, Any]
     most_seconds: float
 
-    def clock(self, data: Any, steps: int, skipped: int = WARM_UP_STEPS) -> StepClock:
-        """Trains on the data; what a step took.
+    def clock(self, loader: Batches | FirstBatches | Ready, steps: int) -> StepClock:
+        """Trains over a loader; what a step took.
 
         Raises:
             ValueError: It has too few batches.
         """
-        steps = min(steps, len(data)) if hasattr(data, "__len__") else steps
-        clock = StepClock(self.most_seconds, min(skipped, steps // 2))
+        steps = min(steps, len(loader))
+        return self._clock(self.data.over(loader), steps, min(WARM_UP_STEPS, steps // 2))
+
+    def clock_echoed(self, loader: Any, steps: int, **options: Any) -> StepClock:
+        """The same with echoing, which first fills its buffer; options are those of `EchoDataModule`."""
+        data = self.data.echoed(loader, seed=0, shard=False, **options)
+        return self._clock(data, steps + _FILLING_STEPS, _FILLING_STEPS)
+
+    def _clock(self, data: Any, steps: int, skipped: int) -> StepClock:
+        clock = StepClock(self.most_seconds, skipped)
         fit(self.model, data, steps, clock, self.trainer_kwargs)
         if not clock.seconds:
             raise ValueError("too few batches in the time there is to measure a step: give more seconds, or smaller batches")
@@ -83,7 +93,8 @@ def run_trial(trial: Trial, setting: Setting, steps: int) -> Spread:
     workers = trial.loader.num_workers if setting.workers is None else setting.workers
     drop_pages(trial.phases.files)
     if setting.factor > 1:
-        clock = trial.clock(_echoed(trial, setting, workers, steps), steps + _FILLING_STEPS, _FILLING_STEPS)
+        options = {"factor": setting.factor, "insertion_point": setting.insertion_point}
+        clock = trial.clock_echoed(_to_echo(trial, workers, steps + _FILLING_STEPS), steps, **options)
     else:
         clock = trial.clock(_plain(trial, setting.cached_fraction, workers), steps)
     return Spread.of(clock.seconds, max(workers, 1))
@@ -114,11 +125,11 @@ def _share_of(values: Sequence[Value], share: float) -> list[Value]:
     return [value for number, value in enumerate(values) if int((number + 1) * share) > int(number * share)]
 
 
-def _echoed(trial: Trial, setting: Setting, workers: int, steps: int) -> pl.LightningDataModule:
+def _to_echo(trial: Trial, workers: int, steps: int) -> DataLoader[Any]:
     """The same batches as the real run, as often as it takes."""
     loader, real = trial.loader, trial.phases.real
     if isinstance(real, Batches):
-        times = -(-(steps + _FILLING_STEPS) // len(real))
+        times = -(-steps // len(real))
         indices = list(real.indices) * times
         options = {name: getattr(loader, name) for name in _TAKEN_OVER} | {"num_workers": workers}
         if workers:
@@ -131,9 +142,7 @@ def _echoed(trial: Trial, setting: Setting, workers: int, steps: int) -> pl.Ligh
             loader = DataLoader(loader.dataset, loader.batch_size, sampler=sampler, **options)
     elif workers != loader.num_workers:
         raise ValueError("workers of a stream cannot be tried, only predicted: change them and analyze again")
-    return EchoDataModule.from_dataloaders(
-        loader, factor=setting.factor, insertion_point=setting.insertion_point, seed=0, shard=False
-    )
+    return loader
 
 
 class _Again(list[Any]):

@@ -18,7 +18,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-__all__ = ["WARM_UP_STEPS", "CopyClock", "FirstBatch", "Ready", "StepClock", "fit"]
+__all__ = ["WARM_UP_STEPS", "Prepared", "Ready", "StepClock", "fit"]
 
 WARM_UP_STEPS = 5
 _AT_ONCE = 10  # steps between two looks at a device that runs behind the host, or at the other ranks' clocks
@@ -99,48 +99,23 @@ def _is_over(trainer: pl.Trainer, is_over: bool, counted: int) -> bool:
     return counted % _AT_ONCE == 0 and trainer.strategy.reduce_boolean_decision(is_over, all=False)
 
 
-class FirstBatch(pl.Callback):
-    """What the Trainer makes of the data: its loader, and the first batch on the device.
+class Prepared(pl.Callback):
+    """What the Trainer makes of the training loader.
 
     Attributes:
         was_here: Whether it was a fit of this process.
-        loader: The training loader as Lightning has prepared it; None before.
-        batch: As the training step gets it; None before.
+        loader: As Lightning has prepared it; None before the first step.
     """
 
     def __init__(self) -> None:
         self.was_here = False
         self.loader: Any = None
-        self.batch: Any = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.was_here = True
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        self.loader, self.batch = trainer.train_dataloader, batch
-
-
-class CopyClock(pl.Callback):
-    """Seconds of copying a batch to the device, several times; none where it is there already.
-
-    Args:
-        batch: On the host.
-    """
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-        self.seconds: list[float] = []
-
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        device = pl_module.device
-        if device.type != "cuda":
-            return
-        for _ in range(_AT_ONCE):
-            torch.cuda.synchronize(device)
-            begin = time.perf_counter()
-            pl_module.transfer_batch_to_device(self.batch, device, 0)
-            torch.cuda.synchronize(device)
-            self.seconds.append(time.perf_counter() - begin)
+        self.loader = trainer.train_dataloader
 
 
 class Ready:

@@ -24,6 +24,7 @@ from lightning_echo.analysis.transforms import TimedTransforms
 from lightning_echo.echoing.dataset import EchoDataset
 from lightning_echo.echoing.staged import batched
 from lightning_echo.echoing.stages import Stages
+from lightning_echo.echoing.weight import nbytes
 
 __all__ = [
     "BatchSeconds",
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 _FEWEST = 2  # batches: the first one starts the workers
+_MOST_KEPT_BYTES = 2**30
 
 First = Callable[[list[Any]], list[Any]]
 Second = Callable[[list[Any], list[Any]], list[Any]]
@@ -144,7 +146,7 @@ def run_pass(
         part: What is done for each example.
         batches: The indices of each.
         collates: Whether the user's collate function makes batches; else examples come in lists.
-        keeps: Whether outputs are kept.
+        keeps: Whether outputs are kept; the pass ends, too, when they take a gibibyte.
         looks: Whether workers say which files they open and what each transform takes; without workers nothing is seen.
         workers: In place of the loader's.
         most_seconds: The pass ends with the first batch after so long, but has at least two where there are two.
@@ -152,7 +154,7 @@ def run_pass(
     Raises:
         Exception: The data set, or the collate function, raises it.
     """
-    made, files = Pass(), dict[str, None]()
+    made, files, kept_bytes = Pass(), dict[str, None](), 0
     begin = last = time.perf_counter()
     for batch, spent, seen in iterate(loader, part, batches, collates=collates, looks=looks, workers=workers):
         now = time.perf_counter()
@@ -162,7 +164,9 @@ def run_pass(
         made.transforms.append(seen.transforms)
         if keeps:
             made.outputs.append(batch)
-        if now - begin > most_seconds and len(made.batches) >= _FEWEST:
+            kept_bytes += nbytes(batch)
+        is_over = now - begin > most_seconds or kept_bytes > _MOST_KEPT_BYTES
+        if is_over and len(made.batches) >= _FEWEST:
             break
         last = time.perf_counter()
     made.files = list(files)

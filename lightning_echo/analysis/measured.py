@@ -23,7 +23,15 @@ from lightning_echo.echoing.insertion import InsertionPoint
 __all__ = ["MeasuredStages", "Spread", "check_number"]
 
 _BLOCKS = 10
-_LEAST = {"read_cpu_share": 0, "prepare_cpu_share": 0, "step_cpu_seconds": 0, "batch_size": 1, "workers": 0, "cores": 1}
+_LEAST = {
+    "read_cpu_share": 0,
+    "prepare_cpu_share": 0,
+    "step_cpu_seconds": 0,
+    "batch_size": 1,
+    "workers": 0,
+    "cores": 1,
+    "contention": 0,
+}
 
 
 def check_number(name: str, value: Any, least: float) -> None:
@@ -110,6 +118,8 @@ class MeasuredStages:
         takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, beside the step.
         cores: That this process and its workers may use, on this rank.
         points: Insertion points that are possible, earliest first.
+        contention: How many times as long decoding, augmentation and collation take beside the training: its threads, too, need
+            processors, even those that only wait (OpenMP's spin for a while).
 
     Raises:
         ValueError: A value is impossible.
@@ -131,6 +141,7 @@ class MeasuredStages:
     takes_ahead: bool
     cores: int
     points: tuple[str, ...]
+    contention: float = 1.0
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

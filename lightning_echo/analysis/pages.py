@@ -1,6 +1,6 @@
 """Files that workers read, and how to have them read from the storage again.
 
-``posix_fadvise(DONTNEED)`` drops a file's clean pages from the page cache; it needs no root. What is opened by other means than
+``posix_fadvise(DONTNEED)`` drops a file's pages from the page cache; it needs no root. What is opened by other means than
 Python's (a database, a memory map of a library in C) is not seen here, and a network file system may keep a cache of its own.
 """
 
@@ -45,6 +45,7 @@ def drop_pages(paths: Iterable[str]) -> int:
         except OSError:  # gone meanwhile, or no longer ours to read
             continue
         try:
+            os.fsync(file)  # pages that are not written yet would stay; a file that was only read has none
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             dropped += 1
         finally:

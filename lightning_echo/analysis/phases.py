@@ -2,11 +2,11 @@
 
     look        everything once: which files are opened, what each transform takes
     cold        out of memory: the files' pages are dropped before; where no file is opened, examples that were not touched yet
-    warm        in memory: what was read is kept where the data set can be cut after reading, else the same examples once more
+    warm        in memory: the same examples once more
     augment     augmentation by itself, where the data set can be cut there
 
-Where the data set can be cut after reading, the cold pass only reads; elsewhere reading is what the cold pass takes longer than
-the warm one.
+Reading is what the cold pass takes longer than the warm one. Only where no file is opened and the data set can be cut after
+reading, the cold pass reads alone, and what was read is kept and prepared from memory.
 """
 
 from __future__ import annotations
@@ -95,10 +95,11 @@ class LoaderPhases:
 
 @dataclass(frozen=True)
 class _Fetched:
-    """What the cold and the warm pass came to; cut after reading, or by difference."""
+    """What the cold and the warm pass came to; per example ``prepare`` is all but reading."""
 
     read: Spread
     read_cached: Spread
+    prepare: Spread
     read_cpu_share: float
     warm: Pass
     in_memory: Batches
@@ -146,17 +147,17 @@ def measure_loader(
         notes = (_FIRST_TOUCH, _TOUCHED.format(steps=3 * steps))
     else:
         second, third, notes = [*batches[steps : 2 * steps]], [*batches[2 * steps : 3 * steps]], (_FIRST_TOUCH,)
-    if raw is not None:
-        fetched = _cut_after_reading(run, raw, second, size, bool(look.files))
+    if raw is not None and not look.files:
+        fetched = _by_keeping(run, raw, second, size)
     else:
-        fetched = _by_difference(run, None if look.files else look, first, size)
+        fetched = _by_difference(run, raw, None if look.files else look, first, size)
     augment = _NOTHING
     if split is not None:
         augment = _per_example(run("augmentation alone", partial(halves, split), first), size, "second")
     return LoaderPhases(
         fetched.read,
         fetched.read_cached,
-        _longer(_per_example(fetched.warm, size, "first"), augment),
+        _longer(fetched.prepare, augment),
         augment,
         _per_example(fetched.warm, 1, "collate"),
         fetched.read_cpu_share,
@@ -173,27 +174,33 @@ def measure_loader(
     )
 
 
-def _cut_after_reading(run: _Runner, raw: MakeStages, batches: list[list[Any]], size: int, again: bool) -> _Fetched:
+def _by_keeping(run: _Runner, raw: MakeStages, batches: list[list[Any]], size: int) -> _Fetched:
     """Raw items are read once, kept, and prepared from memory."""
     cold = run("fetch rate: reading alone", partial(reading, raw), batches, collates=False, keeps=True)
     batches = batches[: min(gathered(len(cold.batches)))]
     kept = _by_index(batches, cold.outputs)
     in_memory = partial(preparing, raw, kept)
     warm = run("preparation rate: from memory", in_memory, batches)
-    read_cached = _NOTHING
-    if again:
-        warm_reads = run("fetch rate: from memory", partial(reading, raw), batches, collates=False)
-        read_cached = _per_example(warm_reads, size, "first")
-    read = _per_example(cold, size, "first")
-    return _Fetched(read, read_cached, _cpu_share(cold.batches), warm, Batches(run.loader, in_memory, batches), kept)
+    read, prepare = _per_example(cold, size, "first"), _per_example(warm, size, "first")
+    return _Fetched(read, _NOTHING, prepare, _cpu_share(cold.batches), warm, Batches(run.loader, in_memory, batches), kept)
 
 
-def _by_difference(run: _Runner, first_touch: Pass | None, batches: list[list[Any]], size: int) -> _Fetched:
-    """Everything out of memory and everything in memory."""
+def _by_difference(
+    run: _Runner, raw: MakeStages | None, first_touch: Pass | None, batches: list[list[Any]], size: int
+) -> _Fetched:
+    """Everything out of memory and everything in memory: a read between two decodings takes longer than one after another."""
     cold = first_touch or run("fetch rate: out of memory", whole, batches)
     warm = run("preparation rate: in memory", whole, batches)
-    read = _longer(_per_example(cold, size, "first"), _per_example(warm, size, "first"))
-    return _Fetched(read, _NOTHING, 0.0, warm, Batches(run.loader, whole, batches))
+    all_cold, all_warm = _per_example(cold, size, "first"), _per_example(warm, size, "first")
+    again = _NOTHING
+    if raw is not None:
+        warm_reads = run("fetch rate: in memory", partial(reading, raw), batches, collates=False)
+        again = _per_example(warm_reads, size, "first")
+    longer = _longer(all_cold, all_warm)
+    read = Spread(*(getattr(longer, which) + getattr(again, which) for which in ("median", "low", "high")))
+    busy = _cpu_per_example(cold, size) - _cpu_per_example(warm, size)
+    share = min(1.0, max(0.0, busy / longer.median)) if longer.median else 0.0
+    return _Fetched(read, again, _longer(all_warm, again), share, warm, Batches(run.loader, whole, batches))
 
 
 def _cuts(loader: DataLoader[Any]) -> tuple[MakeStages | None, MakeStages | None, tuple[str, ...]]:
@@ -238,6 +245,10 @@ def _longer(all_of_it: Spread, part: Spread) -> Spread:
         max(0.0, all_of_it.low - part.high),
         max(0.0, all_of_it.high - part.low),
     )
+
+
+def _cpu_per_example(made: Pass, size: int) -> float:
+    return fmean(batch.cpu for batch in _counted(made.batches)) / size
 
 
 def _cpu_share(batches: Sequence[BatchSeconds]) -> float:

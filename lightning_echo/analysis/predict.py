@@ -8,19 +8,23 @@
 DS-Analyzer (Mohan et al. 2021, arXiv 2007.06775, section 3.4) predicts min(F, P, G), with the preparation rate P, the ingestion
 rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahead of what it prepares. A worker of torch's
 ``DataLoader`` reads an example and then prepares it, so that here both add up in h. ``cpu(e)`` is what a batch needs of the
-processors, the step included: more workers than they can feed change nothing. With echoing there is no hand-over in T where an
+processors, the step included: more workers than they can feed change nothing. Beside the training, workers may take longer than
+alone (`MeasuredStages.contention`), which is in h. With echoing there is no hand-over in T where an
 `EchoLoader` takes batches from the workers in a thread of its own; elsewhere an echo of a batch needs none. After the transfer,
 an echo needs no copy either.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lightning_echo.analysis.measured import MeasuredStages, check_number
+from lightning_echo.analysis.measured import MeasuredStages, Spread, check_number
 from lightning_echo.measuring.cost import PipelineCosts
 
-__all__ = ["Prediction", "Setting", "costs_of", "predict"]
+__all__ = ["Prediction", "Setting", "contention", "costs_of", "predict"]
+
+_WAITS = 1.1  # times a step with everything ready: a training that waits for its workers
+_MOST_CONTENTION = 3.0  # what is longer has other reasons
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,21 @@ def predict(stages: MeasuredStages, setting: Setting) -> Prediction:
     )
 
 
+def contention(stages: MeasuredStages, step_seconds: float) -> float:
+    """How many times as long workers take beside the training as alone.
+
+    Args:
+        stages: Measured alone.
+        step_seconds: Of a training whose data lies in memory. Unless it waits for the workers, it says nothing about them.
+    """
+    costs = costs_of(replace(stages, read=Spread.exactly(0.0), read_cached=Spread.exactly(0.0)), Setting())
+    host = costs.host_seconds(1)
+    if not host or step_seconds < _WAITS * costs.device_seconds:
+        return 1.0
+    times = (step_seconds if stages.workers else step_seconds - costs.device_seconds) / host
+    return times if times <= _MOST_CONTENTION else 1.0
+
+
 def costs_of(stages: MeasuredStages, setting: Setting, which: str = "median") -> PipelineCosts:
     """The cost model's figures of a setting; its ``device_seconds`` are those of the step, the copy and the hand-over."""
     workers = stages.workers if setting.workers is None else setting.workers
@@ -122,7 +141,7 @@ def costs_of(stages: MeasuredStages, setting: Setting, which: str = "median") ->
 def _step_seconds(stages: MeasuredStages, setting: Setting, which: str) -> tuple[float, str]:
     costs = costs_of(stages, setting, which)
     seconds = costs.step_seconds(setting.factor)
-    read, decode, augment, collate = _worker_seconds(stages, setting, which)
+    read, decode, augment, collate = _worker_seconds(replace(stages, contention=1.0), setting, which)
     own, prepare = stages.read_cpu_share, stages.prepare_cpu_share
     cpu = _cut(setting.insertion_point, read * own, decode * prepare, augment * prepare, collate * prepare, 0.0, 1)
     by_cores = (cpu.host_seconds(setting.factor) + stages.step_cpu_seconds / setting.step_speedup) / stages.cores
@@ -133,13 +152,13 @@ def _step_seconds(stages: MeasuredStages, setting: Setting, which: str) -> tuple
 
 def _worker_seconds(stages: MeasuredStages, setting: Setting, which: str) -> tuple[float, float, float, float]:
     """Of a batch of fresh examples: reading, decoding, augmentation, collation."""
-    cached, size = setting.cached_fraction, stages.batch_size
+    cached, size, beside = setting.cached_fraction, stages.batch_size, stages.contention
     read = cached * getattr(stages.read_cached, which) + (1 - cached) * getattr(stages.read, which) / setting.storage_speedup
     return (
-        size * read,
-        size * getattr(stages.decode, which),
-        size * getattr(stages.augment, which),
-        getattr(stages.collate, which),
+        size * read * (1 + (beside - 1) * stages.read_cpu_share),
+        size * getattr(stages.decode, which) * beside,
+        size * getattr(stages.augment, which) * beside,
+        getattr(stages.collate, which) * beside,
     )
 
 

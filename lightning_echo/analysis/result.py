@@ -100,7 +100,9 @@ class StallAnalysis:
         """That of the job: with the stages of the rank whose loader is the slowest, since steps wait for all ranks."""
         if len(analyses) == 1:
             return analyses[0]
-        ranks = tuple(RankSeconds(costs_of(each.stages, Setting()).host_seconds(1), each.step_seconds) for each in analyses)
+        alone = [replace(each.stages, contention=1.0) for each in analyses]  # a rank also waits for the others
+        host = [costs_of(stages, Setting()).host_seconds(1) for stages in alone]
+        ranks = tuple(RankSeconds(seconds, each.step_seconds) for seconds, each in zip(host, analyses, strict=True))
         slowest = max(range(len(ranks)), key=lambda rank: ranks[rank].host_seconds)
         return replace(analyses[slowest], ranks=ranks)
 

@@ -16,6 +16,8 @@ from lightning_echo.measuring.words import busy, fewer_fresh, percent, short
 
 __all__ = ["Table", "headline", "milliseconds", "parts", "tables"]
 
+_NOTABLE_CONTENTION = 1.2
+
 
 @dataclass(frozen=True)
 class Table:
@@ -68,12 +70,15 @@ def _steps(analysis: StallAnalysis) -> Table:
         times.append(("the same with its data in memory", analysis.cached))
     times.append(("the step alone (ingestion)", stages.step))
     setup = f"batch size {stages.batch_size}, num_workers {stages.workers}, cores {stages.cores}"
-    return Table(
-        "Step time",
-        ("", "ms", "low to high"),
-        tuple((words, milliseconds(spread.median), _range(spread.low, spread.high)) for words, spread in times),
-        (f"The accelerator is idle {percent(analysis.idle_fraction)} of the time, with {setup}.",),
-    )
+    remarks = [f"The accelerator is idle {percent(analysis.idle_fraction)} of the time, with {setup}."]
+    if stages.contention > _NOTABLE_CONTENTION:
+        remarks.append(
+            f"Decoding and augmentation take {stages.contention:.2g} times as long beside the training as alone: the training's "
+            "threads need the same processors (waiting OpenMP threads, too: try OMP_WAIT_POLICY=passive, or fewer threads). "
+            "Predictions for other settings are less certain then."
+        )
+    rows = tuple((words, milliseconds(spread.median), _range(spread.low, spread.high)) for words, spread in times)
+    return Table("Step time", ("", "ms", "low to high"), rows, tuple(remarks))
 
 
 def _stalls(analysis: StallAnalysis) -> Table:

@@ -152,6 +152,20 @@ def test_the_models_own_loader_and_what_is_echoed_already_are_looked_at_without_
         assert found.stages.points[0] == "after_read"
 
 
+def test_hooks_of_the_data_module_are_part_of_a_step_and_see_a_batch_as_in_a_training():
+    class OnDevice(pl.LightningDataModule):
+        def train_dataloader(self):
+            return loader_of(Staged())
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            assert not batch.requires_grad, "it has been here before"
+            time.sleep(10 * MS)
+            return batch.clone().requires_grad_()
+
+    _, found = analyze(BoringModel(), OnDevice())
+    assert found.ingestion_seconds >= 10 * MS
+
+
 def test_of_a_stream_only_the_whole_is_measured_and_that_is_said():
     class Stream(IterableDataset):
         def __iter__(self):

@@ -173,7 +173,9 @@ def test_files_read_again_are_read_from_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(phases_module, "drop_pages", lambda paths: cold.update(range(40)))
     found, said = measured(Raw())
     assert times(found) == (READ, 0.001, DECODE, AUGMENT, COLLATE)
-    assert "fetch rate: from memory" in said
+    assert said[1:4] == ["fetch rate: out of memory", "preparation rate: in memory", "fetch rate: in memory"]
+    assert found.kept == {}
+    assert found.real.indices == found.in_memory.indices == BATCHES
 
 
 def test_without_a_cut_after_reading_the_first_touch_takes_longer_by_what_is_read():

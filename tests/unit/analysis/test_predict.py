@@ -7,7 +7,7 @@ import pytest
 from measured_stages import MS, STAGES
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Setting, predict
+from lightning_echo.analysis.predict import Setting, contention, predict
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,35 @@ def test_the_range_is_that_of_all_that_was_measured():
     varied = replace(STAGES, read=Spread(10 * MS, 9 * MS, 12 * MS), decode=Spread(4 * MS, 3 * MS, 5 * MS))
     low, high = predict(varied, Setting()).step_seconds_range
     assert (low, high) == (pytest.approx((8 * (9 + 3 + 2) + 8) / 2 * MS), pytest.approx((8 * (12 + 5 + 2) + 8) / 2 * MS))
+
+
+def test_beside_the_training_preparation_takes_longer_and_reading_as_far_as_it_needs_a_processor():
+    """1.5 times 4, 2 and 8 ms; of the 10 ms to read, a fifth."""
+    beside = replace(STAGES, contention=1.5, read_cpu_share=0.2)
+    found = predict(beside, Setting())
+    assert found.step_seconds == pytest.approx((8 * (11 + 6 + 3) + 12) / 2 * MS)
+    busy = replace(beside, prepare_cpu_share=1.0, cores=2, workers=8)  # 8 * (2 + 4 + 2) + 8 ms of work, whatever else runs
+    assert (predict(busy, Setting()).step_seconds, predict(busy, Setting()).limit) == (pytest.approx(36 * MS), "cores")
+
+
+@pytest.mark.parametrize(
+    ("workers", "milliseconds", "expected"),
+    [
+        (2, 42, 1.5),  # (8 * (4 + 2) + 8) / 2 = 28 ms alone
+        (2, 28, 1.0),
+        (2, 24.1, 1.0),  # 20 + 1 + 1 with everything ready: nothing is waited for
+        (2, 25.2, 0.9),
+        (0, 105, 1.5),  # 56 ms alone, and 21 of the step
+        (2, 100, 1.0),  # no processor is that short: it has another reason
+    ],
+)
+def test_contention_is_what_a_training_takes_longer_whose_data_lies_in_memory(workers, milliseconds, expected):
+    assert contention(replace(STAGES, workers=workers), milliseconds * MS) == pytest.approx(expected)
+
+
+def test_a_pipeline_that_does_nothing_has_no_contention():
+    nothing = dict.fromkeys(("decode", "augment", "collate"), Spread.exactly(0.0))
+    assert contention(replace(STAGES, **nothing), 1.0) == 1.0
 
 
 def test_without_echoing_the_point_makes_no_difference():

@@ -74,6 +74,34 @@ def test_a_file_says_the_same(cached, tmp_path):
     assert json.loads(path.read_text())["lightning_echo_analysis"] == 1
 
 
+def test_of_several_ranks_it_is_that_of_the_slowest_whatever_it_waits_for():
+    """Of both ranks a step takes 80 ms, and the fast one's workers seem to take as long as the slow one's."""
+    slow = analysis(80, 50)  # 68 ms of its loader alone
+    fast = replace(slow, stages=replace(STAGES, read=Spread.exactly(2 * MS), contention=3.0), transforms={})  # 36 ms
+    found = StallAnalysis.of_ranks([fast, slow])
+    assert (found.stages, found.transforms) == (slow.stages, slow.transforms)
+    assert [rank.host_seconds for rank in found.ranks] == [pytest.approx(36 * MS), pytest.approx(68 * MS)]
+    assert found.slow_rank == 1
+    assert StallAnalysis.of_ranks([slow, slow, slow]).slow_rank is None
+    assert StallAnalysis.of_ranks([slow]) is slow
+    assert slow.slow_rank is None
+
+
+def test_rates_are_examples_per_second_of_each_stage():
+    found = analysis(80, 50)
+    assert found.ingestion_rate == pytest.approx(8 / (20 * MS))
+    assert found.fetch_rate == pytest.approx(2 / (10 * MS))
+    assert found.preparation_rate == pytest.approx(2 * 8 / ((8 * (4 + 2) + 8) * MS))
+
+
+def test_the_three_costliest_are_stages_or_transforms():
+    """Of 6 ms of decoding and augmentation one is a RandomCrop's."""
+    rest = "decode and augment, besides these transforms"
+    assert analysis(80, 50).costliest == (("read", 10 * MS), (rest, pytest.approx(5 * MS)), ("RandomCrop", 1 * MS))
+    assert replace(analysis(80, 50), transforms={}).costliest == (("read", 10 * MS), ("decode", 4 * MS), ("augment", 2 * MS))
+    assert analysis(80, None).costliest == (("the loader as a whole", 4 * MS),)
+
+
 def test_a_file_of_something_else_or_of_a_later_version_is_refused(tmp_path):
     path = tmp_path / "analysis.json"
     analysis(80, 50).to_json(path)

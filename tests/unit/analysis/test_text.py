@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from analyses import ANALYSIS, NOTHING, STREAM
-from measured_stages import MS
+from measured_stages import MS, STAGES
 
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import Setting
@@ -34,6 +34,13 @@ def test_it_begins_with_the_step_time_and_ends_with_the_verdict():
         ["The accelerator is idle 75 % of the time, with batch size 8, num_workers 2, cores 4."],
     ]
     assert sentences(report(ANALYSIS)).endswith("Verdict " + ANALYSIS.verdict.message)
+
+
+def test_it_is_said_where_workers_take_longer_beside_the_training():
+    assert "beside the training" not in report(replace(ANALYSIS, stages=replace(STAGES, contention=1.1)))
+    said = sentences(report(replace(ANALYSIS, stages=replace(STAGES, contention=1.63))))
+    assert "Decoding and augmentation take 1.6 times as long beside the training as alone" in said
+    assert "Predictions for other settings are less certain then." in said
 
 
 def test_the_parts_of_the_step_time_have_bars_as_long_as_they_are():
