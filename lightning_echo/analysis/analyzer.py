@@ -33,11 +33,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo.analysis.checks import Trial, run_trial
 from lightning_echo.analysis.copying import Copies, tapped
-from lightning_echo.analysis.data import TrainingData
+from lightning_echo.analysis.data import TrainingData, nothing
 from lightning_echo.analysis.fits import Prepared, Ready, StepClock, fit
 from lightning_echo.analysis.measured import MeasuredStages, Spread
 from lightning_echo.analysis.pages import drop_pages
-from lightning_echo.analysis.phases import LoaderPhases, measure_loader
+from lightning_echo.analysis.phases import CHUNKS, LoaderPhases, measure_loader
 from lightning_echo.analysis.predict import Setting, contention
 from lightning_echo.analysis.questions import in_words
 from lightning_echo.analysis.ranks import gathered
@@ -46,9 +46,10 @@ from lightning_echo.analysis.streams import measure_stream
 
 __all__ = ["StallAnalyzer"]
 
-_FEWEST_STEPS = 10
+_FEWEST_STEPS = 4
+_ENDS = ("on_train_epoch_end", "on_train_end", "on_fit_end")
 _HANDED_OVER = _COPIED = 8  # batches of which it is timed
-_PHASES = 11  # passes and fits; each takes its share of the time at most
+_PHASES = 13  # passes and fits; each takes its share of the time at most
 
 
 class StallAnalyzer:
@@ -88,7 +89,7 @@ class StallAnalyzer:
         """Measures so many steps in each phase, or as many as the time allows.
 
         Args:
-            steps: At least 10, and no more than the training loader has batches.
+            steps: At least 4, and no more than the training loader has batches.
             seconds: About how long it takes at most, but two batches in each phase are always waited for.
 
         Raises:
@@ -102,7 +103,7 @@ class StallAnalyzer:
             raise ValueError(f"seconds must be > 0, got {seconds!r}")
         share, self._steps, self._begun = seconds / _PHASES, steps, time.perf_counter()
         with _random_numbers_kept():
-            model, data = copy.deepcopy(self._model), TrainingData(self._data)
+            model, data = _measured(self._model), TrainingData(self._data)
             loader = self._prepare(model, data)
             phases = self._loader_alone(loader, steps, share)
             self._trial = Trial(model, data, loader, phases, self._trainer_kwargs, share)
@@ -174,10 +175,17 @@ class StallAnalyzer:
     def _loader_alone(self, loader: DataLoader[Any], steps: int, most_seconds: float) -> LoaderPhases:
         if not _runs_in_parts(loader) or loader.batch_sampler is None:
             return measure_stream(loader, steps, _size_of(loader), most_seconds, self._say)
-        batches = [list(indices) for indices in islice(iter(loader.batch_sampler), 3 * steps)]
+        batches = [list(indices) for indices in islice(iter(loader.batch_sampler), CHUNKS * steps)]
         if len(batches) < steps:
             raise ValueError(f"steps must be at most {len(batches)}, the batches of the training loader, got {steps}")
         return measure_loader(loader, batches, steps, most_seconds, self._say)
+
+
+def _measured(model: pl.LightningModule) -> pl.LightningModule:
+    """A copy whose trainings end silently: what a model does at an end is not meant for a few steps."""
+    copied = copy.deepcopy(model)
+    vars(copied).update(dict.fromkeys(_ENDS, nothing))
+    return copied
 
 
 def _runs_in_parts(loader: DataLoader[Any]) -> bool:
@@ -239,6 +247,8 @@ def _stages(trial: Trial, hand_over: Spread, copied: Spread, ingestion: StepCloc
         takes_ahead=phases.takes_ahead,
         cores=_usable_cores(),
         points=phases.points,
+        read_sharing=phases.read_sharing,
+        prepare_sharing=phases.prepare_sharing,
     )
 
 

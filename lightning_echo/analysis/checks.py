@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.analysis.data import TrainingData
 from lightning_echo.analysis.fits import WARM_UP_STEPS, Ready, StepClock, fit
-from lightning_echo.analysis.loading import Batches, FirstBatches, preparing
+from lightning_echo.analysis.loading import Batches, FirstBatches
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.pages import drop_pages
+from lightning_echo.analysis.parts import preparing
 from lightning_echo.analysis.phases import LoaderPhases
 from lightning_echo.analysis.predict import Setting
 
@@ -112,11 +113,13 @@ def _plain(trial: Trial, cached_fraction: float, workers: int) -> Batches | Firs
     if cached_fraction and len(phases.files) > 1:
         for path in _share_of(phases.files, cached_fraction):
             Path(path).read_bytes()
-    elif cached_fraction and phases.raw is not None and phases.in_memory is not None:
+    elif cached_fraction and phases.kept and phases.raw is not None and phases.in_memory is not None:
         kept = {index: phases.kept[index] for index in _share_of(list(phases.kept), cached_fraction)}
         part, indices = partial(preparing, phases.raw, kept), phases.in_memory.indices
     elif cached_fraction:
-        raise ValueError("cached_fraction cannot be tried: this data set neither opens files nor can be cut after reading")
+        raise ValueError(
+            "cached_fraction cannot be tried, only predicted: this data set opens fewer than two files, and nothing was kept"
+        )
     return Batches(trial.loader, part, indices, workers)
 
 

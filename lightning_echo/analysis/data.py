@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 from lightning_echo.datamodule import EchoDataModule
 from lightning_echo.echoing.loader import EchoLoader
 
-__all__ = ["TrainingData"]
+__all__ = ["TrainingData", "nothing"]
 
 
 class TrainingData:
@@ -43,14 +43,14 @@ class TrainingData:
         if self._module is not None:
             # Torn down when nobody needs it any more, and not after a training: others follow, over the same data set.
             weakref.finalize(self, type(self._module).teardown, self._module, "fit")
-            vars(self._module)["teardown"] = _nothing
+            vars(self._module)["teardown"] = nothing
         return self._data
 
     def over(self, loader: Any) -> Any:
         """With this training loader in place of its own; nothing is set up again."""
         if self._module is None:
             return loader
-        vars(self._module).update(prepare_data=_nothing, setup=_nothing, train_dataloader=lambda: loader)
+        vars(self._module).update(prepare_data=nothing, setup=nothing, train_dataloader=lambda: loader)
         return self._module
 
     def echoed(self, loader: Any, **options: Any) -> EchoDataModule:
@@ -60,5 +60,5 @@ class TrainingData:
         return EchoDataModule(self.over(loader), **options)
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
+def nothing(*args: Any, **kwargs: Any) -> None:
     """In the place of a hook."""

@@ -1,84 +1,34 @@
 """A loader run alone, part of it at a time, over the same batches of indices: what its workers spend, and how fast it is.
 
-The parts are those that data echoing cuts a data set into (echoing/splits.py): reading, decoding, augmentation. Each pass is a
-``DataLoader`` with the user's options, whose data set does one part for each example and says how long it took. Nothing of it
-draws from the random numbers of this process.
-
-A part is a function that a worker calls once with the data set as it is there. It returns one or two functions: what is timed as
-the first half of a batch, indices -> values, and what is timed as the second one, indices and values -> examples.
+Each pass over a part (parts.py) is a ``DataLoader`` with the user's options, whose data set does that part for the examples of a
+batch and says how long it took. Nothing of it draws from the random numbers of this process.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.pages import OpenedFiles
+from lightning_echo.analysis.parts import First, Part, Second
 from lightning_echo.analysis.transforms import TimedTransforms
 from lightning_echo.echoing.dataset import EchoDataset
-from lightning_echo.echoing.staged import batched
-from lightning_echo.echoing.stages import Stages
 from lightning_echo.echoing.weight import nbytes
 
-__all__ = [
-    "BatchSeconds",
-    "Batches",
-    "FirstBatches",
-    "MakeStages",
-    "Part",
-    "Pass",
-    "Seen",
-    "halves",
-    "iterate",
-    "preparing",
-    "reading",
-    "run_pass",
-    "whole",
-]
+__all__ = ["BatchSeconds", "Batches", "FirstBatches", "Pass", "Seen", "counted", "iterate", "run_pass"]
 
 _FEWEST = 2  # batches: the first one starts the workers
 _MOST_KEPT_BYTES = 2**30
 
-First = Callable[[list[Any]], list[Any]]
-Second = Callable[[list[Any], list[Any]], list[Any]]
-Part = Callable[[Any], tuple[First, Second | None]]
-MakeStages = Callable[[Any], Stages]
-
-
-def whole(dataset: Any) -> tuple[First, None]:
-    """All that the loader does for examples."""
-    return batched(dataset) or (lambda indices: [dataset[index] for index in indices]), None
-
-
-def halves(make_stages: MakeStages, dataset: Any) -> tuple[First, Second]:
-    """What a split reuses, and what it redoes."""
-    stages = make_stages(dataset)
-    return _loading(stages), lambda indices, items: list(map(stages.augment, indices, items))
-
-
-def reading(make_stages: MakeStages, dataset: Any) -> tuple[First, None]:
-    """What a split reuses, alone."""
-    return _loading(make_stages(dataset)), None
-
-
-def preparing(make_stages: MakeStages, kept: Mapping[Any, Any], dataset: Any) -> tuple[First, None]:
-    """What a split redoes, of items that are kept in memory; what is not kept is loaded."""
-    stages = make_stages(dataset)
-
-    def prepare(index: Any) -> Any:
-        return stages.augment(index, kept[index] if index in kept else stages.load(index))
-
-    return lambda indices: list(map(prepare, indices)), None
-
-
-def _loading(stages: Stages) -> First:
-    return stages.load_many or (lambda indices: list(map(stages.load, indices)))
+Value = TypeVar("Value")
 
 
 class BatchSeconds(NamedTuple):
@@ -126,6 +76,31 @@ class Pass:
     files: list[str] = field(default_factory=list)
     transforms: list[dict[str, float]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
+
+    def of(self, name: str, per: int) -> Spread:
+        """Seconds of a part of the work.
+
+        Args:
+            name: Of one in `BatchSeconds`.
+            per: Examples of a batch, for seconds of each; 1 for those of a batch.
+        """
+        return Spread.of([getattr(batch, name) / per for batch in counted(self.batches)])
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time per batch."""
+        return fmean(batch.cpu for batch in counted(self.batches))
+
+    @property
+    def cpu_share(self) -> float:
+        """Share of the workers' time in which a processor is busy."""
+        spent = fmean(batch.first + batch.second + batch.collate for batch in counted(self.batches))
+        return min(1.0, self.cpu_seconds / spent) if spent else 0.0
+
+
+def counted(batches: Sequence[Value]) -> Sequence[Value]:
+    """Those but the first tenth, in which each worker starts."""
+    return batches[max(1, len(batches) // 10) :] or batches
 
 
 def run_pass(

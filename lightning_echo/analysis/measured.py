@@ -24,13 +24,10 @@ __all__ = ["MeasuredStages", "Spread", "check_number"]
 
 _BLOCKS = 10
 _LEAST = {
-    "read_cpu_share": 0,
-    "prepare_cpu_share": 0,
-    "step_cpu_seconds": 0,
-    "batch_size": 1,
-    "workers": 0,
-    "cores": 1,
-    "contention": 0,
+    **dict.fromkeys(
+        ("read_cpu_share", "prepare_cpu_share", "step_cpu_seconds", "read_sharing", "prepare_sharing", "contention"), 0
+    ),
+    **{"batch_size": 1, "workers": 0, "cores": 1},
 }
 
 
@@ -91,6 +88,15 @@ class Spread:
         means = sorted(statistics.fmean(seconds[a:b]) for a, b in pairwise(ends))
         return cls(statistics.median(means), means[round(0.1 * (blocks - 1))], means[round(0.9 * (blocks - 1))])
 
+    def without(self, part: Spread) -> Spread:
+        """What is left of it without a part of it.
+
+        >>> Spread(5.0, 4.0, 7.0).without(Spread(2.0, 1.0, 3.0))
+        Spread(median=3.0, low=1.0, high=6.0)
+        """
+        low, high = max(0.0, self.low - part.high), max(0.0, self.high - part.low)
+        return Spread(max(0.0, self.median - part.median), low, high)
+
     @classmethod
     def exactly(cls, seconds: float) -> Spread:
         """A time that does not vary."""
@@ -118,6 +124,9 @@ class MeasuredStages:
         takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, beside the step.
         cores: That this process and its workers may use, on this rank.
         points: Insertion points that are possible, earliest first.
+        read_sharing: How reading slows down when there are more workers: a worker takes ``(w / workers) ** read_sharing`` times
+            as long with ``w`` of them. 0: not at all; 1: they share what there is, and more of them bring nothing.
+        prepare_sharing: The same of decoding, augmentation and collation.
         contention: How many times as long decoding, augmentation and collation take beside the training: its threads, too, need
             processors, even those that only wait (OpenMP's spin for a while).
 
@@ -141,6 +150,8 @@ class MeasuredStages:
     takes_ahead: bool
     cores: int
     points: tuple[str, ...]
+    read_sharing: float = 0.0
+    prepare_sharing: float = 0.0
     contention: float = 1.0
 
     def __post_init__(self) -> None:

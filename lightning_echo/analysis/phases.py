@@ -11,6 +11,7 @@ reading, the cold pass reads alone, and what was read is kept and prepared from 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,27 +20,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.loading import (
-    Batches,
-    BatchSeconds,
-    FirstBatches,
-    MakeStages,
-    Part,
-    Pass,
-    halves,
-    preparing,
-    reading,
-    run_pass,
-    whole,
-)
+from lightning_echo.analysis.loading import Batches, FirstBatches, Pass, counted, run_pass
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.pages import drop_pages
+from lightning_echo.analysis.parts import MakeStages, Part, cuts, halves, preparing, reading, whole
 from lightning_echo.analysis.ranks import gathered
-from lightning_echo.echoing.choice import choose
-from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.source import Source
 
-__all__ = ["LoaderPhases", "measure_loader"]
+__all__ = ["CHUNKS", "LoaderPhases", "measure_loader"]
 
 _FIRST_TOUCH = (
     "fetch rate: no files were seen to be opened (a network, a database, or data in memory), so that nothing could be dropped "
@@ -49,6 +37,8 @@ _TOUCHED = (
     "fetch rate: the training loader is too short for examples that were not read before, so that caches outside of this program "
     "may have been warm; {steps} batches were wanted"
 )
+CHUNKS = 4  # passes whose examples are touched for the first time, where no files are opened
+_NOTICED = 0.05  # of an example's time: a stage that takes less is not asked how it scales
 _NOTHING = Spread.exactly(0.0)
 
 
@@ -65,6 +55,8 @@ class LoaderPhases:
         read_cpu_share: Share of reading in which a processor is busy.
         prepare_cpu_share: The same of the rest.
         points: Insertion points that are possible.
+        read_sharing: How reading slows down with more workers, see `MeasuredStages`.
+        prepare_sharing: The same of the rest.
         takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own.
         transforms: Seconds per example of each, by name.
         files: That were read.
@@ -83,6 +75,8 @@ class LoaderPhases:
     read_cpu_share: float
     prepare_cpu_share: float
     points: tuple[str, ...]
+    read_sharing: float
+    prepare_sharing: float
     takes_ahead: bool
     transforms: Mapping[str, float]
     files: tuple[str, ...]
@@ -104,6 +98,7 @@ class _Fetched:
     warm: Pass
     in_memory: Batches
     kept: Mapping[Any, Any] = field(default_factory=dict)
+    raw: MakeStages | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,7 @@ def measure_loader(
 
     Args:
         loader: The user's, over a map-style data set.
-        batches: Indices of each: of three times as many steps where there are so many, so that some stay untouched.
+        batches: Indices of each: of `CHUNKS` times as many steps where there are so many, so that some stay untouched.
         steps: Batches of a pass at most.
         most_seconds: Of a pass.
         say: Told what is done.
@@ -135,43 +130,48 @@ def measure_loader(
         Exception: The data set raises it.
     """
     run = _Runner(loader, most_seconds, say)
-    raw, split, points = _cuts(loader)
+    raw, split, points = cuts(loader)
     look = run("the loader: files and transforms", whole, batches[:steps], looks=True, workers=max(loader.num_workers, 1))
     steps = min(gathered(len(look.batches)))  # what was begun is finished: no pass is longer, and it is the same on all ranks
+    chunks, notes = _chunks(batches, steps, bool(look.files))
     size = len(batches[0])
-    notes: tuple[str, ...] = ()
-    first, second, third = ([*batches[:steps]] for _ in range(3))
-    if look.files:
-        drop_pages(look.files)
-    elif len(batches) < 3 * steps:
-        notes = (_FIRST_TOUCH, _TOUCHED.format(steps=3 * steps))
-    else:
-        second, third, notes = [*batches[steps : 2 * steps]], [*batches[2 * steps : 3 * steps]], (_FIRST_TOUCH,)
+    drop_pages(look.files)
     if raw is not None and not look.files:
-        fetched = _by_keeping(run, raw, second, size)
+        fetched = _by_keeping(run, raw, chunks[1], size)
     else:
-        fetched = _by_difference(run, raw, None if look.files else look, first, size)
+        fetched = _by_difference(run, raw, None if look.files else look, chunks[0], size)
     augment = _NOTHING
     if split is not None:
-        augment = _per_example(run("augmentation alone", partial(halves, split), first), size, "second")
+        augment = run("augmentation alone", partial(halves, split), chunks[0]).of("second", size)
     return LoaderPhases(
         fetched.read,
         fetched.read_cached,
-        _longer(fetched.prepare, augment),
+        fetched.prepare.without(augment),
         augment,
-        _per_example(fetched.warm, 1, "collate"),
+        fetched.warm.of("collate", 1),
         fetched.read_cpu_share,
-        _cpu_share(fetched.warm.batches),
+        fetched.warm.cpu_share,
         points,
+        *_sharing(run, fetched, chunks[3], look.files),
         Source(loader).repeats_passes,
-        {name: fmean(seconds[name] for seconds in _counted(look.transforms)) / size for name in look.transforms[-1]},
+        {name: fmean(seconds[name] for seconds in counted(look.transforms)) / size for name in look.transforms[-1]},
         tuple(look.files),
-        Batches(loader, whole, third[: len(fetched.in_memory)]),
+        Batches(loader, whole, chunks[2][: len(fetched.in_memory)]),
         fetched.in_memory,
         raw,
         fetched.kept,
         notes,
     )
+
+
+def _chunks(batches: Sequence[list[Any]], steps: int, can_be_dropped: bool) -> tuple[list[list[list[Any]]], tuple[str, ...]]:
+    """Batches for each pass out of memory, the first one looked at already; what there is to say about them."""
+    same = [[*batches[:steps]]] * CHUNKS
+    if can_be_dropped:
+        return same, ()
+    if len(batches) < CHUNKS * steps:
+        return same, (_FIRST_TOUCH, _TOUCHED.format(steps=CHUNKS * steps))
+    return [[*batches[steps * number : steps * (number + 1)]] for number in range(CHUNKS)], (_FIRST_TOUCH,)
 
 
 def _by_keeping(run: _Runner, raw: MakeStages, batches: list[list[Any]], size: int) -> _Fetched:
@@ -181,8 +181,8 @@ def _by_keeping(run: _Runner, raw: MakeStages, batches: list[list[Any]], size: i
     kept = _by_index(batches, cold.outputs)
     in_memory = partial(preparing, raw, kept)
     warm = run("preparation rate: from memory", in_memory, batches)
-    read, prepare = _per_example(cold, size, "first"), _per_example(warm, size, "first")
-    return _Fetched(read, _NOTHING, prepare, _cpu_share(cold.batches), warm, Batches(run.loader, in_memory, batches), kept)
+    read, prepare = cold.of("first", size), warm.of("first", size)
+    return _Fetched(read, _NOTHING, prepare, cold.cpu_share, warm, Batches(run.loader, in_memory, batches), kept, raw)
 
 
 def _by_difference(
@@ -191,35 +191,44 @@ def _by_difference(
     """Everything out of memory and everything in memory: a read between two decodings takes longer than one after another."""
     cold = first_touch or run("fetch rate: out of memory", whole, batches)
     warm = run("preparation rate: in memory", whole, batches)
-    all_cold, all_warm = _per_example(cold, size, "first"), _per_example(warm, size, "first")
+    all_cold, all_warm = cold.of("first", size), warm.of("first", size)
     again = _NOTHING
     if raw is not None:
         warm_reads = run("fetch rate: in memory", partial(reading, raw), batches, collates=False)
-        again = _per_example(warm_reads, size, "first")
-    longer = _longer(all_cold, all_warm)
+        again = warm_reads.of("first", size)
+    longer = all_cold.without(all_warm)
     read = Spread(*(getattr(longer, which) + getattr(again, which) for which in ("median", "low", "high")))
-    busy = _cpu_per_example(cold, size) - _cpu_per_example(warm, size)
+    busy = (cold.cpu_seconds - warm.cpu_seconds) / size
     share = min(1.0, max(0.0, busy / longer.median)) if longer.median else 0.0
-    return _Fetched(read, again, _longer(all_warm, again), share, warm, Batches(run.loader, whole, batches))
+    return _Fetched(read, again, all_warm.without(again), share, warm, Batches(run.loader, whole, batches))
 
 
-def _cuts(loader: DataLoader[Any]) -> tuple[MakeStages | None, MakeStages | None, tuple[str, ...]]:
-    """Where data echoing would cut the data set: after reading, before augmentation; and the insertion points that gives."""
-    source = Source(loader)
-    chosen = choose(source, InsertionPoint.auto)
-    points = [point.value for point in InsertionPoint if point.by_batches]
-    if chosen.point is not InsertionPoint.after_batching:
-        points.insert(0, InsertionPoint.after_augmentation.value)
-    split = raw = None
-    if chosen.point is InsertionPoint.before_augmentation:
-        split = chosen.make_stages
-        points.insert(0, chosen.point.value)
-    try:
-        raw = choose(source, InsertionPoint.after_read).make_stages
-        points.insert(0, InsertionPoint.after_read.value)
-    except ValueError:  # impossible there
-        pass
-    return raw, split, tuple(points)
+def _sharing(run: _Runner, fetched: _Fetched, batches: list[list[Any]], files: Sequence[str]) -> tuple[float, float]:
+    """How reading, and the rest, slow down with more workers: by passes with one of them, or with two where there is one."""
+    workers, size = run.loader.num_workers, len(batches[0])
+    if not workers:
+        return 0.0, 0.0
+    others = 1 if workers > 1 else 2
+    again = partial(run, workers=others)
+    drop_pages(files)
+    if fetched.kept and fetched.raw is not None:
+        cold = again(f"fetch rate: {others} workers", partial(reading, fetched.raw), batches, collates=False)
+        warm = again(f"preparation rate: {others} workers", fetched.in_memory.part, fetched.in_memory.indices)
+        read = cold.of("first", size).median
+    else:
+        cold = again(f"fetch rate: {others} workers", whole, batches)
+        warm = again(f"preparation rate: {others} workers", whole, batches)
+        read = cold.of("first", size).without(warm.of("first", size)).median + fetched.read_cached.median
+    before, prepared = fetched.warm.of("first", size).median, warm.of("first", size).median
+    noticed, more = _NOTICED * (fetched.read.median + before), others / workers
+    return _exponent(fetched.read.median, read, more, noticed), _exponent(before, prepared, more, noticed)
+
+
+def _exponent(before: float, after: float, more: float, noticed: float) -> float:
+    """How a worker's seconds grow with the number of workers, in [0, 1]."""
+    if min(before, after) < noticed or not noticed:
+        return 0.0
+    return min(1.0, max(0.0, math.log(after / before) / math.log(more)))
 
 
 def _by_index(batches: Sequence[list[Any]], outputs: Sequence[list[Any]]) -> dict[Any, Any]:
@@ -227,30 +236,3 @@ def _by_index(batches: Sequence[list[Any]], outputs: Sequence[list[Any]]) -> dic
     return {
         index: item for indices, items in zip(batches, outputs, strict=False) for index, item in zip(indices, items, strict=True)
     }
-
-
-def _counted(batches: Sequence[Any]) -> Sequence[Any]:
-    """Those but the first ones, which each worker starts with."""
-    return batches[max(1, len(batches) // 10) :] or batches
-
-
-def _per_example(made: Pass, size: int, name: str) -> Spread:
-    return Spread.of([getattr(batch, name) / size for batch in _counted(made.batches)])
-
-
-def _longer(all_of_it: Spread, part: Spread) -> Spread:
-    """What is left of a time without a part of it."""
-    return Spread(
-        max(0.0, all_of_it.median - part.median),
-        max(0.0, all_of_it.low - part.high),
-        max(0.0, all_of_it.high - part.low),
-    )
-
-
-def _cpu_per_example(made: Pass, size: int) -> float:
-    return fmean(batch.cpu for batch in _counted(made.batches)) / size
-
-
-def _cpu_share(batches: Sequence[BatchSeconds]) -> float:
-    spent = sum(batch.first + batch.second + batch.collate for batch in batches)
-    return min(1.0, sum(batch.cpu for batch in batches) / spent) if spent else 0.0

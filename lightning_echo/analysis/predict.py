@@ -9,7 +9,8 @@ DS-Analyzer (Mohan et al. 2021, arXiv 2007.06775, section 3.4) predicts min(F, P
 rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahead of what it prepares. A worker of torch's
 ``DataLoader`` reads an example and then prepares it, so that here both add up in h. ``cpu(e)`` is what a batch needs of the
 processors, the step included: more workers than they can feed change nothing. Beside the training, workers may take longer than
-alone (`MeasuredStages.contention`), which is in h. With echoing there is no hand-over in T where an
+alone (`MeasuredStages.contention`), and longer the more they are where they share a storage or processors (`read_sharing`,
+`prepare_sharing`); both are in h. With echoing there is no hand-over in T where an
 `EchoLoader` takes batches from the workers in a thread of its own; elsewhere an echo of a batch needs none. After the transfer,
 an echo needs no copy either.
 """
@@ -24,6 +25,7 @@ from lightning_echo.measuring.cost import PipelineCosts
 __all__ = ["Prediction", "Setting", "contention", "costs_of", "predict"]
 
 _WAITS = 1.1  # times a step with everything ready: a training that waits for its workers
+_HELPS = 0.9  # times as long with twice as many workers, at most
 _MOST_CONTENTION = 3.0  # what is longer has other reasons
 
 
@@ -72,7 +74,8 @@ class Prediction:
         idle_fraction: Share of it in which the accelerator waits.
         speedup: Steps per second, relative to the setting that was measured.
         step_seconds_range: Lowest and highest, from the measured spread.
-        limit: What the time goes by: ``"step"``, ``"workers"`` (more of them would help) or ``"cores"`` (they would not).
+        limit: What the time goes by: ``"step"``, ``"workers"`` (more of them would help), ``"storage"`` or ``"cores"`` (more
+            workers would only share it).
     """
 
     step_seconds: float
@@ -128,7 +131,7 @@ def contention(stages: MeasuredStages, step_seconds: float) -> float:
 
 def costs_of(stages: MeasuredStages, setting: Setting, which: str = "median") -> PipelineCosts:
     """The cost model's figures of a setting; its ``device_seconds`` are those of the step, the copy and the hand-over."""
-    workers = stages.workers if setting.workers is None else setting.workers
+    workers = _workers(stages, setting)
     read, decode, augment, collate = _worker_seconds(stages, setting, which)
     copies = 1 / setting.factor if setting.insertion_point == "after_transfer" else 1.0
     device = getattr(stages.step, which) / setting.step_speedup + copies * getattr(stages.copy, which)
@@ -141,25 +144,43 @@ def costs_of(stages: MeasuredStages, setting: Setting, which: str = "median") ->
 def _step_seconds(stages: MeasuredStages, setting: Setting, which: str) -> tuple[float, str]:
     costs = costs_of(stages, setting, which)
     seconds = costs.step_seconds(setting.factor)
-    read, decode, augment, collate = _worker_seconds(replace(stages, contention=1.0), setting, which)
-    own, prepare = stages.read_cpu_share, stages.prepare_cpu_share
-    cpu = _cut(setting.insertion_point, read * own, decode * prepare, augment * prepare, collate * prepare, 0.0, 1)
-    by_cores = (cpu.host_seconds(setting.factor) + stages.step_cpu_seconds / setting.step_speedup) / stages.cores
+    by_cores = _cores_seconds(stages, setting, which)
     if by_cores > seconds:
         return by_cores, "cores"
-    return seconds, "step" if seconds == costs.device_seconds else "workers"
+    if seconds == costs.device_seconds:
+        return seconds, "step"
+    more = costs_of(stages, replace(setting, workers=2 * max(costs.workers, 1)), which).step_seconds(setting.factor)
+    if more < _HELPS * seconds:
+        return seconds, "workers"
+    return seconds, "storage" if stages.read_sharing > stages.prepare_sharing else "cores"
+
+
+def _cores_seconds(stages: MeasuredStages, setting: Setting, which: str) -> float:
+    """Of a step if all processors are busy: what waits needs none."""
+    alone = replace(stages, contention=1.0, read_sharing=0.0, prepare_sharing=0.0)
+    read, decode, augment, collate = _worker_seconds(alone, setting, which)
+    own, prepare = stages.read_cpu_share, stages.prepare_cpu_share
+    cpu = _cut(setting.insertion_point, read * own, decode * prepare, augment * prepare, collate * prepare, 0.0, 1)
+    return (cpu.host_seconds(setting.factor) + stages.step_cpu_seconds / setting.step_speedup) / stages.cores
 
 
 def _worker_seconds(stages: MeasuredStages, setting: Setting, which: str) -> tuple[float, float, float, float]:
     """Of a batch of fresh examples: reading, decoding, augmentation, collation."""
-    cached, size, beside = setting.cached_fraction, stages.batch_size, stages.contention
-    read = cached * getattr(stages.read_cached, which) + (1 - cached) * getattr(stages.read, which) / setting.storage_speedup
+    cached, size = setting.cached_fraction, stages.batch_size
+    more = max(_workers(stages, setting), 1) / max(stages.workers, 1)
+    beside = stages.contention * more**stages.prepare_sharing
+    from_storage = getattr(stages.read, which) / setting.storage_speedup * more**stages.read_sharing
+    read = cached * getattr(stages.read_cached, which) + (1 - cached) * from_storage
     return (
-        size * read * (1 + (beside - 1) * stages.read_cpu_share),
+        size * read * (1 + (stages.contention - 1) * stages.read_cpu_share),
         size * getattr(stages.decode, which) * beside,
         size * getattr(stages.augment, which) * beside,
         getattr(stages.collate, which) * beside,
     )
+
+
+def _workers(stages: MeasuredStages, setting: Setting) -> int:
+    return stages.workers if setting.workers is None else setting.workers
 
 
 def _cut(point: str, read: float, decode: float, augment: float, collate: float, device: float, workers: int) -> PipelineCosts:

@@ -68,6 +68,8 @@ def measure_stream(
         read_cpu_share=0.0,
         prepare_cpu_share=0.0,
         points=_POINTS[own:],
+        read_sharing=0.0,
+        prepare_sharing=0.0,
         takes_ahead=False,
         transforms={},
         files=(),

@@ -129,6 +129,8 @@ def _what_if(analysis: StallAnalysis) -> Table:
     remarks = []
     if any(found.limit == "cores" for _, found in asked):
         remarks.append("Limited by cores: all processors are busy, so that more workers change nothing.")
+    if any(found.limit == "storage" for _, found in asked):
+        remarks.append("Limited by storage: workers share what it delivers, so that more of them change nothing.")
     if analysis.stages.points:
         remarks.append(f"Echoing is not free: with factor 4 {fewer_fresh(4)}.")
     return Table(

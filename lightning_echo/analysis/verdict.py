@@ -170,6 +170,8 @@ def _alone(stages: MeasuredStages, transforms: Mapping[str, float], most: int) -
 
 def _nothing_cheaper(stages: MeasuredStages, most: int) -> str:
     """What was tried before."""
-    if predict(stages, Setting(most)).limit == "cores":
-        return f"The {stages.cores} cores are the limit, so that neither more workers nor a cache are enough"
-    return "Neither more workers nor a cache are enough"
+    limits = {
+        "cores": f"The {stages.cores} cores are the limit, so that neither",
+        "storage": "The storage is the limit, and neither",
+    }
+    return f"{limits.get(predict(stages, Setting(most)).limit, 'Neither')} more workers nor a cache are enough"

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 import pytest
 import yaml
 
+from lightning_echo import StallAnalysis
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -121,6 +123,24 @@ def test_a_cli_program_with_an_echo_group_echoes_by_one_option(run_here: Start, 
     config = str(EXAMPLES / "echo_cli.yaml")
     found = outcome(run_here("echo_cli.py", "fit", "--config", config, "--echo.enabled=false", NOTHING_SAVED, cwd=tmp_path))
     assert found.factor is None
+
+
+def test_a_cli_program_with_an_echo_group_analyzes_by_the_same_configuration(run_here: Start, tmp_path: Path) -> None:
+    config = str(EXAMPLES / "echo_cli.yaml")  # batches of 64: eight of them
+    printed = run_here("echo_cli.py", "analyze", "--config", config, "--steps=8", cwd=tmp_path)
+    analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
+    assert (analysis.stages.batch_size, analysis.stages.workers) == (64, 1)
+    assert "last loss" not in printed  # which the model says at the end of a training
+
+
+def test_the_analysis_of_an_image_folder_names_transforms_and_tries_what_it_advises(run_here: Start, tmp_path: Path) -> None:
+    printed = run_here("stall_analysis.py", cwd=tmp_path)
+    analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
+    assert {"Resize", "RandomResizedCrop", "RandomHorizontalFlip", "ToImage", "Normalize"} <= set(analysis.transforms)
+    assert analysis.stages.points[:2] == ("after_read", "before_augmentation")
+    assert analysis.notes == ()  # files were seen
+    assert [each.setting for each in analysis.checked] == [analysis.verdict.setting]
+    assert "Tried: predicted against measured" in printed
 
 
 CONFIGS = {

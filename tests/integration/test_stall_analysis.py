@@ -140,6 +140,26 @@ def test_a_share_of_files_is_in_memory_where_it_is_tried(tmp_path, monkeypatch):
     assert read == [str(index) for index in range(3, 40, 4)]
 
 
+def test_a_share_of_a_single_file_cannot_be_in_memory(tmp_path):
+    class OneFile(StagedDataset):
+        def __len__(self):
+            return 200
+
+        def read(self, index):
+            return (tmp_path / "all").read_bytes()[index]
+
+        def decode(self, raw):
+            return torch.full((32,), float(raw))
+
+        def augment(self, example):
+            return example
+
+    (tmp_path / "all").write_bytes(bytes(200))
+    analyzer, found = analyze(BoringModel(), loader_of(OneFile()))
+    with pytest.raises(ValueError, match="cached_fraction cannot be tried, only predicted: this data set opens fewer than two"):
+        analyzer.check(found, cached_fraction=0.5)
+
+
 def test_the_models_own_loader_and_what_is_echoed_already_are_looked_at_without_echoing():
     class WithLoader(BoringModel):
         def train_dataloader(self):
@@ -204,6 +224,8 @@ def test_progress_is_told():
         "fetch rate: reading alone",
         "preparation rate: from memory",
         "augmentation alone",
+        "fetch rate: 2 workers",
+        "preparation rate: 2 workers",
         "hand-over and copy",
         "ingestion rate: the step alone",
         "the training, its data in memory",
@@ -238,6 +260,20 @@ class WithOptimizer(BoringModel):
 
     def configure_optimizers(self):
         return self.momentum
+
+
+def test_what_a_model_does_at_the_end_of_a_training_is_not_done():
+    class Ends(BoringModel):
+        def on_train_epoch_end(self):
+            pytest.fail("an epoch ends")
+
+        def on_train_end(self):
+            pytest.fail("a training ends")
+
+        on_fit_end = on_train_end
+
+    _, found = analyze(Ends(), loader_of(Staged()))
+    assert found.step_seconds > 0
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -286,7 +322,7 @@ def test_a_loader_shorter_than_the_steps_asked_for_is_refused():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"steps": 9}, "steps must be >= 10, got 9"), ({"seconds": 0}, "seconds must be > 0, got 0")],
+    [({"steps": 3}, "steps must be >= 4, got 3"), ({"seconds": 0}, "seconds must be > 0, got 0")],
 )
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

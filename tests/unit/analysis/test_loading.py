@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis.loading import Batches, FirstBatches, halves, preparing, reading, run_pass, whole
+from lightning_echo.analysis.loading import Batches, FirstBatches, run_pass
+from lightning_echo.analysis.parts import halves, preparing, reading, whole
 from lightning_echo.echoing.splits import find_split, make_stages
 
 READ, DECODE, AUGMENT, COLLATE = 0.004, 0.003, 0.002, 0.01

@@ -5,7 +5,7 @@ Without workers all but the first pass run in this process.
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
 
 from lightning_echo import StagedDataset
 from lightning_echo.analysis import phases as phases_module
@@ -14,7 +14,7 @@ from lightning_echo.analysis.phases import measure_loader
 
 READ, DECODE, AUGMENT, COLLATE = 0.006, 0.004, 0.003, 0.008
 BATCHES = [[4 * batch + i for i in range(4)] for batch in range(10)]
-ALL = [[4 * batch + i for i in range(4)] for batch in range(30)]
+ALL = [[4 * batch + i for i in range(4)] for batch in range(40)]
 
 
 class Clock:
@@ -32,7 +32,7 @@ def take(seconds):
 
 class Staged(StagedDataset):
     def __len__(self):
-        return 120
+        return 160
 
     def read(self, index):
         take(READ)
@@ -51,7 +51,7 @@ class Halved(StagedDataset):
     """Reading and decoding are one."""
 
     def __len__(self):
-        return 120
+        return 160
 
     def load(self, index):
         take(READ + DECODE)
@@ -69,7 +69,7 @@ class Files(Dataset):
         self.folder, self.cold = folder, cold
 
     def __len__(self):
-        return 120
+        return 160
 
     def __getitem__(self, index):
         path = self.folder / str(index)
@@ -86,9 +86,9 @@ def collate(examples):
     return torch.cat(examples)
 
 
-def measured(dataset, most_seconds=60.0, batches=BATCHES):
+def measured(dataset, most_seconds=60.0, batches=BATCHES, workers=0):
     said = []
-    loader = DataLoader(dataset, batch_size=4, collate_fn=collate)
+    loader = DataLoader(dataset, batch_size=4, collate_fn=collate, num_workers=workers)
     return measure_loader(loader, batches, 10, most_seconds, said.append), said
 
 
@@ -119,9 +119,9 @@ def test_what_opens_no_files_is_read_at_examples_that_were_not_touched():
             return super().read(index)
 
     found, _ = measured(Seen(), batches=ALL)
-    reading = [index for index in seen if index not in (0, 119)]  # by which the cut is proved
+    reading = [index for index in seen if index not in (0, 159)]  # by which the cut is proved
     assert reading == [*range(40, 80), *range(1, 40)]  # the first pass, in a worker, is not seen here; the last one augments
-    assert found.real.indices == ALL[20:]
+    assert found.real.indices == ALL[20:30]
     assert (found.in_memory.indices, sorted(found.kept)) == (ALL[10:20], list(range(40, 80)))
     assert [note.split(":")[1] for note in found.notes] == [
         " no files were seen to be opened (a network, a database, or data in memory), so that nothing could be dropped from "
@@ -130,7 +130,7 @@ def test_what_opens_no_files_is_read_at_examples_that_were_not_touched():
     found, _ = measured(Seen())
     assert found.real.indices == found.in_memory.indices == BATCHES
     assert "too short for examples that were not read before" in found.notes[1]
-    assert "30 batches were wanted" in found.notes[1]
+    assert "40 batches were wanted" in found.notes[1]
 
 
 def test_a_batch_sampler_of_the_users_leaves_only_points_of_batches():
@@ -142,10 +142,10 @@ def test_a_batch_sampler_of_the_users_leaves_only_points_of_batches():
 def test_whether_batches_are_taken_ahead_is_as_an_echo_loader_does_it():
     class Drawn(Sampler):
         def __iter__(self):
-            return iter(range(120))
+            return iter(range(160))
 
         def __len__(self):
-            return 120
+            return 160
 
     for sampler, expected in ((RandomSampler(Staged()), True), (Drawn(), False)):
         loader = DataLoader(Staged(), batch_size=4, collate_fn=collate, sampler=sampler)
@@ -168,7 +168,7 @@ def test_files_read_again_are_read_from_memory(tmp_path, monkeypatch):
             cold.discard(index)
             return int((tmp_path / str(index)).read_text())
 
-    for index in range(120):
+    for index in range(160):
         (tmp_path / str(index)).write_text(str(index))
     monkeypatch.setattr(phases_module, "drop_pages", lambda paths: cold.update(range(40)))
     found, said = measured(Raw())
@@ -190,7 +190,7 @@ def test_without_a_cut_after_reading_the_first_touch_takes_longer_by_what_is_rea
 
 def test_what_a_pass_takes_longer_whose_pages_were_dropped_is_reading(tmp_path, monkeypatch):
     cold = set()
-    for index in range(120):
+    for index in range(160):
         (tmp_path / str(index)).write_text(str(index))
 
     def drop(paths):
@@ -204,6 +204,46 @@ def test_what_a_pass_takes_longer_whose_pages_were_dropped_is_reading(tmp_path, 
     assert len(found.files) == 40
     assert found.notes == ()
     assert found.real.indices == found.in_memory.indices == BATCHES
+
+
+def readers():
+    """How many workers there are, in a worker."""
+    info = get_worker_info()
+    return 1 if info is None else info.num_workers
+
+
+class SharedReads(Staged):
+    def read(self, index):
+        take(READ * readers())
+        return index
+
+
+class SharedFiles(Files):
+    def __getitem__(self, index):
+        if (self.folder / "dropped").exists():
+            take(READ * readers())
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", ["cut after reading", "files"])
+def test_how_reading_slows_down_is_measured_with_another_number_of_workers(kind, workers, tmp_path, monkeypatch):
+    """They share the storage and nothing else; their clocks are their own."""
+    dropped, run_pass = tmp_path / "dropped", phases_module.run_pass
+
+    def run_and_keep_in_memory(*args, **options):
+        made = run_pass(*args, **options)
+        dropped.unlink(missing_ok=True)
+        return made
+
+    monkeypatch.setattr(phases_module, "drop_pages", lambda paths: dropped.touch())
+    monkeypatch.setattr(phases_module, "run_pass", run_and_keep_in_memory)
+    for index in range(160):
+        (tmp_path / str(index)).write_text(str(index))
+    found, said = measured(SharedReads() if kind != "files" else SharedFiles(tmp_path, set()), batches=ALL, workers=workers)
+    assert times(found)[0] == READ * workers
+    assert (found.read_sharing, found.prepare_sharing) == (pytest.approx(1.0), pytest.approx(0.0))
+    assert f"fetch rate: {3 - workers} workers" in said
 
 
 def test_a_phase_ends_when_its_time_is_up_and_the_next_go_on_with_what_it_read():
@@ -232,7 +272,7 @@ def test_transforms_are_named_with_their_seconds_per_example():
             self.transform = Compose([Slow(0.003), Slow(0.001)])
 
         def __len__(self):
-            return 120
+            return 160
 
         def __getitem__(self, index):
             return self.transform(torch.tensor([index]))

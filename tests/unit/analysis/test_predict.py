@@ -74,6 +74,21 @@ def test_beside_the_training_preparation_takes_longer_and_reading_as_far_as_it_n
 
 
 @pytest.mark.parametrize(
+    ("sharing", "workers", "milliseconds", "limit"),
+    [
+        ({"read_sharing": 1.0}, 4, 54, "workers"),  # twice as many workers read half as fast: (8 * (20 + 4 + 2) + 8) / 4
+        ({"read_sharing": 1.0}, 16, 43.5, "storage"),  # (8 * (80 + 6) + 8) / 16, and with twice as many 41.75
+        ({"read_sharing": 0.5}, 8, 27, "workers"),  # four times as many, each half as fast: (8 * (20 + 4 + 2) + 8) / 8
+        ({"read_sharing": 1.0, "prepare_sharing": 1.0}, 4, 68, "cores"),
+        ({"prepare_sharing": 1.0}, 1, 108, "workers"),  # a half of what they take beside another: 8 * (10 + 2 + 1) + 4
+    ],
+)
+def test_workers_may_share_what_there_is(sharing, workers, milliseconds, limit):
+    found = predict(replace(STAGES, cores=64, **sharing), Setting(workers=workers))
+    assert (found.step_seconds, found.limit) == (pytest.approx(milliseconds * MS), limit)
+
+
+@pytest.mark.parametrize(
     ("workers", "milliseconds", "expected"),
     [
         (2, 42, 1.5),  # (8 * (4 + 2) + 8) / 2 = 28 ms alone

@@ -1,0 +1,74 @@
+"""What of a loader's work can be run alone: the parts that data echoing cuts a data set into (echoing/splits.py).
+
+A part is a function that a worker calls once with the data set as it is there. It returns one or two functions: what is timed as
+the first half of a batch, indices -> values, and what is timed as the second one, indices and values -> examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from lightning_echo.echoing.choice import choose
+from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.source import Source
+from lightning_echo.echoing.staged import batched
+from lightning_echo.echoing.stages import Stages
+
+__all__ = ["First", "MakeStages", "Part", "Second", "cuts", "halves", "preparing", "reading", "whole"]
+
+First = Callable[[list[Any]], list[Any]]
+Second = Callable[[list[Any], list[Any]], list[Any]]
+Part = Callable[[Any], tuple[First, Second | None]]
+MakeStages = Callable[[Any], Stages]
+
+
+def whole(dataset: Any) -> tuple[First, None]:
+    """All that the loader does for examples."""
+    return batched(dataset) or (lambda indices: [dataset[index] for index in indices]), None
+
+
+def halves(make_stages: MakeStages, dataset: Any) -> tuple[First, Second]:
+    """What a split reuses, and what it redoes."""
+    stages = make_stages(dataset)
+    return _loading(stages), lambda indices, items: list(map(stages.augment, indices, items))
+
+
+def reading(make_stages: MakeStages, dataset: Any) -> tuple[First, None]:
+    """What a split reuses, alone."""
+    return _loading(make_stages(dataset)), None
+
+
+def preparing(make_stages: MakeStages, kept: Mapping[Any, Any], dataset: Any) -> tuple[First, None]:
+    """What a split redoes, of items that are kept in memory; what is not kept is loaded."""
+    stages = make_stages(dataset)
+
+    def prepare(index: Any) -> Any:
+        return stages.augment(index, kept[index] if index in kept else stages.load(index))
+
+    return lambda indices: list(map(prepare, indices)), None
+
+
+def _loading(stages: Stages) -> First:
+    return stages.load_many or (lambda indices: list(map(stages.load, indices)))
+
+
+def cuts(loader: DataLoader[Any]) -> tuple[MakeStages | None, MakeStages | None, tuple[str, ...]]:
+    """Where data echoing would cut the data set: after reading, before augmentation; and the insertion points that gives."""
+    source = Source(loader)
+    chosen = choose(source, InsertionPoint.auto)
+    points = [point.value for point in InsertionPoint if point.by_batches]
+    if chosen.point is not InsertionPoint.after_batching:
+        points.insert(0, InsertionPoint.after_augmentation.value)
+    split = raw = None
+    if chosen.point is InsertionPoint.before_augmentation:
+        split = chosen.make_stages
+        points.insert(0, chosen.point.value)
+    try:
+        raw = choose(source, InsertionPoint.after_read).make_stages
+        points.insert(0, InsertionPoint.after_read.value)
+    except ValueError:  # impossible there
+        pass
+    return raw, split, tuple(points)
