@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from lightning_echo.analysis.checks import Trial, run_trial
 from lightning_echo.analysis.copying import Copies, tapped
@@ -43,6 +43,7 @@ from lightning_echo.analysis.questions import in_words
 from lightning_echo.analysis.ranks import gathered
 from lightning_echo.analysis.result import Checked, StallAnalysis
 from lightning_echo.analysis.streams import measure_stream
+from lightning_echo.echoing.source import Source
 
 __all__ = ["StallAnalyzer"]
 
@@ -173,7 +174,7 @@ class StallAnalyzer:
         return first.loader
 
     def _loader_alone(self, loader: DataLoader[Any], steps: int, most_seconds: float) -> LoaderPhases:
-        if not _runs_in_parts(loader) or loader.batch_sampler is None:
+        if not Source(loader).rebuilds or loader.batch_sampler is None:
             return measure_stream(loader, steps, _size_of(loader), most_seconds, self._say)
         batches = [list(indices) for indices in islice(iter(loader.batch_sampler), CHUNKS * steps)]
         if len(batches) < steps:
@@ -186,12 +187,6 @@ def _measured(model: pl.LightningModule) -> pl.LightningModule:
     copied = copy.deepcopy(model)
     vars(copied).update(dict.fromkeys(_ENDS, nothing))
     return copied
-
-
-def _runs_in_parts(loader: DataLoader[Any]) -> bool:
-    """Whether it is a plain loader over examples that can be asked for."""
-    is_plain = type(loader).__iter__ is DataLoader.__iter__ and type(loader)._get_iterator is DataLoader._get_iterator
-    return is_plain and not isinstance(loader.dataset, IterableDataset)
 
 
 def _size_of(loader: DataLoader[Any]) -> int:

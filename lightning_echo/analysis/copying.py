@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Copies", "tapped"]
+__all__ = ["Copies", "tapped", "wait_for"]
 
 _HOOK = "transfer_batch_to_device"
 
@@ -57,14 +57,15 @@ class _Tap:
         self._copies = copies
 
     def __call__(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        _wait_for(device)
+        wait_for(device)
         begin = time.perf_counter()
         self._copies.batch = self.__wrapped__(batch, device, dataloader_idx)
-        _wait_for(device)
+        wait_for(device)
         self._copies.seconds.append(time.perf_counter() - begin)
         return self._copies.batch
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was told."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -18,6 +18,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from lightning_echo.analysis.copying import wait_for
+
 __all__ = ["WARM_UP_STEPS", "Prepared", "Ready", "StepClock", "fit"]
 
 WARM_UP_STEPS = 5
@@ -59,7 +61,7 @@ class StepClock(pl.Callback):
     def __init__(self, most_seconds: float = float("inf"), skipped: int = WARM_UP_STEPS) -> None:
         self._most_seconds, self._skipped = most_seconds, max(1, skipped)
         self._begin = self._last = self._cpu_begin = 0.0
-        self._steps = 0
+        self._steps = self._noted = 0
         self._counts_from: int | None = None
         self.seconds: list[float] = []
         self.cpu_seconds = 0.0
@@ -69,34 +71,45 @@ class StepClock(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         self._steps += 1
-        is_behind = pl_module.device.type == "cuda"
         if self._counts_from is None:
-            if is_behind:
-                torch.cuda.synchronize(pl_module.device)
-            if self._steps >= self._skipped or time.perf_counter() - self._begin > self._most_seconds / 2:
-                self._counts_from = self._steps
-                self._begin = self._last = time.perf_counter()
-                self._cpu_begin = time.process_time()
-            return
-        every = _AT_ONCE if is_behind else 1
-        counted = self._steps - self._counts_from
-        if counted % every:
-            return
-        if is_behind:
-            torch.cuda.synchronize(pl_module.device)
-        now = time.perf_counter()
-        self.seconds += [(now - self._last) / every] * every
-        self.cpu_seconds = (time.process_time() - self._cpu_begin) / counted
-        if _is_over(trainer, now - self._begin > self._most_seconds, counted):
+            self._warm_up(pl_module.device)
+        elif self._steps - self._noted == (_AT_ONCE if pl_module.device.type == "cuda" else 1):
+            self._note(pl_module.device)
+        if self._is_over(trainer):
             trainer.should_stop = True
-        self._last = time.perf_counter()
 
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._counts_from is not None and self._steps > self._noted:
+            self._note(pl_module.device)
 
-def _is_over(trainer: pl.Trainer, is_over: bool, counted: int) -> bool:
-    """Whether the time is up on any rank."""
-    if trainer.world_size == 1:
+    def _warm_up(self, device: torch.device) -> None:
+        wait_for(device)
+        now = time.perf_counter()
+        if self._steps >= self._skipped or now - self._begin > self._most_seconds / 2:
+            self._counts_from = self._noted = self._steps
+            self._begin = self._last = now
+            self._cpu_begin = time.process_time()
+
+    def _note(self, device: torch.device) -> None:
+        """The time since the last note."""
+        assert self._counts_from is not None
+        wait_for(device)
+        now, steps = time.perf_counter(), self._steps - self._noted
+        self.seconds += [(now - self._last) / steps] * steps
+        self.cpu_seconds = (time.process_time() - self._cpu_begin) / (self._steps - self._counts_from)
+        self._last, self._noted = now, self._steps
+
+    def _is_over(self, trainer: pl.Trainer) -> bool:
+        """Whether the time is up on any rank: all of them ask at the same steps, and how long that takes does not count."""
+        is_over = self._counts_from is not None and self._last - self._begin > self._most_seconds
+        if trainer.world_size == 1:
+            return is_over
+        if self._steps % _AT_ONCE:
+            return False
+        begin = time.perf_counter()
+        is_over = trainer.strategy.reduce_boolean_decision(is_over, all=False)
+        self._last += time.perf_counter() - begin
         return is_over
-    return counted % _AT_ONCE == 0 and trainer.strategy.reduce_boolean_decision(is_over, all=False)
 
 
 class Prepared(pl.Callback):

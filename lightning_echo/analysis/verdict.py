@@ -7,23 +7,20 @@ large, with what it costs in fresh data.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from lightning_echo.analysis.measured import MeasuredStages
 from lightning_echo.analysis.predict import Setting, costs_of, predict
+from lightning_echo.measuring.target_idle import AIM, LARGE_FACTOR, TARGET, round_up
 from lightning_echo.measuring.words import busy, fewer_fresh, no_workers, percent
 
 __all__ = ["Verdict", "VerdictKind", "judge"]
 
-_TARGET = 0.05  # idle fraction, as TargetIdle's
 _EXPLAINED = 1.15  # times what was predicted: a step is not explained that takes longer
 _CACHED_FRACTIONS = [tenths / 10 for tenths in range(1, 11)]
-_LARGE_FACTOR = 4.0  # see TargetIdle: beyond it the paper saw no gains throughout
 _LARGEST_FACTOR = 64.0  # beyond it nothing is looked for
-_ROOM = 1.07  # of a factor, above what just feeds the device: jitter
 
 
 class VerdictKind(Enum):
@@ -52,7 +49,7 @@ class Verdict:
     setting: Setting
 
 
-def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, float], target: float = _TARGET) -> Verdict:
+def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, float], target: float = TARGET) -> Verdict:
     """The cheapest setting that feeds the accelerator: whose steps are no longer than a step with everything ready but a little.
 
     Args:
@@ -128,12 +125,12 @@ def _by_echoing(stages: MeasuredStages, transforms: Mapping[str, float], idle: f
     if not choices:
         return None
     least = min(choices, key=lambda setting: setting.factor)
-    best = next((setting for setting in choices if setting.factor <= _LARGE_FACTOR), least)
+    best = next((setting for setting in choices if setting.factor <= LARGE_FACTOR), least)
     how = f"echo at insertion_point='{best.insertion_point}' with factor {best.factor:.3g}"
     if best.workers != stages.workers:
         how += f" and num_workers={best.workers}"
     price = fewer_fresh(best.factor)
-    if best.factor > _LARGE_FACTOR:
+    if best.factor > LARGE_FACTOR:
         price += "; so large a factor seldom pays in learning: try a faster source first"
     gain = _gain(stages, best, idle)
     if (alone := _alone(stages, transforms, most)) is not None:
@@ -150,14 +147,14 @@ def _gain(stages: MeasuredStages, setting: Setting, idle: float) -> str:
 
 
 def _feeding(stages: MeasuredStages, setting: Setting, target: float) -> Setting | None:
-    """The setting with the smallest factor that feeds the accelerator, and a little room; None if none does."""
+    """The setting with the smallest factor that feeds the accelerator, and the room of `TargetIdle`; None if none does."""
     low, high = 1.0, _LARGEST_FACTOR
     if not _feeds(stages, replace(setting, factor=high), target):
         return None
-    while high - low > 1e-3:
+    while high - low > 1e-6:
         middle = (low + high) / 2
         low, high = (low, middle) if _feeds(stages, replace(setting, factor=middle), target) else (middle, high)
-    return replace(setting, factor=math.ceil(100 * high * _ROOM) / 100)
+    return replace(setting, factor=round_up(high * AIM))
 
 
 def _alone(stages: MeasuredStages, transforms: Mapping[str, float], most: int) -> str | None:

@@ -8,12 +8,12 @@ from textwrap import fill
 
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
+from lightning_echo.measuring.target_idle import LARGE_FACTOR
 from lightning_echo.measuring.words import busy, many, no_workers, percent, short
 
 __all__ = ["advise", "summarize"]
 
 _COLUMNS = 120
-_LARGE_FACTOR = 4  # see TargetIdle: beyond it the paper saw no gains throughout
 
 
 def summarize(reports: Sequence[EpochReport], advice: str) -> str:
@@ -67,13 +67,13 @@ def advise(observation: Observation, recommended: Decision) -> str:
         return f"Do not echo: {said}."
     helps = ""
     if recommended.reason is Reason.at_maximum:
-        larger = "a larger factor seldom does" if recommended.factor >= _LARGE_FACTOR else "or a larger max_factor"
+        larger = "a larger factor seldom does" if recommended.factor >= LARGE_FACTOR else "or a larger max_factor"
         helps = f"; a faster source helps further, {larger}"
     if recommended.factor == factor:
         return f"Keep factor {factor:g}: {said}{helps}."
     if recommended.factor < factor:
         if recommended.reason is Reason.at_maximum:
-            why = "a larger one is seldom worth it" if recommended.factor >= _LARGE_FACTOR else "max_factor says so"
+            why = "a larger one is seldom worth it" if recommended.factor >= LARGE_FACTOR else "max_factor says so"
             return f"Lower the factor to {recommended.factor:g}: {why}."
         if recommended.factor == 1:
             return "Do not echo: fresh examples alone feed the accelerator, and are worth more than echoed ones."

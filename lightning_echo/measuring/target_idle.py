@@ -14,11 +14,13 @@ from lightning_echo.measuring.control import Controller, Decision, Observation, 
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.recent import Recent
 
-__all__ = ["TargetIdle", "recommend"]
+__all__ = ["AIM", "LARGE_FACTOR", "TARGET", "TargetIdle", "recommend", "round_up"]
 
+TARGET = 0.05  # idle fraction to stay under
+LARGE_FACTOR = 4.0  # beyond it the paper saw no gains throughout, see `TargetIdle`
 # Above what just feeds the device: a little jitter must not bring idle over the target again. 10 % and the rounding would leave
 # no room to stay within 10 % of the smallest factor that is enough.
-_AIM = 1.07
+AIM = 1.07
 _CHANGE = 1.1  # less is no change while idle is under the target
 
 
@@ -48,7 +50,7 @@ class TargetIdle(Controller):
         (3.05, 'starved')
     """
 
-    def __init__(self, target: float = 0.05, *, min_factor: float = 1.0, max_factor: float = 4.0) -> None:
+    def __init__(self, target: float = TARGET, *, min_factor: float = 1.0, max_factor: float = LARGE_FACTOR) -> None:
         self.target = check_number("target", target)
         self.min_factor, self.max_factor = check_number("min_factor", min_factor), check_number("max_factor", max_factor)
         if not 0 < self.target < 1:
@@ -104,7 +106,7 @@ class TargetIdle(Controller):
             enough = costs.device_seconds / (1 - self.target)
             self._slowness = step_seconds / host
             self._least_slowness = max(self._least_slowness, min(enough / host, self._slowness))
-        wanted = max(self._aim(costs), _round_up(factor * _AIM))
+        wanted = max(self._aim(costs), round_up(factor * AIM))
         if wanted > self.max_factor and (not costs.workers or not math.isfinite(wanted)):
             return self._within_bounds(factor, *_why_not(costs.slower(self._slowness), self.target, what))
         return self._within_bounds(wanted, Reason.starved, f"{what}: a factor of {wanted:g} feeds the device")
@@ -112,7 +114,7 @@ class TargetIdle(Controller):
     def _aim(self, costs: PipelineCosts) -> float:
         """A little more than what feeds the device; 1 if nothing has to be echoed."""
         balance = costs.slower(self._slowness).feeding_factor(self.target)
-        return _round_up(balance * _AIM) if balance > 1 else 1.0
+        return round_up(balance * AIM) if balance > 1 else 1.0
 
     def _within_bounds(self, factor: float, reason: Reason, message: str) -> Decision:
         """The factor, within the bounds."""
@@ -131,7 +133,7 @@ class TargetIdle(Controller):
         self._recent.load_state_dict(state_dict.get("recent", {}))  # older checkpoints have none
 
 
-def recommend(observation: Observation, target: float = 0.05) -> Decision:
+def recommend(observation: Observation, target: float = TARGET) -> Decision:
     """What `TargetIdle` would choose, were it asked for the first time."""
     return TargetIdle(target).decide(observation)
 
@@ -157,6 +159,6 @@ def _why_not(costs: PipelineCosts, target: float, what: str) -> tuple[Reason, st
     return Reason.downstream_too_slow, problem
 
 
-def _round_up(factor: float) -> float:
+def round_up(factor: float) -> float:
     """Two decimals: what is said is what is used."""
     return math.ceil(round(factor * 100, 6)) / 100 if math.isfinite(factor) else factor

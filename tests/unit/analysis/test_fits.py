@@ -1,6 +1,7 @@
 """The clocks of an analysis, in a real Trainer and by a clock that only the steps move."""
 
 import gc
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -61,6 +62,45 @@ def test_where_steps_are_slow_fewer_of_them_are_left_out():
     model, clock = Steps([4] * 8), StepClock(most_seconds=20)
     run(model, clock, 8)
     assert clock.seconds == [4] * 5
+
+
+def test_a_device_that_runs_behind_is_waited_for_every_ten_steps_and_at_the_end(monkeypatch):
+    """Of 27 steps of a second on the host two do not count; the device needs three more each time that it is waited for."""
+
+    def wait(device):
+        Clock.now += 3
+
+    monkeypatch.setattr("torch.cuda.synchronize", wait)
+    clock, module, trainer = StepClock(skipped=2), SimpleNamespace(device=torch.device("cuda")), SimpleNamespace(world_size=1)
+    clock.on_train_start(trainer, module)
+    for _ in range(27):
+        Clock.now += 1
+        clock.on_train_batch_end(trainer, module)
+    clock.on_train_end(trainer, module)
+    assert clock.seconds == pytest.approx([1.3] * 20 + [1.6] * 5)
+
+
+def test_ranks_ask_each_other_at_the_same_steps_however_long_each_warms_up():
+    """Every tenth step, whichever counts; what the answer takes does not."""
+    asked, done = [], []
+
+    class Strategy:
+        def reduce_boolean_decision(self, is_over, all):
+            asked.append((len(done), is_over))
+            Clock.now += 100
+            return len(done) == 20
+
+    trainer = SimpleNamespace(world_size=2, strategy=Strategy(), should_stop=False)
+    module, clock = SimpleNamespace(device=torch.device("cpu")), StepClock(most_seconds=12, skipped=4)
+    clock.on_train_start(trainer, module)
+    for _ in range(20):
+        done.append(1)
+        assert not trainer.should_stop
+        Clock.now += 1
+        clock.on_train_batch_end(trainer, module)
+    assert asked == [(10, False), (20, True)]
+    assert trainer.should_stop
+    assert clock.seconds == [1] * 16
 
 
 def test_the_loader_is_what_the_trainer_makes_of_it():

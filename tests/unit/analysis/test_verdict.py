@@ -6,8 +6,11 @@ import pytest
 from measured_stages import MS, STAGES
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Setting, predict
+from lightning_echo.analysis.predict import Setting, costs_of, predict
 from lightning_echo.analysis.verdict import VerdictKind, judge
+from lightning_echo.measuring.control import Observation
+from lightning_echo.measuring.summary import advise
+from lightning_echo.measuring.target_idle import recommend
 
 NONE = Spread.exactly(0.0)
 STARVED = replace(STAGES, hand_over=NONE, copy=NONE, cores=2)  # 136 ms of worker time per batch, 68 ms with two of them
@@ -55,6 +58,18 @@ def test_echoing_comes_last_at_the_earliest_point_whose_factor_is_not_large():
     faster = replace(STARVED, read=Spread.exactly(4 * MS), read_cached=Spread.exactly(4 * MS))  # 64 / (42.1 - 24) = 3.54 * 1.07
     verdict = judge(faster, 68 * MS, {})
     assert (verdict.setting.insertion_point, verdict.setting.factor) == ("before_augmentation", pytest.approx(3.79, abs=0.01))
+
+
+@pytest.mark.parametrize("point", ["before_augmentation", "after_augmentation", "after_batching"])
+def test_the_advice_at_the_end_of_a_training_is_the_same(point):
+    """EchoCallback has measured the same pipeline at factor 1; its source is fast enough for factors up to 4."""
+    stages = replace(STARVED, read=Spread.exactly(4 * MS), read_cached=Spread.exactly(4 * MS), points=(point,))
+    costs = costs_of(stages, Setting(insertion_point=point))
+    waited = Observation(0, 1.0, 100, idle_fraction=1 - 20 / 44, step_seconds=44 * MS, costs=costs)  # (8 * 10 + 8) / 2
+    told, verdict = recommend(waited), judge(stages, 44 * MS, {})
+    assert 1 < told.factor == verdict.setting.factor < 4
+    assert "the accelerator is busy only 45 % of the time" in verdict.message
+    assert "the accelerator is busy only 45 % of the time" in advise(waited, told)
 
 
 def test_a_large_factor_is_advised_with_a_warning():
