@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +102,12 @@ class EchoCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses, and ends in the parser's message where the options of echoing are impossible."""
-        super().parse_arguments(parser, args)
+        said = sys.argv
+        try:
+            sys.argv = [said[0], *_in_full(said[1:])]
+            super().parse_arguments(parser, _in_full(args) if isinstance(args, list) else args)
+        finally:
+            sys.argv = said
         try:
             _build(self._chosen(self.config).echo)
         except (TypeError, ValueError) as error:
@@ -134,6 +140,15 @@ class EchoCLI(LightningCLI):
         """The part of the configuration that belongs to the subcommand, if there are any."""
         subcommand = config.get("subcommand")
         return config[subcommand] if subcommand else config
+
+
+def _in_full(arguments: list[str]) -> list[str]:
+    """The flag ``--verify`` with a value, which jsonargparse wants of every option."""
+    following = [*arguments[1:], "-"][: len(arguments)]
+    return [
+        "--verify=true" if argument == "--verify" and after.startswith("-") else argument
+        for argument, after in zip(arguments, following, strict=True)
+    ]
 
 
 def _analyzed(trainer: Namespace) -> dict[str, Any]:

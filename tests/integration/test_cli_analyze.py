@@ -60,7 +60,7 @@ def run(*arguments: str, **options: Any) -> EchoCLI:
 
 
 def test_it_prints_a_report_and_saves_the_analysis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    run("analyze", "--steps=10", "--data.batch_size=8", "--verify=true", "--html=page.html", "--png=picture.png")
+    run("analyze", "--steps=10", "--data.batch_size=8", "--verify", "--html=page.html", "--png=picture.png")
     analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
     assert (analysis.stages.batch_size, analysis.stages.workers) == (8, 1)
     assert [each.setting for each in analysis.checked] == [analysis.verdict.setting]
@@ -83,6 +83,20 @@ def test_a_configuration_saved_by_fit_is_accepted(tmp_path: Path, echo: tuple[st
     run("analyze", f"--config={config}", "--steps=10", "--json=other.json")
     assert StallAnalysis.from_json(tmp_path / "other.json").stages.workers == 1
     assert not (tmp_path / "analysis.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "tried"),
+    [(["--verify"], 1), (["--verify", "true"], 1), (["--verify", "false"], 0), (["--verify=false"], 0), ([], 0)],
+)
+def test_the_advice_is_tried_where_the_flag_is_given(
+    flag: list[str], tried: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", "analyze", "--steps=4", *flag])
+    said = list(sys.argv)
+    EchoCLI(Model, Data, trainer_defaults=QUIET, save_config_callback=None, seed_everything_default=False)
+    assert len(StallAnalysis.from_json(tmp_path / "analysis.json").checked) == tried
+    assert sys.argv == said
 
 
 def test_the_users_trainer_stays_what_it_is_and_is_not_trained() -> None:
