@@ -89,6 +89,13 @@ def test_the_step_alone_is_ingestion_and_the_loader_is_not():
     assert found.stages.workers == 1
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_taking_a_batch_from_a_worker_takes_time_and_without_workers_there_is_none(workers):
+    _, found = analyze(BoringModel(), loader_of(Staged(), workers=workers))
+    assert (found.stages.hand_over.median > 0) is bool(workers)
+    assert found.stages.workers == workers
+
+
 def test_a_setting_that_is_tried_is_put_beside_what_was_predicted():
     analyzer, found = analyze(Slept(1 * MS), loader_of(Staged(read_seconds=8 * MS)))
     for setting in (
