@@ -14,7 +14,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from lightning_echo import EchoDataModule, EchoLoader, StagedDataset
 from lightning_echo.analysis.analyzer import StallAnalyzer
@@ -112,6 +112,31 @@ def test_a_setting_that_is_tried_is_put_beside_what_was_predicted():
     assert analyzer.check(found).checked[-1].setting == found.verdict.setting
 
 
+class Workers(Staged):
+    """Examples tell how many workers there are."""
+
+    def augment(self, example):
+        info = get_worker_info()
+        return torch.full((32,), 0.0 if info is None else float(info.num_workers))
+
+
+class Notes(BoringModel):
+    workers: list[float] = []  # noqa: RUF012  # of all copies
+
+    def training_step(self, batch, batch_idx):
+        self.workers.append(batch[0, 0].item())
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("setting", [{}, {"factor": 2, "insertion_point": "after_augmentation"}, {"cached_fraction": 0.5}])
+def test_a_setting_is_tried_with_its_workers(setting):
+    analyzer, found = analyze(Notes(), loader_of(Workers()))
+    for workers in (2, 1):
+        Notes.workers.clear()
+        analyzer.check(found, workers=workers, **setting)
+        assert set(Notes.workers) == {workers}
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -126,17 +151,32 @@ def test_what_cannot_be_tried_is_refused(setting, message):
         analyzer.check(found, **setting)
 
 
+class Files(Dataset):
+    """An example each."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for index in range(200):
+            (folder / str(index)).write_text(str(index))
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return torch.full((32,), float((self.folder / str(index)).read_text()))
+
+
+def test_before_the_real_run_the_files_are_dropped_from_memory(tmp_path, monkeypatch):
+    events = []
+    monkeypatch.setattr("lightning_echo.analysis.analyzer.drop_pages", lambda paths: events.append(sorted(map(str, paths))))
+    analyzer = StallAnalyzer(BoringModel(), loader_of(Files(tmp_path)), trainer_kwargs=CPU, say=events.append)
+    analyzer.run(10)
+    assert events[-2].startswith("the training as it is")
+    assert events[-1] == sorted(str(tmp_path / str(index)) for index in range(40))
+
+
 def test_a_share_of_files_is_in_memory_where_it_is_tried(tmp_path, monkeypatch):
-    class Files(Dataset):
-        def __len__(self):
-            return 200
-
-        def __getitem__(self, index):
-            return torch.full((32,), float((tmp_path / str(index)).read_text()))
-
-    for index in range(200):
-        (tmp_path / str(index)).write_text(str(index))
-    analyzer, found = analyze(BoringModel(), loader_of(Files()))
+    analyzer, found = analyze(BoringModel(), loader_of(Files(tmp_path)))
     assert found.notes == ()
     assert len(analyzer._trial.phases.files) == 40
     dropped, read = [], []
@@ -243,17 +283,24 @@ def test_progress_is_told():
 # ------------------------------------------------------------------ what it leaves as it was
 
 
+class Draws(Staged):
+    """From every source of random numbers."""
+
+    def augment(self, example):
+        return super().augment(example) * float(np.random.rand()) + random.random()
+
+
 class Counting(pl.LightningDataModule):
-    def __init__(self):
+    def __init__(self, workers):
         super().__init__()
-        self.set_up = 0
-        self.dataset = Staged()
+        self.set_up, self.workers = 0, workers
+        self.dataset = Draws()
 
     def setup(self, stage):
         self.set_up += 1
 
     def train_dataloader(self):
-        return loader_of(self.dataset, workers=2, shuffle=True)
+        return loader_of(self.dataset, workers=self.workers, shuffle=True)
 
 
 class WithOptimizer(BoringModel):
@@ -283,9 +330,9 @@ def test_what_a_model_does_at_the_end_of_a_training_is_not_done():
     assert found.step_seconds > 0
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_weights_optimizer_random_numbers_and_data_module_are_as_they_were(fails):
-    model, data = WithOptimizer(), Counting()
+@pytest.mark.parametrize(("fails", "workers"), [(False, 0), (False, 2), (True, 0)])
+def test_weights_optimizer_random_numbers_and_data_module_are_as_they_were(fails, workers):
+    model, data = WithOptimizer(), Counting(workers)
     if fails:
         model.on_train_start = lambda: 1 / 0
     weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(model.momentum.state_dict())

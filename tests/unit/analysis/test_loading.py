@@ -101,6 +101,13 @@ def test_it_ends_when_its_time_is_up_but_has_two_batches():
     assert (len(made.batches), len(made.seconds)) == (2, 2)
 
 
+def test_what_is_kept_has_an_end(monkeypatch):
+    monkeypatch.setattr("lightning_echo.analysis.loading._MOST_KEPT_BYTES", 0)
+    loader = loader_of(Sleeping(), 0)
+    assert len(run_pass(loader, whole, BATCHES, keeps=True).outputs) == 2
+    assert len(run_pass(loader, whole, BATCHES).batches) == 4
+
+
 def test_a_data_set_that_reads_whole_batches_is_asked_for_them():
     class Whole(Dataset):
         def __len__(self):

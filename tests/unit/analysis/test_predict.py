@@ -137,5 +137,9 @@ def test_a_spread_is_that_of_blocks():
     found = Spread.of(list(range(20)))
     assert (found.median, found.low, found.high) == (9.5, 2.5, 16.5)
     assert Spread.of([3.0]) == Spread.exactly(3.0)
+    bursts = [3.0, 1.0] * 15  # of two workers that deliver together
+    assert Spread.of(bursts, period=2) == Spread.exactly(2.0)
+    assert Spread.of([9.0, *bursts], period=2) == Spread.exactly(2.0)  # what is left over at the beginning does not count
+    assert Spread.of([5.0], period=2) == Spread.exactly(5.0)
     with pytest.raises(ValueError, match="at least one"):
         Spread.of([])
