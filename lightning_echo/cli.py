@@ -6,6 +6,7 @@ import copy
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
@@ -152,8 +153,9 @@ def _in_full(arguments: list[str]) -> list[str]:
 
 
 def _analyzed(trainer: Namespace) -> dict[str, Any]:
-    """What the Trainers of an analysis are made with: the user's arguments, but for what belongs to the training itself."""
-    return {name: value for name, value in vars(trainer).items() if name not in ("callbacks", "logger", "profiler")}
+    """What the Trainers of an analysis are made with: plain ones, without what belongs to the training itself."""
+    known = set(signature(Trainer.__init__).parameters) - {"callbacks", "logger", "profiler"}
+    return {name: value for name, value in vars(trainer).items() if name in known}
 
 
 def _build(config: Namespace) -> EchoOptions:

@@ -32,7 +32,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from lightning_echo.analysis.checks import Trial, run_trial
-from lightning_echo.analysis.copying import Copies, tapped
+from lightning_echo.analysis.copying import Copies, tapped, transferred
 from lightning_echo.analysis.data import TrainingData, nothing
 from lightning_echo.analysis.fits import Prepared, Ready, StepClock, fit
 from lightning_echo.analysis.measured import MeasuredStages, Spread
@@ -43,6 +43,7 @@ from lightning_echo.analysis.questions import in_words
 from lightning_echo.analysis.ranks import gathered
 from lightning_echo.analysis.result import Checked, StallAnalysis
 from lightning_echo.analysis.streams import measure_stream
+from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.source import Source
 
 __all__ = ["StallAnalyzer"]
@@ -116,7 +117,8 @@ class StallAnalyzer:
         self._say("hand-over and copy")
         hand_over, copies = _hand_over(trial), _copy(trial)
         self._say("ingestion rate: the step alone")
-        ingestion = trial.clock(Ready(copies.batch, steps), steps)
+        with transferred([trial.model, *trial.data.instances]):
+            ingestion = trial.clock(Ready(copies.batch, steps), steps)
         stages = _stages(trial, hand_over, Spread.of(copies.seconds or [0.0]), ingestion)
         self._say("the training, its data in memory")
         cached = None if phases.in_memory is None else Spread.of(trial.clock(phases.in_memory, steps).seconds, workers)
@@ -166,32 +168,33 @@ class StallAnalyzer:
             )
         if first.loader is None:
             raise MisconfigurationException("datamodule has no training batch to analyze: its train_dataloader is empty")
-        if not isinstance(first.loader, DataLoader):
+        loader = first.loader.loader if isinstance(first.loader, EchoLoader) else first.loader
+        if not isinstance(loader, DataLoader):
             raise MisconfigurationException(
-                f"datamodule must train on one DataLoader, got {type(first.loader).__name__}: analyze each loader by itself, "
+                f"datamodule must train on one DataLoader, got {type(loader).__name__}: analyze each loader by itself, "
                 "with StallAnalyzer(model, loader)"
             )
-        return first.loader
+        return loader
 
     def _loader_alone(self, loader: DataLoader[Any], steps: int, most_seconds: float) -> LoaderPhases:
         if not Source(loader).rebuilds or loader.batch_sampler is None:
             return measure_stream(loader, steps, _size_of(loader), most_seconds, self._say)
         batches = [list(indices) for indices in islice(iter(loader.batch_sampler), CHUNKS * steps)]
-        if len(batches) < steps:
-            raise ValueError(f"steps must be at most {len(batches)}, the batches of the training loader, got {steps}")
+        if (shortest := min(gathered(len(batches)))) < steps:
+            raise ValueError(f"steps must be at most {shortest}, the batches of the training loader, got {steps}")
         return measure_loader(loader, batches, steps, most_seconds, self._say)
 
 
 def _measured(model: pl.LightningModule) -> pl.LightningModule:
-    """A copy whose trainings end silently: what a model does at an end is not meant for a few steps."""
+    """A copy without callbacks of its own, whose trainings end silently: what is done at an end is not meant for a few steps."""
     copied = copy.deepcopy(model)
-    vars(copied).update(dict.fromkeys(_ENDS, nothing))
+    vars(copied).update(dict.fromkeys(_ENDS, nothing), configure_callbacks=list)
     return copied
 
 
 def _size_of(loader: DataLoader[Any]) -> int:
     """Examples in a batch; 1 where only the loader knows."""
-    return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
+    return loader.batch_size or 1
 
 
 def _hand_over(trial: Trial) -> Spread:
@@ -214,12 +217,12 @@ def _hand_over(trial: Trial) -> Spread:
 
 
 def _copy(trial: Trial) -> Copies:
-    """Of a batch to the device, several times; and the batch there."""
-    copies, host = Copies(), next(iter(trial.phases.in_memory or trial.phases.real))
+    """Of batches to the device; and a batch there."""
+    copies, batches = Copies(), trial.phases.in_memory or trial.phases.real
     with tapped([trial.model, *trial.data.instances], copies):
-        trial.clock(Ready(host, _COPIED), _COPIED)
+        trial.clock(batches, _COPIED)
     if copies.batch is None:  # a strategy that does not ask the hook
-        copies.batch = host
+        copies.batch = next(iter(batches))
     return copies
 
 
@@ -237,7 +240,7 @@ def _stages(trial: Trial, hand_over: Spread, copied: Spread, ingestion: StepCloc
         read_cpu_share=phases.read_cpu_share,
         prepare_cpu_share=phases.prepare_cpu_share,
         step_cpu_seconds=ingestion.cpu_seconds,
-        batch_size=_size_of(loader),
+        batch_size=phases.batch_size,
         workers=loader.num_workers,
         takes_ahead=phases.takes_ahead,
         cores=_usable_cores(),

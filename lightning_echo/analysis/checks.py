@@ -68,7 +68,7 @@ class Trial:
         return self._clock(data, steps + _FILLING_STEPS, _FILLING_STEPS)
 
     def _clock(self, data: Any, steps: int, skipped: int) -> StepClock:
-        clock = StepClock(self.most_seconds, skipped)
+        clock = StepClock(self.most_seconds, skipped, fewest=self.loader.num_workers)
         fit(self.model, data, steps, clock, self.trainer_kwargs)
         if not clock.seconds:
             raise ValueError("too few batches in the time there is to measure a step: give more seconds, or smaller batches")

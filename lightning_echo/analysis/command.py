@@ -55,6 +55,7 @@ class Analyzes:
         """
         analyzer = StallAnalyzer(model, datamodule, trainer_kwargs=self.analyzed_kwargs)
         analysis = analyzer.run(steps, seconds)
+        rank_zero_only(analysis.to_json)(json)  # whatever happens when something is tried
         if verify:
             try:
                 analysis = analyzer.check(analysis)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["Copies", "tapped", "wait_for"]
+__all__ = ["Copies", "tapped", "transferred", "wait_for"]
 
-_HOOK = "transfer_batch_to_device"
+_BEFORE, _HOOK = "on_before_batch_transfer", "transfer_batch_to_device"
 
 
 class Copies:
@@ -47,6 +47,24 @@ def tapped(instances: Iterable[Any], copies: Copies) -> Iterator[None]:
     finally:
         for instance in tapped:
             vars(instance).pop(_HOOK, None)
+
+
+@contextmanager
+def transferred(instances: Iterable[Any]) -> Iterator[None]:
+    """While it lasts, batches are on the device already: what is done before and at a transfer is not done again."""
+    muted = list(instances)
+    for instance in muted:
+        vars(instance).update({_HOOK: _same, _BEFORE: _same})
+    try:
+        yield
+    finally:
+        for instance in muted:
+            for name in (_HOOK, _BEFORE):
+                vars(instance).pop(name, None)
+
+
+def _same(batch: Any, *args: Any, **kwargs: Any) -> Any:
+    return batch
 
 
 class _Tap:

@@ -17,6 +17,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from lightning_echo.analysis.copying import wait_for
 
@@ -25,7 +26,6 @@ __all__ = ["WARM_UP_STEPS", "Prepared", "Ready", "StepClock", "fit"]
 WARM_UP_STEPS = 5
 _AT_ONCE = 10  # steps between two looks at a device that runs behind the host, or at the other ranks' clocks
 _OWN: dict[str, Any] = {
-    "logger": False,
     "enable_checkpointing": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
@@ -52,14 +52,15 @@ class StepClock(pl.Callback):
     Args:
         most_seconds: After so long the fit ends, on all ranks with the same step.
         skipped: First steps that do not count; at least 1, and no more than are done in half of that time.
+        fewest: Steps that count whatever the time.
 
     Attributes:
         seconds: Of each step that counts.
         cpu_seconds: Processor time of this process per step, all its threads.
     """
 
-    def __init__(self, most_seconds: float = float("inf"), skipped: int = WARM_UP_STEPS) -> None:
-        self._most_seconds, self._skipped = most_seconds, max(1, skipped)
+    def __init__(self, most_seconds: float = float("inf"), skipped: int = WARM_UP_STEPS, fewest: int = 1) -> None:
+        self._most_seconds, self._skipped, self._fewest = most_seconds, max(1, skipped), fewest
         self._begin = self._last = self._cpu_begin = 0.0
         self._steps = self._noted = 0
         self._counts_from: int | None = None
@@ -101,7 +102,8 @@ class StepClock(pl.Callback):
 
     def _is_over(self, trainer: pl.Trainer) -> bool:
         """Whether the time is up on any rank: all of them ask at the same steps, and how long that takes does not count."""
-        is_over = self._counts_from is not None and self._last - self._begin > self._most_seconds
+        is_over = self._counts_from is not None and self._steps - self._counts_from >= self._fewest
+        is_over = is_over and self._last - self._begin > self._most_seconds
         if trainer.world_size == 1:
             return is_over
         if self._steps % _AT_ONCE:
@@ -110,6 +112,14 @@ class StepClock(pl.Callback):
         is_over = trainer.strategy.reduce_boolean_decision(is_over, all=False)
         self._last += time.perf_counter() - begin
         return is_over
+
+
+class _Lenient(pl.Callback):
+    """Learning-rate schedulers go without what they monitor: there is no validation."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for scheduler in trainer.lr_scheduler_configs:
+            scheduler.strict = False
 
 
 class Prepared(pl.Callback):
@@ -155,10 +165,12 @@ def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback,
         trainer_kwargs: The user's; what would write, validate or end the training is left out. Copied, since a strategy or a
             plugin can be of one Trainer only.
     """
-    kept = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in {*_OWN, "callbacks"}}
+    kept = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in {*_OWN, "callbacks", "logger"}}
+    # A step may write to its logger, unless it has none.
+    kept["logger"] = DummyLogger() if trainer_kwargs.get("logger", True) else False
     named = {"datamodule": data} if isinstance(data, pl.LightningDataModule) else {"train_dataloaders": data}
     with _quiet():
-        pl.Trainer(**{**kept, **_OWN, "callbacks": [callback], "limit_train_batches": steps}).fit(model, **named)
+        pl.Trainer(**{**kept, **_OWN, "callbacks": [callback, _Lenient()], "limit_train_batches": steps}).fit(model, **named)
 
 
 @contextmanager

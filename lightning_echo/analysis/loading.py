@@ -6,6 +6,7 @@ batch and says how long it took. Nothing of it draws from the random numbers of 
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,8 @@ from lightning_echo.analysis.transforms import TimedTransforms
 from lightning_echo.echoing.dataset import EchoDataset
 from lightning_echo.echoing.weight import nbytes
 
-__all__ = ["BatchSeconds", "Batches", "FirstBatches", "Pass", "Seen", "counted", "iterate", "run_pass"]
+__all__ = ["BatchSeconds", "Batches", "FirstBatches", "Pass", "Seen", "counted", "fewest", "iterate", "run_pass"]
 
-_FEWEST = 2  # batches: the first one starts the workers
 _MOST_KEPT_BYTES = 2**30
 
 Value = TypeVar("Value")
@@ -77,7 +77,7 @@ class Pass:
     transforms: list[dict[str, float]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
 
-    def of(self, name: str, per: int) -> Spread:
+    def of(self, name: str, per: float) -> Spread:
         """Seconds of a part of the work.
 
         Args:
@@ -96,6 +96,15 @@ class Pass:
         """Share of the workers' time in which a processor is busy."""
         spent = fmean(batch.first + batch.second + batch.collate for batch in counted(self.batches))
         return min(1.0, self.cpu_seconds / spent) if spent else 0.0
+
+
+def fewest(workers: int) -> int:
+    """Batches of a pass that say something: those which workers begin with arrive at once.
+
+    >>> fewest(0), fewest(1), fewest(4)
+    (2, 3, 9)
+    """
+    return max(2, 2 * workers + 1)
 
 
 def counted(batches: Sequence[Value]) -> Sequence[Value]:
@@ -120,11 +129,11 @@ def run_pass(
         loader: The user's, whose options are taken over.
         part: What is done for each example.
         batches: The indices of each.
-        collates: Whether the user's collate function makes batches; else examples come in lists.
+        collates: Whether the user's collate function makes batches; else examples are kept in lists.
         keeps: Whether outputs are kept; the pass ends, too, when they take a gibibyte.
         looks: Whether workers say which files they open and what each transform takes; without workers nothing is seen.
         workers: In place of the loader's.
-        most_seconds: The pass ends with the first batch after so long, but has at least two where there are two.
+        most_seconds: The pass ends with the first batch after so long, but has `fewest` where there are so many.
 
     Raises:
         Exception: The data set, or the collate function, raises it.
@@ -138,10 +147,10 @@ def run_pass(
         files.update(dict.fromkeys(seen.files))
         made.transforms.append(seen.transforms)
         if keeps:
-            made.outputs.append(batch)
+            made.outputs.append(batch if collates else pickle.loads(batch))
             kept_bytes += nbytes(batch)
         is_over = now - begin > most_seconds or kept_bytes > _MOST_KEPT_BYTES
-        if is_over and len(made.batches) >= _FEWEST:
+        if is_over and len(made.batches) >= fewest(loader.num_workers if workers is None else workers):
             break
         last = time.perf_counter()
     made.files = list(files)
@@ -164,7 +173,7 @@ def iterate(
         options |= {"timeout": loader.timeout, "multiprocessing_context": loader.multiprocessing_context}
         options["prefetch_factor"] = loader.prefetch_factor or 2
     probed: Any = EchoDataset(_Probe(loader.dataset, part, looks))  # to a worker_init_fn it looks like the user's
-    collate: Any = _Collate(loader.collate_fn if collates else list)
+    collate: Any = _Collate(loader.collate_fn if collates else pickle.dumps)  # tensors, too: each would be a shared file
     return iter(
         DataLoader(
             probed,

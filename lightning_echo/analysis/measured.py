@@ -119,7 +119,7 @@ class MeasuredStages:
         read_cpu_share: Share of the reading time in which a processor is busy.
         prepare_cpu_share: The same of decoding, augmentation and collation.
         step_cpu_seconds: Processor time of a step in the main process, all its threads.
-        batch_size: Examples in a batch.
+        batch_size: Examples in a batch, their mean.
         workers: Worker processes; 0: loading and training take turns.
         takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, beside the step.
         cores: That this process and its workers may use, on this rank.
@@ -145,7 +145,7 @@ class MeasuredStages:
     read_cpu_share: float
     prepare_cpu_share: float
     step_cpu_seconds: float
-    batch_size: int
+    batch_size: float
     workers: int
     takes_ahead: bool
     cores: int

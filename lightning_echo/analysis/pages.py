@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["OpenedFiles", "drop_pages"]
+__all__ = ["OpenedFiles", "drop_pages", "hold_data"]
+
+_LARGE_BYTES = 2**24
+_NOT_DATA = ("/proc/", "/sys/", "/dev/", os.path.join(sys.prefix, ""), os.path.join(sys.base_prefix, "lib", ""))
 
 
 class OpenedFiles:
@@ -30,7 +33,7 @@ class OpenedFiles:
         return [path for path in paths if _is_data(path)]
 
     def _note(self, event: str, args: tuple[object, ...]) -> None:
-        if event == "open" and args and isinstance(args[0], str | bytes | os.PathLike):
+        if event == "open" and isinstance(args[0], str | bytes | os.PathLike) and _reads(args[1], args[2]):
             self._paths[os.path.abspath(os.fsdecode(args[0]))] = None
 
 
@@ -53,9 +56,21 @@ def drop_pages(paths: Iterable[str]) -> int:
     return dropped
 
 
+def hold_data(paths: Sequence[str], batches: int) -> bool:
+    """Whether a data set is read from these files, and not only a label or a setting: one of them a batch, or large ones."""
+    return len(paths) >= batches or sum(map(os.path.getsize, paths)) >= _LARGE_BYTES
+
+
+def _reads(mode: object, flags: object) -> bool:
+    """Whether a file is opened for reading alone."""
+    if isinstance(mode, str):
+        return not set(mode) & set("wax+")
+    return isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) == 0
+
+
 def _is_data(path: str) -> bool:
     """Whether it is a regular file, and none of Python's own."""
-    if path.endswith((".py", ".pyc", ".so")) or path.startswith(("/proc/", "/sys/", "/dev/")):
+    if path.endswith((".py", ".pyc", ".so")) or path.startswith(_NOT_DATA):
         return False
     try:
         return stat.S_ISREG(os.stat(path).st_mode)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.echoing.choice import choose
 from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.source import Source
 from lightning_echo.echoing.staged import batched
 from lightning_echo.echoing.stages import Stages
@@ -46,7 +47,7 @@ def preparing(make_stages: MakeStages, kept: Mapping[Any, Any], dataset: Any) ->
     stages = make_stages(dataset)
 
     def prepare(index: Any) -> Any:
-        return stages.augment(index, kept[index] if index in kept else stages.load(index))
+        return stages.augment(index, copy_example(kept[index]) if index in kept else stages.load(index))
 
     return lambda indices: list(map(prepare, indices)), None
 
@@ -66,6 +67,8 @@ def cuts(loader: DataLoader[Any]) -> tuple[MakeStages | None, MakeStages | None,
     if chosen.point is InsertionPoint.before_augmentation:
         split = chosen.make_stages
         points.insert(0, chosen.point.value)
+    if source.prepared_in_workers and split is None:
+        return None, None, tuple(points)  # it may not be readable here
     try:
         raw = choose(source, InsertionPoint.after_read).make_stages
         points.insert(0, InsertionPoint.after_read.value)

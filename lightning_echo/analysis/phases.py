@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.analysis.loading import Batches, FirstBatches, Pass, counted, run_pass
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.pages import drop_pages
+from lightning_echo.analysis.pages import drop_pages, hold_data
 from lightning_echo.analysis.parts import MakeStages, Part, cuts, halves, preparing, reading, whole
 from lightning_echo.analysis.ranks import gathered
 from lightning_echo.echoing.source import Source
@@ -58,6 +58,7 @@ class LoaderPhases:
         read_sharing: How reading slows down with more workers, see `MeasuredStages`.
         prepare_sharing: The same of the rest.
         takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own.
+        batch_size: Examples in a batch, their mean.
         transforms: Seconds per example of each, by name.
         files: That were read.
         real: Batches as in a training; the files' pages are to be dropped before.
@@ -78,6 +79,7 @@ class LoaderPhases:
     read_sharing: float
     prepare_sharing: float
     takes_ahead: bool
+    batch_size: float
     transforms: Mapping[str, float]
     files: tuple[str, ...]
     real: Batches | FirstBatches
@@ -133,13 +135,14 @@ def measure_loader(
     raw, split, points = cuts(loader)
     look = run("the loader: files and transforms", whole, batches[:steps], looks=True, workers=max(loader.num_workers, 1))
     steps = min(gathered(len(look.batches)))  # what was begun is finished: no pass is longer, and it is the same on all ranks
-    chunks, notes = _chunks(batches, steps, bool(look.files))
-    size = len(batches[0])
-    drop_pages(look.files)
-    if raw is not None and not look.files:
+    files = look.files if any(gathered(hold_data(look.files, steps))) else []
+    chunks, notes = _chunks(batches, steps, bool(files))
+    size = fmean(map(len, batches[: CHUNKS * steps]))
+    drop_pages(files)
+    if raw is not None and not files:
         fetched = _by_keeping(run, raw, chunks[1], size)
     else:
-        fetched = _by_difference(run, raw, None if look.files else look, chunks[0], size)
+        fetched = _by_difference(run, raw, None if files else look, chunks[0], size)
     augment = _NOTHING
     if split is not None:
         augment = run("augmentation alone", partial(halves, split), chunks[0]).of("second", size)
@@ -152,10 +155,11 @@ def measure_loader(
         fetched.read_cpu_share,
         fetched.warm.cpu_share,
         points,
-        *_sharing(run, fetched, chunks[3], look.files),
+        *_sharing(run, fetched, chunks[3], size, files),
         Source(loader).repeats_passes,
+        size,
         {name: fmean(seconds[name] for seconds in counted(look.transforms)) / size for name in look.transforms[-1]},
-        tuple(look.files),
+        tuple(files),
         Batches(loader, whole, chunks[2][: len(fetched.in_memory)]),
         fetched.in_memory,
         raw,
@@ -174,7 +178,7 @@ def _chunks(batches: Sequence[list[Any]], steps: int, can_be_dropped: bool) -> t
     return [[*batches[steps * number : steps * (number + 1)]] for number in range(CHUNKS)], (_FIRST_TOUCH,)
 
 
-def _by_keeping(run: _Runner, raw: MakeStages, batches: list[list[Any]], size: int) -> _Fetched:
+def _by_keeping(run: _Runner, raw: MakeStages, batches: list[list[Any]], size: float) -> _Fetched:
     """Raw items are read once, kept, and prepared from memory."""
     cold = run("fetch rate: reading alone", partial(reading, raw), batches, collates=False, keeps=True)
     batches = batches[: min(gathered(len(cold.batches)))]
@@ -186,7 +190,7 @@ def _by_keeping(run: _Runner, raw: MakeStages, batches: list[list[Any]], size: i
 
 
 def _by_difference(
-    run: _Runner, raw: MakeStages | None, first_touch: Pass | None, batches: list[list[Any]], size: int
+    run: _Runner, raw: MakeStages | None, first_touch: Pass | None, batches: list[list[Any]], size: float
 ) -> _Fetched:
     """Everything out of memory and everything in memory: a read between two decodings takes longer than one after another."""
     cold = first_touch or run("fetch rate: out of memory", whole, batches)
@@ -203,9 +207,9 @@ def _by_difference(
     return _Fetched(read, again, all_warm.without(again), share, warm, Batches(run.loader, whole, batches))
 
 
-def _sharing(run: _Runner, fetched: _Fetched, batches: list[list[Any]], files: Sequence[str]) -> tuple[float, float]:
+def _sharing(run: _Runner, fetched: _Fetched, batches: list[list[Any]], size: float, files: Sequence[str]) -> tuple[float, float]:
     """How reading, and the rest, slow down with more workers: by passes with one of them, or with two where there is one."""
-    workers, size = run.loader.num_workers, len(batches[0])
+    workers = run.loader.num_workers
     if not workers:
         return 0.0, 0.0
     others = 1 if workers > 1 else 2

@@ -26,7 +26,7 @@ __all__ = ["Prediction", "Setting", "contention", "costs_of", "predict"]
 
 _WAITS = 1.1  # times a step with everything ready: a training that waits for its workers
 _HELPS = 0.9  # times as long with twice as many workers, at most
-_MOST_CONTENTION = 3.0  # what is longer has other reasons
+_CONTENTION = 0.9, 3.0  # what is shorter or longer has other reasons
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def contention(stages: MeasuredStages, step_seconds: float) -> float:
     if not host or step_seconds < _WAITS * costs.device_seconds:
         return 1.0
     times = (step_seconds if stages.workers else step_seconds - costs.device_seconds) / host
-    return times if times <= _MOST_CONTENTION else 1.0
+    return times if _CONTENTION[0] <= times <= _CONTENTION[1] else 1.0
 
 
 def costs_of(stages: MeasuredStages, setting: Setting, which: str = "median") -> PipelineCosts:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.loading import FirstBatches
+from lightning_echo.analysis.loading import FirstBatches, fewest
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.phases import LoaderPhases
 from lightning_echo.analysis.ranks import gathered
@@ -36,7 +36,7 @@ def measure_stream(
         loader: The user's.
         steps: Batches at most.
         batch_size: Examples in a batch.
-        most_seconds: It ends with the first batch after so long, but has at least two.
+        most_seconds: It ends with the first batch after so long, but has `fewest`.
         say: Told what is done.
 
     Raises:
@@ -45,16 +45,18 @@ def measure_stream(
     """
     say("the loader: as a whole")
     seconds: list[float] = []
+    ended = True
     begin = last = time.perf_counter()
     for _ in FirstBatches(loader, steps):
         now = time.perf_counter()
         seconds.append(now - last)
         last = now
-        if now - begin > most_seconds and len(seconds) > 1:
+        if now - begin > most_seconds and len(seconds) >= fewest(loader.num_workers):
+            ended = False
             break
-    else:
-        if len(seconds) < steps:
-            raise ValueError(f"steps must be at most {len(seconds)}, the batches of the training loader, got {steps}")
+    shortest = min(gathered(len(seconds) if ended else steps))  # all ranks hear of it
+    if shortest < steps:
+        raise ValueError(f"steps must be at most {shortest}, the batches of the training loader, got {steps}")
     workers = max(loader.num_workers, 1)
     counted = seconds[min(workers, len(seconds) - 1) :]  # until then workers start
     per_example = workers / batch_size
@@ -71,6 +73,7 @@ def measure_stream(
         read_sharing=0.0,
         prepare_sharing=0.0,
         takes_ahead=False,
+        batch_size=batch_size,
         transforms={},
         files=(),
         real=FirstBatches(loader, min(gathered(len(seconds)))),

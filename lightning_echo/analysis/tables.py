@@ -69,7 +69,7 @@ def _steps(analysis: StallAnalysis) -> Table:
     if analysis.cached is not None:
         times.append(("the same with its data in memory", analysis.cached))
     times.append(("the step alone (ingestion)", stages.step))
-    setup = f"batch size {stages.batch_size}, num_workers {stages.workers}, cores {stages.cores}"
+    setup = f"batch size {short(stages.batch_size)}, num_workers {stages.workers}, cores {stages.cores}"
     remarks = [f"The accelerator is idle {percent(analysis.idle_fraction)} of the time, with {setup}."]
     if stages.contention > _NOTABLE_CONTENTION:
         remarks.append(

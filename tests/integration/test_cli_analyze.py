@@ -42,7 +42,10 @@ class Data(pl.LightningDataModule):
 
 
 class Own(pl.Trainer):
-    """A user's Trainer."""
+    """A user's Trainer, with an option of its own."""
+
+    def __init__(self, *, mood: str = "good", accelerator: str = "cpu", **kwargs: Any) -> None:
+        super().__init__(accelerator=accelerator, **kwargs)
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +134,13 @@ def test_what_cannot_be_tried_is_said_and_the_report_comes_all_the_same(
         run("analyze", "--steps=10", "--verify=true")
     assert "the recommended setting was not tried: there is no second storage here" in caplog.text
     assert StallAnalysis.from_json(tmp_path / "analysis.json").checked == ()
+
+
+def test_the_analysis_is_saved_whatever_happens_when_its_advice_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("lightning_echo.analysis.analyzer.run_trial", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run("analyze", "--steps=4", "--verify")
+    assert StallAnalysis.from_json(tmp_path / "analysis.json").stages.workers == 1
 
 
 def refuse(*args: Any) -> None:

@@ -187,22 +187,18 @@ def test_a_share_of_files_is_in_memory_where_it_is_tried(tmp_path, monkeypatch):
     assert read == [str(index) for index in range(3, 40, 4)]
 
 
-def test_a_share_of_a_single_file_cannot_be_in_memory(tmp_path):
-    class OneFile(StagedDataset):
+def test_a_few_small_files_do_not_hold_the_data_and_a_share_of_it_cannot_be_in_memory(tmp_path):
+    class Remote(Dataset):
         def __len__(self):
             return 200
 
-        def read(self, index):
-            return (tmp_path / "all").read_bytes()[index]
+        def __getitem__(self, index):
+            return torch.full((32,), float((tmp_path / "label").read_text()))
 
-        def decode(self, raw):
-            return torch.full((32,), float(raw))
-
-        def augment(self, example):
-            return example
-
-    (tmp_path / "all").write_bytes(bytes(200))
-    analyzer, found = analyze(BoringModel(), loader_of(OneFile()))
+    (tmp_path / "label").write_text("7")
+    analyzer, found = analyze(BoringModel(), loader_of(Remote()))
+    assert found.notes[0].startswith("fetch rate: no files were seen to be opened")
+    assert analyzer._trial.phases.files == ()
     with pytest.raises(ValueError, match="cached_fraction cannot be tried, only predicted: this data set opens fewer than two"):
         analyzer.check(found, cached_fraction=0.5)
 
@@ -233,6 +229,71 @@ def test_hooks_of_the_data_module_are_part_of_a_step_and_see_a_batch_as_in_a_tra
     assert found.ingestion_seconds >= 10 * MS
 
 
+def test_a_hook_before_the_transfer_sees_each_batch_once():
+    class Named(pl.LightningDataModule):
+        def train_dataloader(self):
+            return loader_of([{"x": torch.ones(32), "name": str(index)} for index in range(200)])
+
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            batch.pop("name")
+            return batch["x"]
+
+    analyzer, found = analyze(BoringModel(), Named())
+    assert analyzer.check(found, factor=2, insertion_point="after_batching").checked
+
+
+def test_a_schedule_that_monitors_validation_goes_without_it():
+    class Plateau(BoringModel):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
+
+    _, found = analyze(Plateau(), loader_of(Staged()))
+    assert found.step_seconds > 0
+
+
+def test_callbacks_of_the_model_take_no_part_and_its_logger_may_be_written_to():
+    class Watched(BoringModel):
+        def configure_callbacks(self):
+            return [pl.callbacks.EarlyStopping("val_loss")]
+
+        def training_step(self, batch, batch_idx):
+            self.logger.experiment.add_scalar("a", 1)
+            return super().training_step(batch, batch_idx)
+
+    _, found = analyze(Watched(), loader_of(Staged()))
+    assert found.step_seconds > 0
+
+
+class Uneven:
+    """Batches of 2 and 6 examples in turn, from a sampler that names no size."""
+
+    def __iter__(self):
+        return iter([list(range(start, start + size)) for start, size in zip(range(0, 320, 4), [2, 6] * 40, strict=True)])
+
+    def __len__(self):
+        return 80
+
+
+def test_batches_of_a_users_sampler_have_their_mean_size():
+    dataset = Staged(read_seconds=5 * MS)
+    _, found = analyze(Slept(), DataLoader(dataset, batch_sampler=Uneven(), num_workers=1), 20)
+    assert found.stages.batch_size == 4
+    assert 4 * MS < found.stages.decode.median < 20 * MS  # reading included: each time it is as slow, and there are no files
+    assert found.stages.points == ("after_batching", "after_transfer")
+    assert found.predict().step_seconds >= 4 * 4 * MS
+
+
+def test_a_data_module_that_echoes_by_itself_is_looked_at_without_echoing():
+    class Echoes(pl.LightningDataModule):
+        def train_dataloader(self):
+            return EchoLoader(loader_of(Staged()), 3)
+
+    _, found = analyze(BoringModel(), Echoes())
+    assert found.stages.points[0] == "after_read"
+
+
 def test_of_a_stream_only_the_whole_is_measured_and_that_is_said():
     class Stream(IterableDataset):
         def __iter__(self):
@@ -257,9 +318,9 @@ def test_of_a_stream_only_the_whole_is_measured_and_that_is_said():
 
 
 def test_time_is_kept_to_and_what_was_begun_is_finished():
-    """A batch takes 0.1 s, and a phase may take 0.1: two batches of each."""
+    """A batch takes 0.1 s, and a phase may take less: three batches with one worker, the first two of which it begins with."""
     analyzer, _ = analyze(BoringModel(), loader_of(Staged(read_seconds=25 * MS)), steps=100, seconds=1.1)
-    assert len(analyzer._trial.phases.real) == 2
+    assert len(analyzer._trial.phases.real) == 3
 
 
 def test_progress_is_told():

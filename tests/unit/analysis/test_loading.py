@@ -90,6 +90,17 @@ def test_what_lies_in_memory_is_not_read():
     assert all(spent.first >= 2 * (DECODE + AUGMENT) for spent in made.batches)
 
 
+def test_what_is_kept_is_not_edited():
+    class Edits(Sleeping):
+        def decode(self, raw):
+            return torch.tensor([float(raw.pop())])
+
+    loader = loader_of(Edits(), 0)
+    part = partial(preparing, partial(make_stages, conventions=None, raw=True), {index: [index] for index in range(8)})
+    for _ in range(2):
+        assert run_pass(loader, part, BATCHES, keeps=True).outputs[1].tolist() == [2, 3]
+
+
 def test_what_is_not_kept_is_loaded():
     loader = loader_of(Sleeping(), 1)
     made = run_pass(loader, partial(preparing, stages_of(raw=True), {1: 10, 4: 40}), BATCHES, keeps=True)

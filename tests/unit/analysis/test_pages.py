@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_echo.analysis.pages import OpenedFiles, drop_pages
+from lightning_echo.analysis.pages import OpenedFiles, drop_pages, hold_data
 
 
 def open_some(paths, sender):
@@ -39,6 +39,37 @@ def resident_pages(path):
         address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
         assert ctypes.CDLL(None, use_errno=True).mincore(address, ctypes.c_size_t(size), flags) == 0
         return sum(flag & 1 for flag in flags)
+
+
+def test_files_that_are_written_are_not_read(tmp_path):
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=open_to_write, args=(tmp_path, sender))
+    process.start()
+    assert receiver.recv() == [str(tmp_path / "read"), str(tmp_path / "by number")]
+    process.join()
+
+
+def open_to_write(folder, sender):
+    for name in ("read", "by number", "both"):
+        (folder / name).write_text("")
+    opened = OpenedFiles()
+    for name, mode in (("read", "rb"), ("written", "w"), ("log", "a"), ("both", "r+")):
+        open(folder / name, mode).close()
+    os.close(os.open(folder / "by number", os.O_RDONLY))
+    os.close(os.open(folder / "both", os.O_RDWR))
+    sender.send(opened.take())
+
+
+def test_data_lies_in_a_file_for_each_batch_or_in_large_ones(tmp_path):
+    paths = [str(tmp_path / str(index)) for index in range(4)]
+    for path in paths:
+        Path(path).write_bytes(b"x")
+    assert hold_data(paths, 4)
+    assert not hold_data(paths, 5)
+    with open(paths[0], "wb") as file:
+        file.truncate(16 * 2**20)
+    assert hold_data(paths[:1], 5)
+    assert not hold_data([], 5)
 
 
 def test_files_that_were_opened_are_named_once_and_programs_are_not(tmp_path):
