@@ -117,7 +117,8 @@ class StallAnalyzer:
         self._say("hand-over and copy")
         hand_over, copies = _hand_over(trial), _copy(trial)
         self._say("ingestion rate: the step alone")
-        with transferred([trial.model, *trial.data.instances]):
+        # Where no hook was asked, the strategy transfers batches in its own way, and the batch is still on the host.
+        with transferred([trial.model, *trial.data.instances] if copies.seconds else []):
             ingestion = trial.clock(Ready(copies.batch, steps), steps)
         stages = _stages(trial, hand_over, Spread.of(copies.seconds or [0.0]), ingestion)
         self._say("the training, its data in memory")

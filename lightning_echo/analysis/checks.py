@@ -7,6 +7,7 @@ that are kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +25,11 @@ from lightning_echo.analysis.pages import drop_pages
 from lightning_echo.analysis.parts import preparing
 from lightning_echo.analysis.phases import LoaderPhases
 from lightning_echo.analysis.predict import Setting
+from lightning_echo.echoing.loader import EchoLoader
 
 __all__ = ["Trial", "run_trial"]
 
-_FILLING_STEPS = 40  # 16 batches are live by default
+_EPOCH = 10_000  # batches: none that is tried gets to its end
 _TAKEN_OVER = ("collate_fn", "pin_memory", "timeout", "worker_init_fn")
 
 Value = TypeVar("Value")
@@ -62,13 +64,14 @@ class Trial:
         steps = min(steps, len(loader))
         return self._clock(self.data.over(loader), steps, min(WARM_UP_STEPS, steps // 2))
 
-    def clock_echoed(self, loader: Any, steps: int, **options: Any) -> StepClock:
-        """The same with echoing, which first fills its buffer; options are those of `EchoDataModule`."""
-        data = self.data.echoed(loader, seed=0, shard=False, **options)
-        return self._clock(data, steps + _FILLING_STEPS, _FILLING_STEPS)
+    def clock_echoed(self, loader: DataLoader[Any], steps: int, factor: float, insertion_point: str) -> StepClock:
+        """The same with echoing; what it takes to fill the buffer does not count, however long that is."""
+        filling = EchoLoader(loader, factor, insertion_point=insertion_point, num_replicas=1, rank=0).settled_at + WARM_UP_STEPS
+        data = self.data.echoed(loader, factor=factor, insertion_point=insertion_point, seed=0, shard=False)
+        return self._clock(data, filling + steps, filling, most_skipped_seconds=math.inf)
 
-    def _clock(self, data: Any, steps: int, skipped: int) -> StepClock:
-        clock = StepClock(self.most_seconds, skipped, fewest=self.loader.num_workers)
+    def _clock(self, data: Any, steps: int, skipped: int, **options: float) -> StepClock:
+        clock = StepClock(self.most_seconds, skipped, fewest=self.loader.num_workers, **options)
         fit(self.model, data, steps, clock, self.trainer_kwargs)
         if not clock.seconds:
             raise ValueError("too few batches in the time there is to measure a step: give more seconds, or smaller batches")
@@ -94,8 +97,7 @@ def run_trial(trial: Trial, setting: Setting, steps: int) -> Spread:
     workers = trial.loader.num_workers if setting.workers is None else setting.workers
     drop_pages(trial.phases.files)
     if setting.factor > 1:
-        options = {"factor": setting.factor, "insertion_point": setting.insertion_point}
-        clock = trial.clock_echoed(_to_echo(trial, workers, steps + _FILLING_STEPS), steps, **options)
+        clock = trial.clock_echoed(_to_echo(trial, workers), steps, setting.factor, setting.insertion_point)
     else:
         clock = trial.clock(_plain(trial, setting.cached_fraction, workers), steps)
     return Spread.of(clock.seconds, max(workers, 1))
@@ -128,12 +130,11 @@ def _share_of(values: Sequence[Value], share: float) -> list[Value]:
     return [value for number, value in enumerate(values) if int((number + 1) * share) > int(number * share)]
 
 
-def _to_echo(trial: Trial, workers: int, steps: int) -> DataLoader[Any]:
-    """The same batches as the real run, as often as it takes."""
+def _to_echo(trial: Trial, workers: int) -> DataLoader[Any]:
+    """The same batches as the real run, often enough for a long epoch."""
     loader, real = trial.loader, trial.phases.real
     if isinstance(real, Batches):
-        times = -(-steps // len(real))
-        indices = list(real.indices) * times
+        indices = list(real.indices) * -(-_EPOCH // len(real))
         options = {name: getattr(loader, name) for name in _TAKEN_OVER} | {"num_workers": workers}
         if workers:
             options |= {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": loader.multiprocessing_context}

@@ -51,7 +51,8 @@ class StepClock(pl.Callback):
 
     Args:
         most_seconds: After so long the fit ends, on all ranks with the same step.
-        skipped: First steps that do not count; at least 1, and no more than are done in half of that time.
+        skipped: First steps that do not count; at least 1.
+        most_skipped_seconds: No more of them than are done in that time. Default: half of the longest time.
         fewest: Steps that count whatever the time.
 
     Attributes:
@@ -59,8 +60,15 @@ class StepClock(pl.Callback):
         cpu_seconds: Processor time of this process per step, all its threads.
     """
 
-    def __init__(self, most_seconds: float = float("inf"), skipped: int = WARM_UP_STEPS, fewest: int = 1) -> None:
+    def __init__(
+        self,
+        most_seconds: float = float("inf"),
+        skipped: int = WARM_UP_STEPS,
+        fewest: int = 1,
+        most_skipped_seconds: float | None = None,
+    ) -> None:
         self._most_seconds, self._skipped, self._fewest = most_seconds, max(1, skipped), fewest
+        self._most_skipped_seconds = most_seconds / 2 if most_skipped_seconds is None else most_skipped_seconds
         self._begin = self._last = self._cpu_begin = 0.0
         self._steps = self._noted = 0
         self._counts_from: int | None = None
@@ -86,7 +94,7 @@ class StepClock(pl.Callback):
     def _warm_up(self, device: torch.device) -> None:
         wait_for(device)
         now = time.perf_counter()
-        if self._steps >= self._skipped or now - self._begin > self._most_seconds / 2:
+        if self._steps >= self._skipped or now - self._begin > self._most_skipped_seconds:
             self._counts_from = self._noted = self._steps
             self._begin = self._last = now
             self._cpu_begin = time.process_time()
@@ -161,7 +169,7 @@ def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback,
         model: Is trained.
         data: A data module or loaders, as ``fit`` takes them.
         steps: At most.
-        callback: The only one.
+        callback: Takes part; the user's do not.
         trainer_kwargs: The user's; what would write, validate or end the training is left out. Copied, since a strategy or a
             plugin can be of one Trainer only.
     """

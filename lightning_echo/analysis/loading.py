@@ -64,14 +64,12 @@ class Pass:
     """What a pass came to.
 
     Attributes:
-        seconds: From batch to batch as they arrived; first that until the first one.
         batches: What workers spent, batch by batch.
         files: Opened by the workers, in the order in which they were met.
         transforms: Seconds of each transform, batch by batch.
         outputs: The batches themselves, where they were asked for.
     """
 
-    seconds: list[float] = field(default_factory=list)
     batches: list[BatchSeconds] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     transforms: list[dict[str, float]] = field(default_factory=list)
@@ -139,20 +137,17 @@ def run_pass(
         Exception: The data set, or the collate function, raises it.
     """
     made, files, kept_bytes = Pass(), dict[str, None](), 0
-    begin = last = time.perf_counter()
+    begin = time.perf_counter()
     for batch, spent, seen in iterate(loader, part, batches, collates=collates, looks=looks, workers=workers):
-        now = time.perf_counter()
-        made.seconds.append(now - last)
         made.batches.append(BatchSeconds(*spent))
         files.update(dict.fromkeys(seen.files))
         made.transforms.append(seen.transforms)
         if keeps:
             made.outputs.append(batch if collates else pickle.loads(batch))
             kept_bytes += nbytes(batch)
-        is_over = now - begin > most_seconds or kept_bytes > _MOST_KEPT_BYTES
+        is_over = time.perf_counter() - begin > most_seconds or kept_bytes > _MOST_KEPT_BYTES
         if is_over and len(made.batches) >= fewest(loader.num_workers if workers is None else workers):
             break
-        last = time.perf_counter()
     made.files = list(files)
     return made
 

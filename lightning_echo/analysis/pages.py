@@ -44,21 +44,25 @@ def drop_pages(paths: Iterable[str]) -> int:
     dropped = 0
     for path in paths:
         try:
-            file = os.open(path, os.O_RDONLY)
-        except OSError:  # gone meanwhile, or no longer ours to read
+            with open(path, "rb", buffering=0) as file:
+                os.fsync(file)  # pages that are not written yet would stay; a file that was only read has none
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError:  # gone meanwhile, no longer ours to read, or of a file system that cannot
             continue
-        try:
-            os.fsync(file)  # pages that are not written yet would stay; a file that was only read has none
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            dropped += 1
-        finally:
-            os.close(file)
+        dropped += 1
     return dropped
 
 
 def hold_data(paths: Sequence[str], batches: int) -> bool:
     """Whether a data set is read from these files, and not only a label or a setting: one of them a batch, or large ones."""
-    return len(paths) >= batches or sum(map(os.path.getsize, paths)) >= _LARGE_BYTES
+    return len(paths) >= batches or sum(map(_size_of, paths)) >= _LARGE_BYTES
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:  # gone meanwhile
+        return 0
 
 
 def _reads(mode: object, flags: object) -> bool:

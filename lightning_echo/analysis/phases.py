@@ -30,7 +30,7 @@ from lightning_echo.echoing.source import Source
 __all__ = ["CHUNKS", "LoaderPhases", "measure_loader"]
 
 _FIRST_TOUCH = (
-    "fetch rate: no files were seen to be opened (a network, a database, or data in memory), so that nothing could be dropped "
+    "fetch rate: no files were seen to be opened (a network, a database, or data in memory), or this system cannot drop them "
     "from memory; measured is the first touch of each example"
 )
 _TOUCHED = (
@@ -100,7 +100,6 @@ class _Fetched:
     warm: Pass
     in_memory: Batches
     kept: Mapping[Any, Any] = field(default_factory=dict)
-    raw: MakeStages | None = None
 
 
 @dataclass(frozen=True)
@@ -135,36 +134,41 @@ def measure_loader(
     raw, split, points = cuts(loader)
     look = run("the loader: files and transforms", whole, batches[:steps], looks=True, workers=max(loader.num_workers, 1))
     steps = min(gathered(len(look.batches)))  # what was begun is finished: no pass is longer, and it is the same on all ranks
-    files = look.files if any(gathered(hold_data(look.files, steps))) else []
-    chunks, notes = _chunks(batches, steps, bool(files))
+    can_drop = any(gathered(hold_data(look.files, steps) and drop_pages(look.files) > 0))
+    files = look.files if can_drop else []
+    chunks, notes = _chunks(batches, steps, can_drop)
     size = fmean(map(len, batches[: CHUNKS * steps]))
-    drop_pages(files)
-    if raw is not None and not files:
-        fetched = _by_keeping(run, raw, chunks[1], size)
+    if raw is not None and not can_drop:
+        fetch: Callable[..., _Fetched] = partial(_by_keeping, run, raw, size)
     else:
-        fetched = _by_difference(run, raw, None if files else look, chunks[0], size)
+        fetch = partial(_by_difference, run, raw, size, files)
+    # Before, since a pass that takes too long leaves files out of memory.
+    other = fetch(chunks[3], 1 if loader.num_workers > 1 else 2) if loader.num_workers else None
+    fetched = fetch(chunks[1])
     augment = _NOTHING
     if split is not None:
-        augment = run("augmentation alone", partial(halves, split), chunks[0]).of("second", size)
+        augment = run("augmentation alone", partial(halves, split), fetched.in_memory.indices).of("second", size)
+    read_sharing, prepare_sharing = _sharing(fetched, other, loader.num_workers)
     return LoaderPhases(
-        fetched.read,
-        fetched.read_cached,
-        fetched.prepare.without(augment),
-        augment,
-        fetched.warm.of("collate", 1),
-        fetched.read_cpu_share,
-        fetched.warm.cpu_share,
-        points,
-        *_sharing(run, fetched, chunks[3], size, files),
-        Source(loader).repeats_passes,
-        size,
-        {name: fmean(seconds[name] for seconds in counted(look.transforms)) / size for name in look.transforms[-1]},
-        tuple(files),
-        Batches(loader, whole, chunks[2][: len(fetched.in_memory)]),
-        fetched.in_memory,
-        raw,
-        fetched.kept,
-        notes,
+        read=fetched.read,
+        read_cached=fetched.read_cached,
+        decode=fetched.prepare.without(augment),
+        augment=augment,
+        collate=fetched.warm.of("collate", 1),
+        read_cpu_share=fetched.read_cpu_share,
+        prepare_cpu_share=fetched.warm.cpu_share,
+        points=points,
+        read_sharing=read_sharing,
+        prepare_sharing=prepare_sharing,
+        takes_ahead=Source(loader).repeats_passes,
+        batch_size=size,
+        transforms={name: fmean(seconds[name] for seconds in counted(look.transforms)) / size for name in look.transforms[-1]},
+        files=tuple(files),
+        real=Batches(loader, whole, chunks[2][: len(fetched.in_memory)]),
+        in_memory=fetched.in_memory,
+        raw=raw,
+        kept=fetched.kept,
+        notes=notes,
     )
 
 
@@ -178,27 +182,31 @@ def _chunks(batches: Sequence[list[Any]], steps: int, can_be_dropped: bool) -> t
     return [[*batches[steps * number : steps * (number + 1)]] for number in range(CHUNKS)], (_FIRST_TOUCH,)
 
 
-def _by_keeping(run: _Runner, raw: MakeStages, batches: list[list[Any]], size: float) -> _Fetched:
+def _by_keeping(run: _Runner, raw: MakeStages, size: float, batches: list[list[Any]], workers: int | None = None) -> _Fetched:
     """Raw items are read once, kept, and prepared from memory."""
-    cold = run("fetch rate: reading alone", partial(reading, raw), batches, collates=False, keeps=True)
-    batches = batches[: min(gathered(len(cold.batches)))]
+    also = _also(workers)
+    cold = run(f"fetch rate: reading alone{also}", partial(reading, raw), batches, collates=False, keeps=True, workers=workers)
+    batches = _reached(batches, cold)
     kept = _by_index(batches, cold.outputs)
     in_memory = partial(preparing, raw, kept)
-    warm = run("preparation rate: from memory", in_memory, batches)
+    warm = run(f"preparation rate: from memory{also}", in_memory, batches, workers=workers)
     read, prepare = cold.of("first", size), warm.of("first", size)
-    return _Fetched(read, _NOTHING, prepare, cold.cpu_share, warm, Batches(run.loader, in_memory, batches), kept, raw)
+    return _Fetched(read, _NOTHING, prepare, cold.cpu_share, warm, Batches(run.loader, in_memory, batches), kept)
 
 
 def _by_difference(
-    run: _Runner, raw: MakeStages | None, first_touch: Pass | None, batches: list[list[Any]], size: float
+    run: _Runner, raw: MakeStages | None, size: float, files: Sequence[str], batches: list[list[Any]], workers: int | None = None
 ) -> _Fetched:
     """Everything out of memory and everything in memory: a read between two decodings takes longer than one after another."""
-    cold = first_touch or run("fetch rate: out of memory", whole, batches)
-    warm = run("preparation rate: in memory", whole, batches)
+    also = _also(workers)
+    drop_pages(files)
+    cold = run(f"fetch rate: out of memory{also}", whole, batches, workers=workers)
+    batches = _reached(batches, cold)
+    warm = run(f"preparation rate: in memory{also}", whole, batches, workers=workers)
     all_cold, all_warm = cold.of("first", size), warm.of("first", size)
     again = _NOTHING
     if raw is not None:
-        warm_reads = run("fetch rate: in memory", partial(reading, raw), batches, collates=False)
+        warm_reads = run(f"fetch rate: in memory{also}", partial(reading, raw), batches, collates=False, workers=workers)
         again = warm_reads.of("first", size)
     longer = all_cold.without(all_warm)
     read = Spread(*(getattr(longer, which) + getattr(again, which) for which in ("median", "low", "high")))
@@ -207,25 +215,22 @@ def _by_difference(
     return _Fetched(read, again, all_warm.without(again), share, warm, Batches(run.loader, whole, batches))
 
 
-def _sharing(run: _Runner, fetched: _Fetched, batches: list[list[Any]], size: float, files: Sequence[str]) -> tuple[float, float]:
-    """How reading, and the rest, slow down with more workers: by passes with one of them, or with two where there is one."""
-    workers = run.loader.num_workers
-    if not workers:
+def _also(workers: int | None) -> str:
+    return "" if workers is None else f", num_workers={workers}"
+
+
+def _reached(batches: list[list[Any]], cold: Pass) -> list[list[Any]]:
+    """Those that were read in time, on all ranks: others are not in memory."""
+    return batches[: min(gathered(len(cold.batches)))]
+
+
+def _sharing(fetched: _Fetched, other: _Fetched | None, workers: int) -> tuple[float, float]:
+    """How reading, and the rest, slow down with more workers: from what they take with another number of them."""
+    if other is None:
         return 0.0, 0.0
-    others = 1 if workers > 1 else 2
-    again = partial(run, workers=others)
-    drop_pages(files)
-    if fetched.kept and fetched.raw is not None:
-        cold = again(f"fetch rate: {others} workers", partial(reading, fetched.raw), batches, collates=False)
-        warm = again(f"preparation rate: {others} workers", fetched.in_memory.part, fetched.in_memory.indices)
-        read = cold.of("first", size).median
-    else:
-        cold = again(f"fetch rate: {others} workers", whole, batches)
-        warm = again(f"preparation rate: {others} workers", whole, batches)
-        read = cold.of("first", size).without(warm.of("first", size)).median + fetched.read_cached.median
-    before, prepared = fetched.warm.of("first", size).median, warm.of("first", size).median
-    noticed, more = _NOTICED * (fetched.read.median + before), others / workers
-    return _exponent(fetched.read.median, read, more, noticed), _exponent(before, prepared, more, noticed)
+    read, prepare = fetched.read.median, fetched.prepare.median
+    noticed, more = _NOTICED * (read + prepare), (1 if workers > 1 else 2) / workers
+    return _exponent(read, other.read.median, more, noticed), _exponent(prepare, other.prepare.median, more, noticed)
 
 
 def _exponent(before: float, after: float, more: float, noticed: float) -> float:

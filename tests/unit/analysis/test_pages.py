@@ -70,6 +70,7 @@ def test_data_lies_in_a_file_for_each_batch_or_in_large_ones(tmp_path):
         file.truncate(16 * 2**20)
     assert hold_data(paths[:1], 5)
     assert not hold_data([], 5)
+    assert not hold_data([str(tmp_path / "gone")], 5)
 
 
 def test_files_that_were_opened_are_named_once_and_programs_are_not(tmp_path):
