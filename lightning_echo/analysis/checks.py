@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.analysis.data import TrainingData
 from lightning_echo.analysis.fits import WARM_UP_STEPS, Ready, StepClock, fit
-from lightning_echo.analysis.loading import Batches, FirstBatches
+from lightning_echo.analysis.loading import Batches, FirstBatches, options_of
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.pages import drop_pages
 from lightning_echo.analysis.parts import preparing
@@ -30,7 +30,6 @@ from lightning_echo.echoing.loader import EchoLoader
 __all__ = ["Trial", "run_trial"]
 
 _EPOCH = 10_000  # batches: none that is tried gets to its end
-_TAKEN_OVER = ("collate_fn", "pin_memory", "timeout", "worker_init_fn")
 
 Value = TypeVar("Value")
 
@@ -135,9 +134,7 @@ def _to_echo(trial: Trial, workers: int) -> DataLoader[Any]:
     loader, real = trial.loader, trial.phases.real
     if isinstance(real, Batches):
         indices = list(real.indices) * -(-_EPOCH // len(real))
-        options = {name: getattr(loader, name) for name in _TAKEN_OVER} | {"num_workers": workers}
-        if workers:
-            options |= {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": loader.multiprocessing_context}
+        options = {"collate_fn": loader.collate_fn, **options_of(loader, workers)}
         if loader.batch_size is None:
             loader = DataLoader(loader.dataset, batch_sampler=indices, **options)
         else:

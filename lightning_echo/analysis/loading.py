@@ -24,7 +24,7 @@ from lightning_echo.analysis.transforms import TimedTransforms
 from lightning_echo.echoing.dataset import EchoDataset
 from lightning_echo.echoing.weight import nbytes
 
-__all__ = ["BatchSeconds", "Batches", "FirstBatches", "Pass", "Seen", "counted", "fewest", "iterate", "run_pass"]
+__all__ = ["BatchSeconds", "Batches", "FirstBatches", "Pass", "Seen", "counted", "fewest", "iterate", "options_of", "run_pass"]
 
 _MOST_KEPT_BYTES = 2**30
 
@@ -163,10 +163,6 @@ def iterate(
 ) -> Iterator[tuple[Any, BatchSeconds, Seen]]:
     """The batches of a pass, what a worker spent on each, and what it has seen; arguments as in `run_pass`."""
     number = loader.num_workers if workers is None else workers
-    options: dict[str, Any] = {"num_workers": number, "pin_memory": loader.pin_memory}
-    if number:
-        options |= {"timeout": loader.timeout, "multiprocessing_context": loader.multiprocessing_context}
-        options["prefetch_factor"] = loader.prefetch_factor or 2
     probed: Any = EchoDataset(_Probe(loader.dataset, part, looks))  # to a worker_init_fn it looks like the user's
     collate: Any = _Collate(loader.collate_fn if collates else pickle.dumps)  # tensors, too: each would be a shared file
     return iter(
@@ -174,11 +170,19 @@ def iterate(
             probed,
             batch_sampler=batches,
             collate_fn=collate,
-            worker_init_fn=loader.worker_init_fn,
             generator=torch.Generator(),
-            **options,
+            **options_of(loader, number),
         )
     )
+
+
+def options_of(loader: DataLoader[Any], workers: int) -> dict[str, Any]:
+    """The options of the user's loader that have nothing to do with order and batches, for so many workers."""
+    options = {"num_workers": workers, "pin_memory": loader.pin_memory, "worker_init_fn": loader.worker_init_fn}
+    if workers:
+        options |= {"timeout": loader.timeout, "multiprocessing_context": loader.multiprocessing_context}
+        options["prefetch_factor"] = loader.prefetch_factor or 2
+    return options
 
 
 class Batches:
