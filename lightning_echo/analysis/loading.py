@@ -178,7 +178,7 @@ def iterate(
 
 def options_of(loader: DataLoader[Any], workers: int) -> dict[str, Any]:
     """The options of the user's loader that have nothing to do with order and batches, for so many workers."""
-    options = {"num_workers": workers, "pin_memory": loader.pin_memory, "worker_init_fn": loader.worker_init_fn}
+    options: dict[str, Any] = {"num_workers": workers, "pin_memory": loader.pin_memory, "worker_init_fn": loader.worker_init_fn}
     if workers:
         options |= {"timeout": loader.timeout, "multiprocessing_context": loader.multiprocessing_context}
         options["prefetch_factor"] = loader.prefetch_factor or 2

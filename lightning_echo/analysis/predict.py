@@ -10,8 +10,8 @@ rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahea
 ``DataLoader`` reads an example and then prepares it, so that here both add up in h. ``cpu(e)`` is what a batch needs of the
 processors, the step included: more workers than they can feed change nothing. Beside the training, workers may take longer than
 alone (`MeasuredStages.contention`), and longer the more they are where they share a storage or processors (`read_sharing`,
-`prepare_sharing`); both are in h. With echoing there is no hand-over in T where an `EchoLoader` takes batches from the workers in a
-thread of its own; elsewhere an echo of a batch needs none. After the transfer, an echo needs no copy either.
+`prepare_sharing`); both are in h. With echoing there is no hand-over in T where an `EchoLoader` takes batches from the workers in
+a thread of its own; elsewhere an echo of a batch needs none. After the transfer, an echo needs no copy either.
 """
 
 from __future__ import annotations

@@ -143,5 +143,10 @@ def test_the_analysis_is_saved_whatever_happens_when_its_advice_is_tried(monkeyp
     assert StallAnalysis.from_json(tmp_path / "analysis.json").stages.workers == 1
 
 
+def test_the_time_it_may_take_is_said_on_the_command_line() -> None:
+    with pytest.raises(ValueError, match="seconds must be > 0, got 0"):
+        run("analyze", "--seconds=0")
+
+
 def refuse(*args: Any) -> None:
     raise ValueError("there is no second storage here")
