@@ -99,7 +99,8 @@ def run_trial(trial: Trial, setting: Setting, steps: int) -> Spread:
         clock = trial.clock_echoed(_to_echo(trial, workers), steps, setting.factor, setting.insertion_point)
     else:
         clock = trial.clock(_plain(trial, setting.cached_fraction, workers), steps)
-    return Spread.of(clock.seconds, max(workers, 1))
+    # A fresh batch, which steps wait for, comes once in so many steps.
+    return Spread.of(clock.seconds, max(workers, 1) * math.ceil(setting.factor))
 
 
 def _plain(trial: Trial, cached_fraction: float, workers: int) -> Batches | FirstBatches:

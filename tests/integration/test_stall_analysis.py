@@ -7,6 +7,7 @@ which benchmarks/analysis.py does.
 import copy
 import random
 import time
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import numpy as np
@@ -363,6 +364,15 @@ def test_an_echoed_trial_counts_only_once_its_buffer_is_full(monkeypatch):
     object.__setattr__(analyzer._trial, "most_seconds", 0.0)
     analyzer.check(found, factor=4, insertion_point="after_batching")
     assert made[0]._counts_from == 16 + 5
+
+
+def test_what_a_trial_takes_is_the_mean_over_fresh_and_echoed_batches(monkeypatch):
+    """One step of 8 ms and three of 1: each four of them take 2.75 ms in the mean, wherever a block ends."""
+    analyzer, found = analyze(BoringModel(), loader_of(Staged()))
+    seconds = [8 * MS, 1 * MS, 1 * MS, 1 * MS] * 8
+    monkeypatch.setattr(type(analyzer._trial), "clock_echoed", lambda *args: SimpleNamespace(seconds=seconds[:30]))
+    checked = analyzer.check(found, factor=4, insertion_point="after_batching").checked[0]
+    assert checked.step_seconds.median == pytest.approx(2.75 * MS)
 
 
 # ------------------------------------------------------------------ what it leaves as it was
