@@ -25,10 +25,10 @@ install: $(INSTALLED) ## create .venv with everything that the other targets use
 demo: $(INSTALLED) ## train on digits without and with echoing, print a table, save a plot
 	$(BIN)/python examples/digits.py $(ARGS)
 
-# All tests: files side by side on the cores, then what compares times. Those that ARGS choose: one after another.
+# All tests: files side by side on the cores, a thread each, then what compares times. Those that ARGS choose: one after another.
 test: $(INSTALLED) ## run the tests
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -q --numprocesses auto --dist loadfile -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist loadfile -m "not alone"
 	$(BIN)/python -m pytest -q -m alone
 else
 	$(BIN)/python -m pytest $(ARGS)

@@ -105,9 +105,9 @@ def test_an_unchanged_cli_program_echoes_by_a_callback_on_its_command_line(tmp_p
     assert callback["init_args"]["controller"]["class_path"].endswith("TargetIdle")
 
 
-def test_an_unchanged_cli_program_echoes_by_a_data_module_on_its_command_line(tmp_path: Path) -> None:
+def test_an_unchanged_cli_program_echoes_by_a_data_module_on_its_command_line(run_here: Start, tmp_path: Path) -> None:
     options = ["--data.datamodule.batch_size=16", "--data.factor=2.5", f"--data.buffer_size={BUFFER}", "--trainer.max_epochs=2"]
-    found = outcome(run("plain_cli.py", "fit", *DATA_MODULE, *options, NOTHING_SAVED, cwd=tmp_path))
+    found = outcome(run_here("plain_cli.py", "fit", *DATA_MODULE, *options, NOTHING_SAVED, cwd=tmp_path))
     assert found.factor == 2.5
     assert_echoed(found, 2.5, epochs=2)
 
@@ -155,7 +155,7 @@ def test_a_cli_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_t
     config: str, run_here: Start, tmp_path: Path
 ) -> None:
     program = CONFIGS[config]
-    first = outcome(run(program, "fit", "--config", str(EXAMPLES / config), NOTHING_SAVED, cwd=tmp_path))
+    first = outcome(run_here(program, "fit", "--config", str(EXAMPLES / config), NOTHING_SAVED, cwd=tmp_path))
     assert first.factor == 2.5
     assert_echoed(first, 2.5, epochs=2)
     (saved,) = tmp_path.rglob("config.yaml")
@@ -180,7 +180,7 @@ def test_an_omegaconf_program_echoes_by_its_yaml_file_and_the_saved_config_repro
     assert outcome(run_here("omegaconf_run.py", "config=config.yaml", cwd=tmp_path)) == first
 
 
-def test_an_omegaconf_program_echoes_by_a_dot_list(tmp_path: Path) -> None:
-    found = outcome(run("omegaconf_run.py", "echo.factor=4", "trainer.max_epochs=1", cwd=tmp_path))
+def test_an_omegaconf_program_echoes_by_a_dot_list(run_here: Start, tmp_path: Path) -> None:
+    found = outcome(run_here("omegaconf_run.py", "echo.factor=4", "trainer.max_epochs=1", cwd=tmp_path))
     assert found.factor == 4
     assert_echoed(found, 4, epochs=1)

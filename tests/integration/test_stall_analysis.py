@@ -514,7 +514,7 @@ class BothOf(BoringModel):
 
 
 def test_a_strategy_whose_processes_do_not_stay_is_refused():
-    kwargs = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_spawn"}
+    kwargs = {"accelerator": "cpu", "devices": 1, "strategy": "ddp_spawn"}
     with pytest.raises(MisconfigurationException, match="use strategy='ddp'"):
         StallAnalyzer(BoringModel(), loader_of(Staged()), trainer_kwargs=kwargs, say=str).run(10)
 
