@@ -2,7 +2,7 @@
 
 The stages of these pipelines sleep, so that times have lower bounds and known proportions; nothing here compares them closely,
 which benchmarks/stalls.py does. Where a test compares with a step that does not sleep, a batch sleeps for 0.1 s: with eight
-processes on two processors such a step was seen to take 0.03 s in place of 0.002.
+processes on two processors such a step was seen to take 0.03 s in place of 0.001.
 """
 
 import copy
@@ -334,6 +334,13 @@ def test_time_is_kept_to_and_what_was_begun_is_finished():
     """A batch takes 0.1 s, and a phase may take less: three batches with one worker, the first two of which it begins with."""
     analyzer, _ = analyze(BoringModel(), loader_of(Staged(read_seconds=25 * MS)), steps=100, seconds=1.1)
     assert len(analyzer._trial.phases.real) == 3
+
+
+def test_a_training_has_a_step_for_each_worker_whatever_the_time():
+    """What workers began together arrives in bursts."""
+    analyzer, _ = analyze(BoringModel(), loader_of(Staged(), workers=2))
+    object.__setattr__(analyzer._trial, "most_seconds", 0.0)
+    assert len(analyzer._trial.clock(analyzer._trial.phases.real, 10).seconds) == 2
 
 
 def test_progress_is_told():

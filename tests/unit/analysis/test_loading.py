@@ -112,6 +112,11 @@ def test_it_ends_when_its_time_is_up_but_has_two_batches():
     assert len(made.batches) == 2
 
 
+def test_other_workers_than_the_loaders_begin_with_as_many_batches_as_they_are():
+    made = run_pass(loader_of(Sleeping(), 0), whole, BATCHES * 2, workers=2, most_seconds=0.0)
+    assert len(made.batches) == 5
+
+
 def test_what_is_kept_has_an_end(monkeypatch):
     monkeypatch.setattr("lightning_echo.analysis.loading._MOST_KEPT_BYTES", 0)
     loader = loader_of(Sleeping(), 0)

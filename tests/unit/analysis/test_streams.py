@@ -1,0 +1,23 @@
+"""The phases of a stream: it is measured as a whole, for as long as there is time."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_echo.analysis.streams import measure_stream
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.zeros(80, 3))
+
+
+@pytest.mark.parametrize(("workers", "batches"), [(0, 2), (1, 3)])
+def test_a_stream_that_is_cut_short_by_its_time_is_not_one_that_has_ended(workers, batches):
+    phases = measure_stream(DataLoader(Stream(), 4, num_workers=workers), 30, 4, 0.0, str)
+    assert len(phases.real) == batches
+
+
+def test_one_that_has_ended_is_too_short():
+    with pytest.raises(ValueError, match="steps must be at most 20, the batches of the training loader, got 30"):
+        measure_stream(DataLoader(Stream(), 4), 30, 4, 60.0, str)
