@@ -1,5 +1,6 @@
 """Passes over one part of a data set: only that part runs, in the workers, and takes at least the time that it sleeps."""
 
+import multiprocessing
 import random
 import time
 from functools import partial
@@ -10,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis.loading import Batches, FirstBatches, run_pass
+from lightning_echo.analysis.loading import Batches, FirstBatches, options_of, run_pass
 from lightning_echo.analysis.parts import halves, preparing, reading, whole
 from lightning_echo.echoing.splits import find_split, make_stages
 
@@ -47,8 +48,8 @@ def collate(examples):
     return torch.cat(examples)
 
 
-def loader_of(dataset, workers):
-    return DataLoader(dataset, batch_size=2, collate_fn=collate, num_workers=workers)
+def loader_of(dataset, workers, **options):
+    return DataLoader(dataset, batch_size=2, collate_fn=collate, num_workers=workers, **options)
 
 
 def stages_of(raw):
@@ -174,6 +175,16 @@ def test_workers_may_be_others_and_what_they_open_is_noted(tmp_path):
     made = run_pass(loader_of(Files(), 0), whole, BATCHES, workers=1, looks=True)
     assert made.files == [str(tmp_path / str(index)) for index in range(8)]
     assert run_pass(loader_of(Files(), 0), whole, BATCHES, workers=1).files == []
+
+
+def test_options_of_the_users_workers_are_taken_over():
+    waits = {"timeout": 7, "prefetch_factor": 5, "multiprocessing_context": multiprocessing.get_context("spawn")}
+    both = {"pin_memory": True, "worker_init_fn": print}
+    loader = loader_of(Sleeping(), 1, **waits, **both)
+    assert options_of(loader, 3) == {"num_workers": 3, **waits, **both}
+    assert options_of(loader, 0) == {"num_workers": 0, **both}
+    without = loader_of(Sleeping(), 0)
+    assert options_of(without, 2)["prefetch_factor"] == 2  # torch's own
 
 
 def test_a_worker_init_fn_sees_the_users_data_set():
