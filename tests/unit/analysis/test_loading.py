@@ -2,6 +2,7 @@
 
 import multiprocessing
 import random
+import sys
 import time
 from functools import partial
 
@@ -74,6 +75,19 @@ def test_the_halves_are_timed_apart():
     assert all(spent.first >= 2 * (READ + DECODE) and spent.second >= 2 * AUGMENT for spent in made.batches)
     made = run_pass(loader_of(Sleeping(), 1), partial(halves, stages_of(raw=True)), BATCHES)
     assert all(spent.first >= 2 * READ and spent.second >= 2 * (DECODE + AUGMENT) for spent in made.batches)
+
+
+class CountsModules(Sleeping):
+    """An example is how many modules of torch its process has."""
+
+    def read(self, index):
+        return sum(name.startswith("torch") for name in sys.modules)
+
+
+def test_what_a_worker_imports_to_send_tensors_takes_no_time_from_batches():
+    fresh = loader_of(CountsModules(), 1, multiprocessing_context="spawn")
+    modules = torch.cat(run_pass(fresh, whole, BATCHES * 2, keeps=True).outputs).tolist()
+    assert len(set(modules)) == 1
 
 
 def test_reading_alone_neither_decodes_nor_augments_nor_collates():
