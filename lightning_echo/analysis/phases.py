@@ -12,6 +12,8 @@ reading, the cold pass reads alone, and what was read is kept and prepared from 
 from __future__ import annotations
 
 import math
+import pickle
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +39,12 @@ _TOUCHED = (
     "fetch rate: the training loader is too short for examples that were not read before, so that caches outside of this program "
     "may have been warm; {steps} batches were wanted"
 )
+_NOT_LOOKED = (
+    "files and transforms: not seen, since the data set fails in a worker process, and the loader has none ({error}); "
+    "with num_workers the training would fail, too"
+)
+# Devices and handles that do not come along into a worker, a worker that dies; under spawn: what cannot be pickled.
+_FAILS_IN_A_WORKER = (RuntimeError, OSError, TypeError, AttributeError, pickle.PicklingError)
 CHUNKS = 4  # passes whose examples are touched for the first time, where no files are opened
 _NOTICED = 0.05  # of an example's time: a stage that takes less is not asked how it scales
 _NOTHING = Spread.exactly(0.0)
@@ -132,7 +140,7 @@ def measure_loader(
     """
     run = _Runner(loader, most_seconds, say)
     raw, split, points = cuts(loader)
-    look = run("the loader: files and transforms", whole, batches[:steps], looks=True, workers=max(loader.num_workers, 1))
+    look, not_looked = _look(run, batches[:steps])
     steps = min(gathered(len(look.batches)))  # what was begun is finished: no pass is longer, and it is the same on all ranks
     can_drop = any(gathered(hold_data(look.files, steps) and drop_pages(look.files) > 0))
     files = look.files if can_drop else []
@@ -168,8 +176,21 @@ def measure_loader(
         in_memory=fetched.in_memory,
         raw=raw,
         kept=fetched.kept,
-        notes=notes,
+        notes=(*not_looked, *notes),
     )
+
+
+def _look(run: _Runner, batches: Sequence[list[Any]]) -> tuple[Pass, tuple[str, ...]]:
+    """The first pass, and what there is to say about it: only a worker can look, so one is borrowed where there is none."""
+    what = "the loader: files and transforms"
+    if run.loader.num_workers:
+        return run(what, whole, batches, looks=True), ()
+    try:
+        return run(what, whole, batches, looks=True, workers=1), ()
+    except _FAILS_IN_A_WORKER as error:
+        here = run("the loader, in this process", whole, batches)  # what is wrong with the data set itself is raised here
+        raised = "".join(traceback.format_exception_only(error)).strip()
+        return here, (_NOT_LOOKED.format(error=raised.splitlines()[-1]),)  # before it torch puts the worker's traceback
 
 
 def _chunks(batches: Sequence[list[Any]], steps: int, can_be_dropped: bool) -> tuple[list[list[list[Any]]], tuple[str, ...]]:

@@ -3,6 +3,8 @@
 Without workers all but the first pass run in this process.
 """
 
+from pickle import PicklingError
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
@@ -272,6 +274,50 @@ def test_where_the_system_cannot_drop_files_that_is_said(tmp_path, monkeypatch):
     assert found.files == ()
     assert "or this system cannot drop them" in found.notes[0]
     assert found.real.indices == ALL[20:30]
+
+
+class Here(Staged):
+    """Reads in the process that made it, as what holds a device or a handle."""
+
+    def __init__(self, message):
+        self.message = message
+
+    def decode(self, raw):
+        if get_worker_info() is not None:
+            raise RuntimeError(self.message)
+        return super().decode(raw)
+
+
+@pytest.mark.parametrize(
+    ("message", "said_of_it"), [("not here", "(RuntimeError: not here)"), ("one\ntwo", "(two)"), ("", "(RuntimeError)")]
+)
+def test_a_data_set_that_fails_in_a_worker_is_measured_without_one_and_that_is_said(message, said_of_it):
+    found, said = measured(Here(message))
+    assert times(found) == (READ, 0, DECODE, AUGMENT, COLLATE)
+    assert said[:2] == ["the loader: files and transforms", "the loader, in this process"]
+    assert "fails in a worker process" in found.notes[0]
+    assert said_of_it in found.notes[0]
+    assert found.transforms == {}
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, OSError, TypeError, AttributeError, PicklingError])
+def test_what_fails_everywhere_is_raised_from_the_users_process(kind):
+    class Fails(Staged):
+        def read(self, index):
+            if index == BATCHES[-1][-1]:  # the last of the first pass
+                raise kind("worker" if get_worker_info() is not None else "here")
+            return index
+
+    with pytest.raises(kind, match=r"^here$"):
+        measured(Fails())
+
+
+def test_with_workers_of_its_own_it_is_not_tried_without():
+    said = []
+    loader = DataLoader(Here("not here"), batch_size=4, num_workers=2)
+    with pytest.raises(RuntimeError, match="not here"):
+        measure_loader(loader, BATCHES, 10, 60.0, said.append)
+    assert said == ["the loader: files and transforms"]
 
 
 def test_transforms_are_named_with_their_seconds_per_example():
