@@ -15,18 +15,14 @@ from __future__ import annotations
 
 import copy
 import os
-import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
-import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
@@ -40,6 +36,7 @@ from lightning_echo.analysis.pages import drop_pages
 from lightning_echo.analysis.phases import CHUNKS, LoaderPhases, measure_loader
 from lightning_echo.analysis.predict import Setting, contention
 from lightning_echo.analysis.questions import in_words
+from lightning_echo.analysis.random_numbers import random_numbers_kept
 from lightning_echo.analysis.ranks import gathered
 from lightning_echo.analysis.result import Checked, StallAnalysis
 from lightning_echo.analysis.streams import measure_stream
@@ -104,9 +101,9 @@ class StallAnalyzer:
         if not seconds > 0:
             raise ValueError(f"seconds must be > 0, got {seconds!r}")
         share, self._steps, self._begun = seconds / _PHASES, steps, time.perf_counter()
-        with _random_numbers_kept():
+        with random_numbers_kept() as show:
             model, data = _measured(self._model), TrainingData(self._data)
-            loader = self._prepare(model, data)
+            loader = self._prepare(model, data, show)
             phases = self._loader_alone(loader, steps, share)
             self._trial = Trial(model, data, loader, phases, self._trainer_kwargs, share)
             return StallAnalysis.of_ranks(gathered(self._train(self._trial, steps)))
@@ -149,7 +146,8 @@ class StallAnalyzer:
             raise RuntimeError("nothing was analyzed yet: call run() first")
         tried = Setting(**setting) if setting else analysis.verdict.setting
         self._say(f"trying {in_words(tried)}")
-        with _random_numbers_kept():
+        with random_numbers_kept() as show:
+            show(self._trial.loader)
             measured = run_trial(self._trial, tried, self._steps)
         slowest = max(gathered(measured), key=lambda each: each.median)
         return analysis.with_check(Checked(tried, slowest))
@@ -157,11 +155,11 @@ class StallAnalyzer:
     def _say(self, message: str) -> None:
         self._tell(f"{message} ({time.perf_counter() - self._begun:.0f} s)")
 
-    def _prepare(self, model: pl.LightningModule, data: TrainingData) -> DataLoader[Any]:
+    def _prepare(self, model: pl.LightningModule, data: TrainingData, show: Callable[[Any], None]) -> DataLoader[Any]:
         """The training loader as Lightning prepares it."""
         self._say("what the Trainer makes of the data")
         first = Prepared()
-        fit(model, data.as_given(), 1, first, self._trainer_kwargs)
+        fit(model, data.as_given(show), 1, first, self._trainer_kwargs)
         if not first.was_here:
             raise MisconfigurationException(
                 "trainer_kwargs: the strategy trains in processes that it starts anew for each fit, and nothing comes back from "
@@ -256,18 +254,3 @@ def _usable_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     hosts = gathered(socket.gethostname())
     return max(1, cores // hosts.count(socket.gethostname()))
-
-
-@contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    """Those of torch, numpy and Python are afterwards what they were."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-        for device, state in enumerate(cuda):
-            torch.cuda.set_rng_state(state, device)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 
+from lightning_echo.collection import leaves_of
 from lightning_echo.datamodule import EchoDataModule
 from lightning_echo.echoing.loader import EchoLoader
 
@@ -38,13 +40,19 @@ class TrainingData:
         """Whom Lightning may ask for hooks, beside the model."""
         return [] if self._module is None else [self._module]
 
-    def as_given(self) -> Any:
-        """For the first training: its hooks prepare the data and set it up."""
-        if self._module is not None:
-            # Torn down when nobody needs it any more, and not after a training: others follow, over the same data set.
-            weakref.finalize(self, type(self._module).teardown, self._module, "fit")
-            vars(self._module)["teardown"] = nothing
-        return self._data
+    def as_given(self, show: Callable[[Any], None]) -> Any:
+        """For the first training: its hooks prepare the data and set it up.
+
+        Args:
+            show: Called with each training loader before it is iterated.
+        """
+        if self._module is None:
+            return self._data if self._data is None else _shown(self._data, show)
+        # Torn down when nobody needs it any more, and not after a training: others follow, over the same data set.
+        weakref.finalize(self, type(self._module).teardown, self._module, "fit")
+        made = self._module.train_dataloader
+        vars(self._module).update(teardown=nothing, train_dataloader=lambda: _shown(made(), show))
+        return self._module
 
     def over(self, loader: Any) -> Any:
         """With this training loader in place of its own; nothing is set up again."""
@@ -58,6 +66,13 @@ class TrainingData:
         if self._module is None:
             return EchoDataModule.from_dataloaders(loader, **options)
         return EchoDataModule(self.over(loader), **options)
+
+
+def _shown(loaders: Any, show: Callable[[Any], None]) -> Any:
+    """The same loaders."""
+    for loader in leaves_of(loaders).values():
+        show(loader)
+    return loaders
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:

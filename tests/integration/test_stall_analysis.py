@@ -476,6 +476,33 @@ def test_weights_optimizer_random_numbers_and_data_module_are_as_they_were(fails
     assert (np.random.get_state()[1].tolist(), random.getstate()) == numbers[1:]
 
 
+class Seeded(Counting):
+    """Its loader has a generator of its own."""
+
+    def __init__(self, generator):
+        super().__init__(0)
+        self.generator = generator
+
+    def train_dataloader(self):
+        return loader_of(self.dataset, shuffle=True, generator=self.generator)
+
+
+def of_a_stream(generator):
+    return loader_of(Stream(), generator=generator)
+
+
+@pytest.mark.parametrize("data_of", [Seeded, lambda generator: Seeded(generator).train_dataloader(), of_a_stream])
+def test_a_generator_of_the_loaders_own_is_as_it_was(data_of):
+    generator = torch.Generator().manual_seed(1)
+    before = generator.get_state()
+    analyzer = StallAnalyzer(BoringModel(), data_of(generator), trainer_kwargs=CPU, say=lambda message: None)
+    analysis = analyzer.run(5)
+    assert torch.equal(generator.get_state(), before)
+    before = generator.manual_seed(2).get_state()
+    analyzer.check(analysis)
+    assert torch.equal(generator.get_state(), before)
+
+
 # ------------------------------------------------------------------ what it refuses
 
 

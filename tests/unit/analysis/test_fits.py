@@ -134,7 +134,7 @@ def test_copies_are_timed_whoever_makes_them(whose):
     model = type("Model", (BoringModel,), hooks if whose == "model" else {})()
     module = type("Module", (pl.LightningDataModule,), hooks if whose == "data module" else {})()
     data, copies = TrainingData(module), Copies()
-    data.as_given()
+    data.as_given(lambda loader: None)
     with tapped([model, *data.instances], copies):
         fit(model, data.over(Ready(BATCH, 3)), 3, Prepared(), {"accelerator": "cpu"})
     assert copies.seconds == [0.25] * 3
@@ -161,7 +161,7 @@ def test_a_data_module_is_set_up_once_and_torn_down_when_nobody_needs_it_any_mor
 
     users = Module()
     data, first = TrainingData(users), Prepared()
-    fit(BoringModel(), data.as_given(), 1, first, {"accelerator": "cpu"})
+    fit(BoringModel(), data.as_given(lambda loader: None), 1, first, {"accelerator": "cpu"})
     assert first.loader.batch_size == 2
     for steps in (1, 2):
         model = Steps([0] * steps)
