@@ -246,6 +246,7 @@ def _stages(trial: Trial, hand_over: Spread, copied: Spread, ingestion: StepCloc
         points=phases.points,
         read_sharing=phases.read_sharing,
         prepare_sharing=phases.prepare_sharing,
+        can_have_workers=phases.can_have_workers,
     )
 
 

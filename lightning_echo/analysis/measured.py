@@ -129,6 +129,7 @@ class MeasuredStages:
         prepare_sharing: The same of decoding, augmentation and collation.
         contention: How many times as long decoding, augmentation and collation take beside the training: its threads, too, need
             processors, even those that only wait (OpenMP's spin for a while).
+        can_have_workers: Whether the data set does what it does in a worker process, too.
 
     Raises:
         ValueError: A value is impossible.
@@ -153,6 +154,7 @@ class MeasuredStages:
     read_sharing: float = 0.0
     prepare_sharing: float = 0.0
     contention: float = 1.0
+    can_have_workers: bool = True
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -74,6 +74,7 @@ class LoaderPhases:
         raw: Cuts the data set after reading; None where that is not possible.
         kept: Raw items in memory, by index.
         notes: What could not be measured as it should, and why.
+        can_have_workers: Whether the data set does what it does in a worker process, too.
     """
 
     read: Spread
@@ -95,6 +96,7 @@ class LoaderPhases:
     raw: MakeStages | None
     kept: Mapping[Any, Any]
     notes: tuple[str, ...]
+    can_have_workers: bool = True
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def measure_loader(
         raw=raw,
         kept=fetched.kept,
         notes=(*not_looked, *notes),
+        can_have_workers=not not_looked,
     )
 
 

@@ -14,10 +14,12 @@ _FACTORS = (2.0, 4.0, 8.0)
 def questions(analysis: StallAnalysis) -> list[tuple[str, Setting]]:
     """Each question in words and as a setting; first the training as it was measured.
 
-    Where reading could not be measured nothing is asked of caches and storages: the answer would be that they change nothing.
+    Nothing is asked of workers where the data set fails in them; nor of caches and storages where reading could not be measured:
+    the answer would be that they change nothing.
     """
     stages = analysis.stages
-    asked = [Setting(), *(Setting(workers=workers) for workers in _numbers_of_workers(stages.cores))]
+    numbers = _numbers_of_workers(stages.cores) if stages.can_have_workers else []
+    asked = [Setting(), *(Setting(workers=workers) for workers in numbers)]
     if analysis.cached is not None and (stages.read.median or stages.read_cached.median):
         asked += [Setting(cached_fraction=0.5), Setting(cached_fraction=1.0), Setting(storage_speedup=2.0)]
     asked.append(Setting(step_speedup=2.0))

@@ -31,7 +31,7 @@ class VerdictKind(Enum):
     cache = "cache"  # so is a part of the data set in memory
     transform = "transform"  # one transform starves the accelerator by itself
     echo = "echo"  # nothing cheaper is enough
-    not_enough = "not_enough"  # nothing that can be predicted is enough, or what was measured is not explained
+    not_enough = "not_enough"  # nothing that can be predicted is enough, workers fail, or what was measured is not explained
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
         return Verdict(VerdictKind.not_starved, f"Do nothing: {busy(idle)}.", Setting())
     if _feeds(stages, Setting(), target):
         return _not_by_waiting(stages, step_seconds, idle)
+    if not stages.can_have_workers:
+        return _by_mending_workers(idle)
     most = max(stages.workers, stages.cores)
     return (
         _by_workers(stages, idle, target)
@@ -90,6 +92,15 @@ def _not_by_waiting(stages: MeasuredStages, step_seconds: float, idle: float) ->
     said = (
         f"No advice: {busy(idle, only=True)}, but the stages by themselves explain {1e3 * predicted:.3g} of "
         f"{1e3 * step_seconds:.3g} ms. Something else takes time; analyze again on a quiet machine."
+    )
+    return Verdict(VerdictKind.not_enough, said, Setting())
+
+
+def _by_mending_workers(idle: float) -> Verdict:
+    """Workers come first, and this data set fails in them."""
+    said = (
+        "Have the data set work in worker processes first (the notes say how it fails), then analyze again: "
+        f"{busy(idle, only=True)}, since without workers loading and training take turns."
     )
     return Verdict(VerdictKind.not_enough, said, Setting())
 

@@ -18,7 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from lightning_echo import EchoDataModule, EchoLoader, StagedDataset
+from lightning_echo import EchoDataModule, EchoLoader, StagedDataset, StallAnalysis
 from lightning_echo.analysis.analyzer import StallAnalyzer
 from lightning_echo.analysis.fits import StepClock
 from lightning_echo.analysis.predict import Setting
@@ -474,6 +474,29 @@ def test_weights_optimizer_random_numbers_and_data_module_are_as_they_were(fails
     assert (data.set_up, data.dataset.length) == (0, 2000)
     assert torch.equal(torch.get_rng_state(), numbers[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == numbers[1:]
+
+
+class OnlyHere(Dataset):
+    """Fails in a worker, as what holds a device does."""
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            raise RuntimeError("no device here")
+        time.sleep(5 * MS)
+        return torch.zeros(32)
+
+
+def test_a_data_set_that_fails_in_workers_is_analyzed_without_and_workers_are_not_advised(tmp_path):
+    analyzer, found = analyze(BoringModel(), loader_of(OnlyHere(), workers=0), 5)
+    assert found.step_seconds >= 4 * 5 * MS
+    assert "(RuntimeError: no device here)" in found.notes[0]
+    assert found.verdict.message.startswith("Have the data set work in worker processes first")
+    found.to_json(tmp_path / "analysis.json")
+    assert StallAnalysis.from_json(tmp_path / "analysis.json") == found
+    assert analyzer.check(found).checked[0].setting == Setting()
 
 
 class Seeded(Counting):

@@ -104,6 +104,7 @@ def test_reading_decoding_and_augmentation_are_told_apart():
     assert times(found) == (READ, 0, DECODE, AUGMENT, COLLATE)
     assert found.points == ("after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer")
     assert found.files == ()
+    assert found.can_have_workers
     assert said == [
         "the loader: files and transforms",
         "fetch rate: reading alone",
@@ -298,6 +299,7 @@ def test_a_data_set_that_fails_in_a_worker_is_measured_without_one_and_that_is_s
     assert "fails in a worker process" in found.notes[0]
     assert said_of_it in found.notes[0]
     assert found.transforms == {}
+    assert not found.can_have_workers
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, OSError, TypeError, AttributeError, PicklingError])

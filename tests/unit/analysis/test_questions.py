@@ -41,6 +41,11 @@ def test_workers_are_powers_of_two_up_to_the_cores_and_as_many_as_there_are(core
     assert [setting.workers for _, setting in asked if setting.workers is not None] == workers
 
 
+def test_of_workers_that_fail_nothing_is_asked():
+    asked = questions(replace(ANALYSIS, stages=replace(ANALYSIS.stages, can_have_workers=False)))
+    assert [setting for _, setting in asked if setting.workers is not None] == []
+
+
 @pytest.mark.parametrize(
     "unknown",
     [

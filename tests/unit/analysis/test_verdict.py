@@ -133,6 +133,15 @@ def test_cores_are_said_to_be_the_limit():
     assert "The 2 cores are the limit, so that neither more workers nor a cache are enough" in message
 
 
+def test_workers_that_fail_are_to_be_mended_first():
+    alone = replace(STARVED, workers=0, cores=16, can_have_workers=False)
+    verdict = judge(alone, 157 * MS, {})
+    assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, Setting())
+    assert verdict.message.startswith("Have the data set work in worker processes first")
+    assert "busy only 13 % of the time" in verdict.message
+    assert judge(alone, 20 * MS, {}).kind is VerdictKind.not_starved
+
+
 def test_without_workers_they_are_the_first_advice():
     """(136 ms) / 8 = 17."""
     verdict = judge(replace(STARVED, workers=0, cores=16), 157 * MS, {})
