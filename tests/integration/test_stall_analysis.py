@@ -522,7 +522,7 @@ def test_a_generator_of_the_loaders_own_is_as_it_was(data_of):
     analysis = analyzer.run(5)
     assert torch.equal(generator.get_state(), before)
     before = generator.manual_seed(2).get_state()
-    analyzer.check(analysis)
+    analyzer.check(analysis, factor=2)  # whatever the verdict is
     assert torch.equal(generator.get_state(), before)
 
 
