@@ -82,6 +82,14 @@ def test_a_peer_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert processes.gather(["timm"], 1, 256, facts) == {"timm": "hangs: nothing for 1 s"}
 
 
+def test_a_peer_has_to_hang_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = iter(["hangs: once", "dies: the second time", "hangs: once", "hangs: twice"])
+    monkeypatch.setattr(processes, "_run", lambda *args: next(words))
+    found = processes.gather(["timm", "monai"], 1, 256, tmp_path)
+    assert found == {"timm": "dies: the second time", "monai": "hangs: twice"}
+    assert list(words) == []
+
+
 def test_rates_are_measured_here_and_in_a_process_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that does other things, too: only that there are rates, not which."""
     monkeypatch.setattr(speed, "_source", lambda step_seconds: (speed.Sleeping(0.0, 4096), 4.0))
