@@ -242,12 +242,9 @@ class _Probe:
 
     def fetch(self, indices: list[Any]) -> tuple[list[Any], tuple[float, float, float], Seen]:
         if self._ready is None:
-            if self._looks and get_worker_info() is not None:
-                self._eyes = OpenedFiles(), TimedTransforms(self.dataset)
-            self._ready = self._part(self.dataset)
             if get_worker_info() is not None:
-                # What the first tensor to be sent imports (torch 2.4: for 0.3 s): else a thread does it, beside the second batch.
-                ForkingPickler.dumps(torch.empty(0))
+                self._begin_in_worker()
+            self._ready = self._part(self.dataset)
         (do_first, do_second), clock = self._ready, time.perf_counter
         begin, cpu = clock(), time.process_time()
         examples = do_first(indices)
@@ -256,6 +253,12 @@ class _Probe:
             examples = do_second(indices, examples)
             end = clock()
         return examples, (middle - begin, end - middle, time.process_time() - cpu), self._seen()
+
+    def _begin_in_worker(self) -> None:
+        # What the first tensor to be sent imports (torch 2.4: for 0.3 s): else a thread does it, beside the second batch.
+        ForkingPickler.dumps(torch.empty(0))
+        if self._looks:
+            self._eyes = OpenedFiles(), TimedTransforms(self.dataset)
 
     def _seen(self) -> Seen:
         if self._eyes is None:

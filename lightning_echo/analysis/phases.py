@@ -142,7 +142,7 @@ def measure_loader(
     """
     run = _Runner(loader, most_seconds, say)
     raw, split, points = cuts(loader)
-    look, not_looked = _look(run, batches[:steps])
+    look, failure = _look(run, batches[:steps])
     steps = min(gathered(len(look.batches)))  # what was begun is finished: no pass is longer, and it is the same on all ranks
     can_drop = any(gathered(hold_data(look.files, steps) and drop_pages(look.files) > 0))
     files = look.files if can_drop else []
@@ -178,22 +178,22 @@ def measure_loader(
         in_memory=fetched.in_memory,
         raw=raw,
         kept=fetched.kept,
-        notes=(*not_looked, *notes),
-        can_have_workers=not not_looked,
+        notes=notes if failure is None else (_NOT_LOOKED.format(error=failure), *notes),
+        can_have_workers=failure is None,
     )
 
 
-def _look(run: _Runner, batches: Sequence[list[Any]]) -> tuple[Pass, tuple[str, ...]]:
-    """The first pass, and what there is to say about it: only a worker can look, so one is borrowed where there is none."""
+def _look(run: _Runner, batches: Sequence[list[Any]]) -> tuple[Pass, str | None]:
+    """The first pass: only a worker can look, so one is borrowed where there is none; and how the data set failed in that one."""
     what = "the loader: files and transforms"
     if run.loader.num_workers:
-        return run(what, whole, batches, looks=True), ()
+        return run(what, whole, batches, looks=True), None
     try:
-        return run(what, whole, batches, looks=True, workers=1), ()
+        return run(what, whole, batches, looks=True, workers=1), None
     except _FAILS_IN_A_WORKER as error:
         here = run("the loader, in this process", whole, batches)  # what is wrong with the data set itself is raised here
         raised = "".join(traceback.format_exception_only(error)).strip()
-        return here, (_NOT_LOOKED.format(error=raised.splitlines()[-1]),)  # before it torch puts the worker's traceback
+        return here, raised.splitlines()[-1]  # before it torch puts the worker's traceback
 
 
 def _chunks(batches: Sequence[list[Any]], steps: int, can_be_dropped: bool) -> tuple[list[list[list[Any]]], tuple[str, ...]]:

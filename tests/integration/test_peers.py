@@ -83,10 +83,10 @@ def test_a_peer_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_peer_has_to_hang_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = iter(["hangs: once", "dies: the second time", "hangs: once", "hangs: twice"])
+    words = iter(["dies: at once", "hangs: once", "dies: the second time", "hangs: once", "hangs: twice"])
     monkeypatch.setattr(processes, "_run", lambda *args: next(words))
-    found = processes.gather(["timm", "monai"], 1, 256, tmp_path)
-    assert found == {"timm": "dies: the second time", "monai": "hangs: twice"}
+    found = processes.gather(["naive", "timm", "monai"], 1, 256, tmp_path)
+    assert found == {"naive": "dies: at once", "timm": "dies: the second time", "monai": "hangs: twice"}
     assert list(words) == []
 
 

@@ -298,6 +298,7 @@ def test_a_data_set_that_fails_in_a_worker_is_measured_without_one_and_that_is_s
     assert said[:2] == ["the loader: files and transforms", "the loader, in this process"]
     assert "fails in a worker process" in found.notes[0]
     assert said_of_it in found.notes[0]
+    assert found.notes[1:] == measured(Staged())[0].notes
     assert found.transforms == {}
     assert not found.can_have_workers
 

@@ -1,6 +1,7 @@
 """Random numbers are afterwards what they were, also where what drew them failed."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,6 +64,10 @@ def test_so_are_the_generators_of_a_loader(loader_of):
     assert torch.equal(generator.get_state(), before)
 
 
-def test_what_is_no_loader_of_torchs_has_none():
+def test_a_generator_that_is_not_torchs_is_left_alone():
+    expected = np.random.default_rng(5).random(2).tolist()
+    loader = SimpleNamespace(generator=np.random.default_rng(5))
     with random_numbers_kept() as show:
-        show([1, 2, 3])
+        show(loader)
+        first = loader.generator.random()
+    assert [first, loader.generator.random()] == expected
