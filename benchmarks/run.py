@@ -22,8 +22,9 @@ from report import machine
 from speedup import speedup
 from stalls import stalls
 from target_idle import target_idle
+from watching import watching
 
-_RUNS = (speedup, factor_one, planning, start, memory, protection, echoes, measuring, target_idle, stalls)
+_RUNS = (speedup, factor_one, planning, start, memory, protection, watching, echoes, measuring, target_idle, stalls)
 _BENCHMARKS = {run.__name__: run for run in _RUNS}
 _HERE = Path(__file__).parent
 

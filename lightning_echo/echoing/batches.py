@@ -1,8 +1,8 @@
 """Whole batches, used again in the main process: the point ``after_batching``, and the ground of ``after_transfer``.
 
-The plan says for each step which batch is delivered; what is read is kept here while uses are left. A batch that will be used
-again is handed out as a copy, since the training step may edit what it gets. Copying runs in the prefetching thread where
-there is one.
+The plan says for each step which batch is delivered; what is read is kept here while uses are left. A batch is handed out as it
+was read, and a copy of it is kept, since the loader may use its memory again. What is kept is handed out as copies, but for the
+last use, since the training step may edit what it gets. Copying runs in the prefetching thread where there is one.
 """
 
 from __future__ import annotations
@@ -48,24 +48,25 @@ class BatchEcho:
             except PassOver:  # what was to be its next batch is the first of the next pass
                 self._requests.put_back(step)
                 raise
-            held, size = self._hold(batch), step.size if step.size >= 0 else count_examples(batch)
+            size = step.size if step.size >= 0 else count_examples(batch)
+            handed_out, held = self._first_use(batch, is_last=not step.kept)
         else:
             (held, size), seconds = self._held[step.position], _NOTHING_RAN
+            handed_out = self._further_use(held, is_last=not step.kept)
         if step.kept:
             self._held[step.position] = held, size
         else:
             self._held.pop(step.position, None)
-        handed_out = self._hand_out(held, is_last=not step.kept)
         if step.fresh:
-            return handed_out, (size, 0, 0, *seconds)
-        return handed_out, (0, size, size if step.read else 0, *seconds)
+            return handed_out, Report(size, 0, 0, *seconds)
+        return handed_out, Report(0, size, size if step.read else 0, *seconds)
 
-    def _hold(self, batch: Any) -> Any:
-        """What is kept of a batch while uses are left."""
-        return batch
+    def _first_use(self, batch: Any, *, is_last: bool) -> tuple[Any, Any]:
+        """What is handed out of a batch that was read, and what is kept of it while uses are left."""
+        return batch, None if is_last else copy_example(batch)
 
-    def _hand_out(self, held: Any, *, is_last: bool) -> Any:
-        """One use of it."""
+    def _further_use(self, held: Any, *, is_last: bool) -> Any:
+        """What is handed out of what was kept."""
         return held if is_last else copy_example(held)
 
 
@@ -82,7 +83,7 @@ class RequestedReader:
     def read(self, position: int) -> tuple[Any, tuple[float, float, float]]:
         """The next batch, which is the one at ``position``, and its seconds."""
         batch, report = next(self._batches)
-        return batch, report[3:]
+        return batch, (report.source, report.rest, report.collate)
 
 
 def count_examples(batch: Any) -> int:

@@ -9,8 +9,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
+from lightning_echo.echoing.fallback import WatchedStages
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.proof import read_plainly
+from lightning_echo.echoing.raw import ReadRefused
 from lightning_echo.echoing.source import Source
 from lightning_echo.echoing.splits import Split, SplitRefused, find_split, make_stages
 from lightning_echo.echoing.stages import Stages, WholeDataset
@@ -78,7 +80,7 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
         how = "without worker_init_fn" if source.prepared_in_workers else "at an index that the sampler may not know"
         reason = f"an example cannot be read {how} ({type(error).__name__}: {error})"
         return _whole(source, InsertionPoint.after_augmentation, reason)
-    return _split(split)
+    return _split(split, is_asked=point is not InsertionPoint.auto)
 
 
 def _choose_of_stream(point: InsertionPoint) -> Choice:
@@ -124,15 +126,22 @@ def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
     return Choice(point, reason, WholeDataset, reused, redone, item_bytes)
 
 
-def _split(split: Split) -> Choice:
+def _split(split: Split, *, is_asked: bool) -> Choice:
     return Choice(
         InsertionPoint.after_read if split.raw else InsertionPoint.before_augmentation,
         "",
-        partial(make_stages, conventions=split.conventions, raw=split.raw),
+        partial(_watched_stages, split=split, is_asked=is_asked),
         split.reused,
         split.redone,
         split.example_bytes,
     )
+
+
+def _watched_stages(dataset: Any, split: Split, is_asked: bool) -> WatchedStages:
+    """What a worker runs; where the point was asked for, an example that does not fit is an error."""
+    refusal = ReadRefused if split.raw else SplitRefused
+    stages = make_stages(dataset, split.conventions, raw=split.raw)
+    return WatchedStages(stages, dataset, refusal=refusal if is_asked else None)
 
 
 def reads_whole_batches(source: Source, choice: Choice) -> bool:

@@ -35,6 +35,8 @@ class SplitRefused(ValueError):
         return str(self.args[0])
 
     def __str__(self) -> str:  # not in args: a worker's exception is built again from its message
+        if self.reason.startswith("Caught "):  # as torch says of a worker's, which has said the rest already
+            return self.reason
         return f"the data set cannot be split {self.where}: {self.reason}. {self.way_out}"
 
 
@@ -94,3 +96,10 @@ NAMES = {Convention.transform_image: ("image",), Convention.transform_image_mask
 def elements_of(sample: Any) -> tuple[Any, ...]:
     """Returns what a sample is made of."""
     return tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
+
+
+def like(sample: Any, elements: list[Any]) -> Any:
+    """Returns ``elements`` as what `elements_of` took them from."""
+    if not isinstance(sample, (tuple, list)):
+        return elements[0]
+    return elements if isinstance(sample, list) else tuple.__new__(type(sample), elements)

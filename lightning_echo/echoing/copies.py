@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+_FEW = 16  # members of containers in which generators are looked for
 _LONG = 256  # containers with more members hold samples, nothing that is open
 _MOST_MEMBERS = 100_000  # of containers that are copied, in all
 _MOST_BYTES = 256 * 2**20  # of tensors and arrays that are copied, in all
@@ -48,7 +49,7 @@ def shallow_copy(dataset: Any) -> Any:
     """
     if not _is_plain(type(dataset)):
         return copy.copy(dataset)
-    copied = _blank(dataset)
+    copied = blank(dataset)
     copied.__dict__.update(vars(dataset))
     return copied
 
@@ -103,7 +104,7 @@ class ThrowAwayCopy:
         return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
 
     def _copy_object(self, value: Any, depth: int) -> Any:
-        copied = self._memo[id(value)] = _blank(value)  # before the attributes, which may refer back to it
+        copied = self._memo[id(value)] = blank(value)  # before the attributes, which may refer back to it
         for name, item in vars(value).items():
             deeply = name in _TRANSFORMS and (depth == 0 or isinstance(value, Dataset))
             copied.__dict__[name] = self._copy_deeply(item) if deeply else self._copy(item, depth)
@@ -117,6 +118,31 @@ class ThrowAwayCopy:
             return self._copy(transform, 1)
         self._memo = memo
         return copied
+
+
+def generators_in(dataset: Any) -> list[Any]:
+    """Returns the random generators that a data set and those inside it hold, in plain objects too; transforms left out.
+
+    As `ThrowAwayCopy` finds them, but without copying anything, and of containers the first few members only.
+    """
+    found: dict[int, Any] = {}
+    seen: dict[int, Any] = {}
+    left = [(dataset, 0)]
+    while left:
+        value, depth = left.pop()
+        if id(value) in seen or depth > _DEEP:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, _GENERATORS):
+            found[id(value)] = value
+        elif type(value) in (list, tuple, set, *_DICTS):
+            members = value.values() if isinstance(value, dict) else value
+            left += [(member, depth + 1) for member in islice(members, _FEW)]
+        elif isinstance(value, Dataset) or depth == 0 or (_is_plain(type(value)) and _is_ours_to_follow(type(value))):
+            attributes = getattr(value, "__dict__", {})
+            holds_transforms = depth == 0 or isinstance(value, Dataset)
+            left += [(item, depth + 1) for name, item in attributes.items() if not (holds_transforms and name in _TRANSFORMS)]
+    return list(found.values())
 
 
 def generator_state(generator: Any) -> Any:
@@ -141,10 +167,14 @@ def _is_closed_holder(value: Any, depth: int) -> bool:
     """Whether an object may open something later: no copying rule of its own, and nothing open yet."""
     return (
         depth < _DEEP
-        and type(value).__module__.partition(".")[0] not in sys.stdlib_module_names
+        and _is_ours_to_follow(type(value))
         and all(getattr(type(value), hook, None) is getattr(object, hook, None) for hook in _COPY_HOOKS)
         and not _is_open(value, {id(value)})
     )
+
+
+def _is_ours_to_follow(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in sys.stdlib_module_names
 
 
 def _is_open(value: Any, seen: set[int]) -> bool:
@@ -164,7 +194,8 @@ def _can_be_closed(value: Any) -> bool:
     return not isinstance(value, type) and callable(getattr(value, "close", None))
 
 
-def _blank(value: Any) -> Any:
+def blank(value: Any) -> Any:
+    """Returns an object of the same class without attributes, whose ``__del__`` does nothing."""
     kind = type(value)
     if hasattr(kind, "__del__"):
         names = {"__del__": _leave_open, "__module__": kind.__module__, "__qualname__": kind.__qualname__}

@@ -51,6 +51,8 @@ class Course:
         self._setting, self.seed, self.name = setting, seed, ""
         self.factor, self.delivery = RunFactor(factor), Delivery()
         self._said = False
+        self._note = ""  # of a worker, to be said
+        self._has_noted = False
         self._reset()
 
     def restart(self) -> None:
@@ -101,7 +103,11 @@ class Course:
             StopIteration: The epoch has ended with a pass.
         """
         run = self._pipeline.run or self._start(worker_init_fn)
-        return self.delivery.fetch(lambda: self._next_item(run))
+        batch = self.delivery.fetch(lambda: self._next_item(run))
+        if self._note:
+            note, self._note = self._note, ""
+            self.warn(note)
+        return batch
 
     def _next_item(self, run: Run | StreamRun) -> Item | None:
         """The next batch, over the ends of passes; None where an epoch ends with a pass."""
@@ -110,6 +116,8 @@ class Course:
                 self.delivery.end_pass()
                 if not self._setting.has_length:
                     break
+            if item is not None and item[1].note and not self._has_noted:
+                self._note, self._has_noted = item[1].note, True
             return item
         except BaseException as error:
             try:

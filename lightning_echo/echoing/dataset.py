@@ -8,8 +8,12 @@ live (after a resume) it reads again, under the seeds of the first time: the cac
 (``get_worker_info().dataset`` in a ``worker_init_fn``) are those of the user's data set. The stages are made at the first
 request of a process, from the data set as it is then.
 
-Random numbers: where nothing of a batch is used again, one seed per batch. Else one per example for what is reused, so that a
-resumed run can rebuild any live example, and one per batch for what is redone.
+What is kept is a copy of its own, made when it is read: a data set may use the memory of what it returns again, or return a small
+part of something large.
+
+Random numbers: where nothing of a batch is used again, one seed per batch. Else one per batch for what is redone, and, where the
+data set is not split, one per example for what is reused, so that a resumed run can rebuild any live example. What a split reuses
+draws none (fallback.py).
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from lightning_echo.echoing.fallback import WatchedStages
 from lightning_echo.echoing.opened import decoding
 from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.seeding import BATCH, EXAMPLE, Seeding
+from lightning_echo.echoing.staged import LoadMany
 from lightning_echo.echoing.stages import Stages, unchanged
 
 __all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Request", "copies_by_itself", "note"]
@@ -75,25 +81,33 @@ class ExampleCache:
         self._make_stages, self._key = make_stages, key
         self._collate_fn = collate_fn
         self._stages: Stages | None = None
+        self._watched: WatchedStages | None = None  # the same, where the data set was split
         self._held: dict[int, Any] = {}
         self._source_seconds = 0.0  # of the batch under way
 
     def fetch(self, request: Request) -> tuple[list[Any], Report]:
         """The examples of a batch, and its counts and seconds (none of collate)."""
-        if self._stages is None:
-            self._stages = decoding(self._make_stages(self.dataset))
-            self._protect = not (copies_by_itself(self._collate_fn) and self._stages.augment is unchanged)
-            self._seeding = Seeding(self.dataset, self._key)
+        stages = self._stages or self._begin()
         started, self._source_seconds = perf_counter(), 0.0
         for position in request.forget:
             self._held.pop(position, None)
         if request.fresh == len(request.indices) and 1 not in request.kept:
-            examples, refetched = self._read_through(self._stages, request), 0
+            examples, refetched = self._read_through(stages, request), 0
         else:
-            examples, refetched = self._reuse(self._stages, request)
-        source = self._source_seconds
+            examples, refetched = self._reuse(stages, request)
+        source, note = self._source_seconds, ""
+        if self._watched is not None:
+            note, self._watched.note = self._watched.note, ""
         rest = perf_counter() - started - source
-        return examples, (request.fresh, len(examples) - request.fresh, refetched, source, rest, 0.0)
+        return examples, Report(request.fresh, len(examples) - request.fresh, refetched, source, rest, note=note)
+
+    def _begin(self) -> Stages:
+        """In a worker, ``worker_init_fn`` has run."""
+        stages = self._stages = decoding(self._make_stages(self.dataset))
+        self._watched = stages if isinstance(stages, WatchedStages) else None
+        self._protect = not (copies_by_itself(self._collate_fn) and not stages.redone)
+        self._seeding = Seeding(self.dataset, self._key)
+        return stages
 
     def _read_through(self, stages: Stages, request: Request) -> list[Any]:
         """A batch of which nothing is used again: as the plain loader reads it, under one seed."""
@@ -121,41 +135,56 @@ class ExampleCache:
         return examples
 
     def _reuse(self, stages: Stages, request: Request) -> tuple[list[Any], int]:
-        held, fresh, refetched = self._held, request.fresh, 0
-        handed_out: list[Any] = [None] * len(request.indices)
-        for first, indices, live in request.rebuild:
-            self._seeding.seed(EXAMPLE, first)
-            examples = self._load_many(stages.load_many, indices)
-            held.update((position, examples[position - first]) for position in live)
-            refetched += len(indices)
-        read: list[Any] = []
-        if stages.load_many is not None and fresh:
-            self._seeding.seed(EXAMPLE, request.positions[0])
-            read = self._load_many(stages.load_many, request.indices[:fresh])
-        for i in chain(range(fresh, len(handed_out)), range(fresh)):  # what is used up makes room for what is fresh
-            position = request.positions[i]
-            if i < len(read):
-                example = read[i]
+        """A batch of which something is used again, and how many examples were read again for it."""
+        held, positions, watched = self._held, request.positions, self._watched
+        examples: list[Any] = [None] * len(positions)
+        missing: list[int] = []  # live, but held nowhere
+        for i in range(request.fresh, len(positions)):  # first, since what is used up makes room for what is fresh
+            if positions[i] not in held:
+                missing.append(i)
+            elif request.kept[i]:
+                example = held[positions[i]]
+                examples[i] = copy_example(example) if self._protect else example
             else:
-                example = _MISSING if i < fresh else held.get(position, _MISSING)
-                if example is _MISSING:
-                    example = self._load(stages, position, request.indices[i])
-                    refetched += i >= fresh
-            if request.kept[i]:
-                held[position] = example
-                if self._protect:
-                    example = copy_example(example)
-            else:
-                held.pop(position, None)
-            handed_out[i] = example
+                examples[i] = held.pop(positions[i])
+        if watched is not None:
+            watched.begin()
+        loaded, refetched = self._load_missing(stages, request, missing)
+        if watched is not None and watched.must_repeat():
+            loaded, _ = self._load_missing(stages, request, missing)
+        for i in chain(range(request.fresh), missing):
+            example = examples[i] = loaded.pop(positions[i])
+            if request.kept[i]:  # a copy is kept, since whoever has made the example may use its memory again
+                held[positions[i]] = copy_example(example)
+        held.update((position, copy_example(example)) for position, example in loaded.items())
+        if watched is not None:
+            watched.end()
         self._seeding.seed(BATCH, request.number)
-        if stages.augment is unchanged:
-            return handed_out, refetched
-        return self._augment(stages, request.indices, handed_out), refetched
+        return examples if stages.augment is unchanged else self._augment(stages, request.indices, examples), refetched
+
+    def _load_missing(self, stages: Stages, request: Request, missing: list[int]) -> tuple[dict[int, Any], int]:
+        """What a batch needs and is not held, by position; how many examples of it were read again."""
+        loaded: dict[int, Any] = {}
+        refetched = 0
+        for first, indices, live in request.rebuild:
+            again = self._load_call(stages, first, indices)
+            loaded.update((position, again[position - first]) for position in live)
+            refetched += len(indices)
+        for i in missing:
+            if request.positions[i] not in loaded:
+                loaded[request.positions[i]] = self._load(stages, request.positions[i], request.indices[i])
+                refetched += 1
+        fresh = request.positions[: request.fresh]
+        if stages.load_many is not None and request.fresh:
+            loaded.update(zip(fresh, self._load_call(stages, fresh[0], request.indices[: request.fresh]), strict=True))
+        else:
+            for position, index in zip(fresh, request.indices, strict=False):
+                loaded[position] = self._load(stages, position, index)
+        return loaded, refetched
 
     def _load(self, stages: Stages, position: int, index: Any) -> Any:
         started = perf_counter()
-        self._seeding.seed(EXAMPLE, position)
+        self._seed_example(position)
         try:
             example = stages.load(index)
         except Exception as error:
@@ -164,8 +193,18 @@ class ExampleCache:
         self._source_seconds += perf_counter() - started
         return example
 
-    def _load_many(self, load_many: Callable[[list[Any]], list[Any]] | None, indices: list[Any]) -> list[Any]:
-        assert load_many is not None  # a call is only repeated where calls are made
+    def _load_call(self, stages: Stages, position: int, indices: list[Any]) -> list[Any]:
+        """The examples that were read in one call, ``position`` being that of the first."""
+        assert stages.load_many is not None  # a call is only repeated where calls are made
+        self._seed_example(position)
+        return self._load_many(stages.load_many, indices)
+
+    def _seed_example(self, position: int) -> None:
+        """Where loading may draw random numbers, an example that is read again must be the same one."""
+        if self._watched is None:
+            self._seeding.seed(EXAMPLE, position)
+
+    def _load_many(self, load_many: LoadMany, indices: list[Any]) -> list[Any]:
         started = perf_counter()
         try:
             examples = load_many(indices)
@@ -230,12 +269,12 @@ class EchoCollate:
         self._collate_fn = collate_fn
 
     def __call__(self, fetched: tuple[Any, ...]) -> tuple[Any, ...]:
-        examples, (fresh, echoed, refetched, source, rest, _), *beside = fetched
+        examples, report, *beside = fetched
         if examples is None:
-            return None, fetched[1], *beside
+            return None, report, *beside
         started = perf_counter()
         batch = self._collate_fn(examples)
-        return batch, (fresh, echoed, refetched, source, rest, perf_counter() - started), *beside
+        return batch, report._replace(collate=perf_counter() - started), *beside
 
 
 def copies_by_itself(collate_fn: Any) -> bool:

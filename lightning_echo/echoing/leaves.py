@@ -1,42 +1,53 @@
 """Stages of a data set that follows a convention: its transforms are taken out and cut in two.
 
-A shallow copy gets a placeholder in place of each transform (not None: many data sets call their transform without asking). What
-the copy returns is the source; the transforms before the cut are applied to it once, the others for each use.
+A shallow copy gets another function in place of each transform (not None: many data sets call their transform without asking),
+which keeps what it is called with (watch.py). That is the source; the transforms before the cut are applied to it once, the
+others for each use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import getattr_static
+from types import MemberDescriptorType
 from typing import Any
 
-from lightning_echo.echoing.conventions import ATTRIBUTES, NAMES, Convention, SplitRefused, callable_of, elements_of, is_pair
-from lightning_echo.echoing.copies import shallow_copy
+from lightning_echo.echoing.conventions import (
+    ATTRIBUTES,
+    NAMES,
+    Convention,
+    SplitRefused,
+    callable_of,
+    elements_of,
+    is_pair,
+    like,
+)
+from lightning_echo.echoing.copies import blank, shallow_copy
 from lightning_echo.echoing.cuts import Transform, chained, cut, name_of
 from lightning_echo.echoing.staged import batched
 from lightning_echo.echoing.stages import ProtocolStages, Stages, then, unchanged
-from lightning_echo.echoing.watch import Watch, placeholder_for
+from lightning_echo.echoing.watch import LookedAt, Placeholder, Watch
 
 
-def leaf_stages(dataset: Any, convention: Convention, watched: bool = False) -> Stages:
+def leaf_stages(dataset: Any, convention: Convention) -> Stages:
     """Returns the stages of a data set that is no ``Subset`` or ``ConcatDataset``, without reading from it.
 
     Args:
         dataset: left as it is.
         convention: one of `conventions_of`.
-        watched: whether ``load`` checks that the data set calls its transforms as ``convention`` says.
 
     Raises:
-        SplitRefused: the transforms cannot be taken out; from a watched ``load``: they are called otherwise.
+        SplitRefused: the transforms cannot be taken out; from ``load``: they are called otherwise than ``convention`` says.
     """
     if convention is Convention.protocol:
         return ProtocolStages(dataset)
     image, target, way = _transforms_of(dataset, convention)
     (image_reused, image_redone), (target_reused, target_redone) = cut(image), cut(target)
-    watch = Watch(convention) if watched else None
-    source = _without_transforms(dataset, placeholder_for if watch is None else watch.placeholder_for)
-    load, load_many = source.__getitem__, batched(source)
-    if watch is not None:
-        load, load_many = watch.watched(load), None if load_many is None else watch.watched_many(load_many)
+    watch = Watch(convention, in_order=bool(image_redone and target_redone))
+    source = _without_transforms(dataset, watch.stand_in)
+    load, load_many = watch.watched(source.__getitem__), batched(source)
+    if load_many is not None:
+        load_many = watch.watched_many(load_many)
     before = _on_sample(image_reused, target_reused, way)
     after = _on_sample(image_redone, target_redone, way)
     return Stages(
@@ -60,15 +71,59 @@ def _transforms_of(dataset: Any, convention: Convention) -> tuple[Transform | No
     return transforms, None, convention
 
 
-def _without_transforms(dataset: Any, placeholder_for: Callable[[str], Transform]) -> Any:
+def _without_transforms(dataset: Any, stand_in: Callable[[str], Transform]) -> Any:
+    """Returns a shallow copy with another function in the place of each transform, and leaves everything else as it was."""
     source = shallow_copy(dataset)
+    if source is dataset or getattr(source, "__dict__", None) is getattr(dataset, "__dict__", source):
+        raise SplitRefused(f"a copy of {type(dataset).__name__} is not independent of it")
     for name in ATTRIBUTES:
         if callable_of(dataset, name) is not None:
-            try:
-                setattr(source, name, placeholder_for(name))
-            except (AttributeError, TypeError) as error:  # a property without a setter; a module that takes modules only
-                raise SplitRefused(f"{type(dataset).__name__}.{name} cannot be replaced ({error})") from error
+            _replace(source, dataset, name, stand_in(name))
     return source
+
+
+def _replace(source: Any, original: Any, name: str, value: Transform) -> None:
+    """Sets an attribute of a shallow copy, where Python finds it first and nobody else does: no code of the data set's runs.
+
+    Raises:
+        SplitRefused: It cannot be set, or not for the copy alone.
+    """
+    what, descriptor = f"{type(original).__name__}.{name}", getattr_static(type(original), name, None)
+    if isinstance(descriptor, MemberDescriptorType):  # of __slots__
+        descriptor.__set__(source, value)
+    elif isinstance(descriptor, property):
+        source.__dict__.update(_set_by(descriptor, original, value, what))
+    elif hasattr(type(descriptor), "__set__") or not hasattr(source, "__dict__"):
+        raise SplitRefused(f"{what} cannot be replaced")
+    else:
+        source.__dict__[name] = value
+    if getattr(source, name) is not value:
+        raise SplitRefused(f"{what} cannot be replaced: it stays what it was")
+
+
+def _set_by(descriptor: property, original: Any, value: Transform, what: str) -> dict[str, Any]:
+    """Returns the attributes of the instance that a property's setter sets to ``value``.
+
+    The setter runs on an object that has a placeholder in the place of each attribute, so that it cannot reach what the instance
+    shares with others: a wrapper would set the transform of the data set inside.
+    """
+    if descriptor.fset is None:
+        raise SplitRefused(f"{what} cannot be replaced: it is a property without a setter")
+    probe = blank(original)
+    probe.__dict__.update({name: Placeholder() for name in vars(original)})
+    reason = ""
+    try:
+        descriptor.fset(probe, value)
+    except LookedAt:
+        reason = "its setter needs or changes what other objects share"
+    except Exception as error:  # the data set's own code
+        reason = f"its setter raised {type(error).__name__}: {error}"
+    changed = {name: item for name, item in vars(probe).items() if type(item) is not Placeholder}
+    if not reason and (not changed or any(item is not value for item in changed.values())):
+        reason = "its setter sets something else"
+    if reason:
+        raise SplitRefused(f"{what} cannot be replaced in a copy alone: {reason}")
+    return changed
 
 
 def _on_sample(image: list[Transform], target: list[Transform], convention: Convention) -> Transform | None:
@@ -93,7 +148,7 @@ def _on_sample(image: list[Transform], target: list[Transform], convention: Conv
         for place, transform in enumerate((on_image, on_target)):
             if transform is not None:
                 elements[place] = transform(elements[place])
-        return _like(sample, elements)
+        return like(sample, elements)
 
     return on_elements
 
@@ -102,16 +157,9 @@ def _on_named(transform: Transform, names: tuple[str, ...]) -> Transform:
     def on_named(sample: Any) -> Any:
         elements = elements_of(sample)
         transformed = transform(**dict(zip(names, elements, strict=False)))
-        return _like(sample, [*(transformed[name] for name in names), *elements[len(names) :]])
+        return like(sample, [*(transformed[name] for name in names), *elements[len(names) :]])
 
     return on_named
-
-
-def _like(sample: Any, elements: list[Any]) -> Any:
-    """Returns ``elements`` as what they were taken from."""
-    if not isinstance(sample, (tuple, list)):
-        return elements[0]
-    return elements if isinstance(sample, list) else tuple.__new__(type(sample), elements)
 
 
 def names_of(image: list[Transform], target: list[Transform]) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from lightning_echo.echoing.aliases import LentBatch, rebuild, separate
 from lightning_echo.echoing.batches import BatchEcho
+from lightning_echo.echoing.protect import copy_example
+from lightning_echo.echoing.requests import BatchRequests
 
 __all__ = ["BatchUse", "LiveBatch", "LiveBatchEcho"]
 
@@ -104,10 +106,27 @@ class LiveBatch:
 
 
 class LiveBatchEcho(BatchEcho):
-    """Iterates over uses of live batches; the rest is as in `BatchEcho`."""
+    """Iterates over uses of live batches; the rest is as in `BatchEcho`.
 
-    def _hold(self, batch: Any) -> LiveBatch:
-        return LiveBatch(batch)
+    Args:
+        requests: See there.
+        read: See there.
+        are_owned: Whether nobody else uses the memory of the batches that are read, so that they need not be copied.
+    """
 
-    def _hand_out(self, held: LiveBatch, *, is_last: bool) -> BatchUse:
+    def __init__(
+        self,
+        requests: BatchRequests,
+        read: Callable[[int], tuple[Any, tuple[float, float, float]]],
+        *,
+        are_owned: bool = False,
+    ) -> None:
+        super().__init__(requests, read)
+        self._are_owned = are_owned
+
+    def _first_use(self, batch: Any, *, is_last: bool) -> tuple[BatchUse, LiveBatch]:
+        live = LiveBatch(batch if is_last or self._are_owned else copy_example(batch))
+        return BatchUse(live, None, is_last), live
+
+    def _further_use(self, held: LiveBatch, *, is_last: bool) -> BatchUse:
         return BatchUse(held, None, is_last)

@@ -5,15 +5,20 @@ Only torch's CPU generator is seeded: ``torch.manual_seed`` would also reseed ev
 
 from __future__ import annotations
 
+import ctypes
+import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["OwnRandomStates", "PreservingIterator", "preserved_random_states", "seed_all"]
+__all__ = ["DrawingTrap", "OwnRandomStates", "PreservingIterator", "preserved_random_states", "seed_all"]
+
+_GLOBAL = ("torch", "numpy", "random")
+_MT19937_BYTES = 2500  # numpy's mt19937_state: 624 words of 32 bits and a position
 
 
 def seed_all(seed: int) -> None:
@@ -69,6 +74,48 @@ class OwnRandomStates:
     def __exit__(self, *exception: object) -> None:
         self._states = _get_states()
         _set_states(self._outside)
+
+
+class DrawingTrap:
+    """Notices that random numbers are drawn, from a global generator or from one of those given.
+
+    The global generators are put into a known state, and looked at afterwards: of ``random`` only the next number, since its
+    state is a tuple of 625 numbers. Both together take 8 microseconds; comparing copies of the states takes 100.
+
+    Args:
+        states: Return the states of further generators.
+    """
+
+    def __init__(self, states: Sequence[Callable[[], Any]] = ()) -> None:
+        self._others, self._before = states, list[bytes]()
+        with preserved_random_states():
+            self.set()
+            self._expected = self._found()
+
+    def set(self) -> None:
+        """From now on it is noticed."""
+        torch.default_generator.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        if self._others:
+            self._before = [pickle.dumps(state()) for state in self._others]
+
+    def who_drew(self) -> str:
+        """The names of the generators that were drawn from; empty if none was. The global ones are to be seeded anew."""
+        found = self._found()
+        names = [name for name, one, other in zip(_GLOBAL, self._expected, found, strict=True) if one != other]
+        if self._others and self._before != [pickle.dumps(state()) for state in self._others]:
+            names.append("a generator that the data set holds")
+        return " and ".join(names)
+
+    def _found(self) -> tuple[bytes, bytes, int]:
+        # Asked for its state, numpy takes 40 microseconds.
+        of_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but not in the __all__ of the stubs
+        return (
+            torch.default_generator.get_state().numpy().tobytes(),
+            ctypes.string_at(of_numpy.ctypes.state_address, _MT19937_BYTES),
+            random.getrandbits(64),
+        )
 
 
 def _get_states() -> tuple[Any, Any, Any]:

@@ -138,7 +138,9 @@ class Run:
             order.expect(whole.missing)
             read, self._reader = order.read, order
         if whole is not None:
-            batches = LiveBatchEcho(whole, read) if self._is_live else BatchEcho(whole, read)
+            # What workers send, they have no longer.
+            are_owned = source.rebuilds and source.num_workers > 0
+            batches = LiveBatchEcho(whole, read, are_owned=are_owned) if self._is_live else BatchEcho(whole, read)
         self._batches: Iterator[Any] | None = Prefetcher(batches) if in_thread else batches
 
     def next_batch(self) -> tuple[Any, Report] | None:

@@ -8,12 +8,31 @@ insertion point, once per fresh batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Report", "StageSeconds"]
 
-# What travels beside a batch in a plain tuple, since ``pin_memory`` does not look into dataclasses:
-# fresh, echoed and refetched examples; seconds of source, rest and collate.
-Report = tuple[int, int, int, float, float, float]
+
+class Report(NamedTuple):
+    """What travels beside a batch: a named tuple, since ``pin_memory`` rebuilds tuples and does not look into dataclasses.
+
+    Attributes:
+        fresh: Fresh examples.
+        echoed: Echoed ones.
+        refetched: Examples that were read again, see `EchoCounts`.
+        source: Seconds of it.
+        rest: Seconds of it.
+        collate: Seconds of it.
+        note: What the user should hear; mostly empty.
+    """
+
+    fresh: int = 0
+    echoed: int = 0
+    refetched: int = 0
+    source: float = 0.0
+    rest: float = 0.0
+    collate: float = 0.0
+    note: str = ""
 
 
 @dataclass
@@ -41,12 +60,11 @@ class StageSeconds:
 
     def add(self, report: Report) -> None:
         """Counts one delivered batch; an echoed whole batch, for which nothing ran, does not count."""
-        fresh, _, refetched, source, rest, collate = report
-        if source or rest or collate:
-            self.source += source
-            self.rest += rest
-            self.collate += collate
-            self.examples += fresh + refetched
+        if report.source or report.rest or report.collate:
+            self.source += report.source
+            self.rest += report.rest
+            self.collate += report.collate
+            self.examples += report.fresh + report.refetched
             self.batches += 1
 
     def __sub__(self, earlier: StageSeconds) -> StageSeconds:

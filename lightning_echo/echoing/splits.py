@@ -53,15 +53,12 @@ class Split:
         return f"reuse [{', '.join(self.reused)}], redo [{', '.join(self.redone)}]"
 
 
-def make_stages(
-    dataset: Any, conventions: Sequence[Convention] | None = None, *, watched: bool = False, raw: bool = False
-) -> Stages:
+def make_stages(dataset: Any, conventions: Sequence[Convention] | None = None, *, raw: bool = False) -> Stages:
     """Returns the stages of ``dataset`` as it is now, without reading an example and without changing it.
 
     Args:
         dataset: a map-style data set.
         conventions: those of a `Split`; by default the likeliest, unproved.
-        watched: whether ``load`` checks how transforms are called (see `leaf_stages`).
         raw: whether to split after reading.
 
     Raises:
@@ -73,7 +70,7 @@ def make_stages(
         made: dict[int, Stages] = {}
         for leaf in leaves:
             convention = chosen.get(id(leaf)) or _candidates(leaf, raw)[0]
-            made[id(leaf)] = raw_stages(leaf, convention) if raw else leaf_stages(leaf, convention, watched)
+            made[id(leaf)] = raw_stages(leaf, convention) if raw else leaf_stages(leaf, convention)
         return _routed(dataset, made, raw)
 
 
@@ -132,7 +129,7 @@ def _prove_one(
     for candidate in candidates:
         conventions = [*chosen[:place], candidate, *chosen[place + 1 :]]
         try:
-            return candidate, prove(dataset, partial(make_stages, conventions=conventions, watched=True, raw=raw), plain)
+            return candidate, prove(dataset, partial(make_stages, conventions=conventions, raw=raw), plain)
         except SplitRefused as refusal:
             refusals[candidate] = refusal
     first = refusals[candidates[0]]

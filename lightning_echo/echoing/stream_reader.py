@@ -11,12 +11,13 @@ more, others go on with the next pass by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from lightning_echo.echoing.opened import decoded
 from lightning_echo.echoing.passes import is_stateful
+from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.seeding import EXAMPLE, Seeding
 
 __all__ = ["StreamReader"]
@@ -62,12 +63,20 @@ class StreamReader:
         """
         self.state, self.number, self._loads, self._goal = state, number, state is not None, goal
 
-    def pull(self, number: int, batch: int, count: int) -> list[Any]:
-        """Up to ``count`` examples of a pass, for a batch; fewer when the stream has ended."""
+    def pull(self, number: int, batch: int, count: int, *, copies: bool = False) -> list[Any]:
+        """Pulls examples of a pass for a batch.
+
+        Args:
+            number: Of the pass.
+            batch: Number of the batch in this worker.
+            count: Examples; fewer come when the stream has ended.
+            copies: Whether each is copied before the next one is pulled. A stream may use its memory again when it has yielded as
+                many as a batch holds, and echoing pulls fewer for each batch.
+        """
         self._seeding.seed(EXAMPLE, batch)
         if number != self.number or self._loads:
             self._begin(number, batch)
-        examples = self._take(count)
+        examples = self._take(count, copy_example if copies else _itself)
         if self.is_stateful:
             self.state = self._dataset.state_dict()
         return examples
@@ -99,10 +108,14 @@ class StreamReader:
         if callable(self._set_epoch) and number >= 0:
             self._set_epoch(number)
 
-    def _take(self, count: int) -> list[Any]:
+    def _take(self, count: int, kept: Callable[[Any], Any]) -> list[Any]:
         """One by one: what takes an iterator calls ``iter`` on it, and streams that are their own iterator begin anew then."""
-        examples = [] if self._first is _END else [decoded(self._first)]
+        examples = [] if self._first is _END else [kept(decoded(self._first))]
         self._first = _END
         while len(examples) < count and (example := next(self._iterator, _END)) is not _END:
-            examples.append(decoded(example))
+            examples.append(kept(decoded(example)))
         return examples
+
+
+def _itself(example: Any) -> Any:
+    return example

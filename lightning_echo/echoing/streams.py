@@ -34,7 +34,7 @@ from lightning_echo.echoing.stream_reader import StreamReader
 
 __all__ = ["StreamEcho", "StreamNote", "StreamRequest"]
 
-_NOTHING: Report = (0, 0, 0, 0.0, 0.0, 0.0)
+_NOTHING = Report()
 
 
 class StreamRequest(NamedTuple):
@@ -132,7 +132,7 @@ class StreamEcho:
         self._seeding.seed(BATCH, batch.number)
         refetched, self._refetched = self._refetched, 0
         counts = (batch.fresh, len(examples) - batch.fresh, refetched)
-        return examples, (*counts, pulled - started, perf_counter() - pulled, 0.0), answer
+        return examples, Report(*counts, pulled - started, perf_counter() - pulled), answer
 
     def _begin(self) -> None:
         """In a worker, ``worker_init_fn`` has run; without workers this is the training process."""
@@ -163,7 +163,7 @@ class StreamEcho:
         if reader.is_stateful:
             self._pulled.append(_Pulled(position, count, batch, number, reader.state, reader.number))
         try:
-            return reader.pull(number, batch, count)
+            return reader.pull(number, batch, count, copies=self._plan.factor > 1)
         except Exception as error:
             note(error, f"(reading the stream in pass {number}, worker {self._worker})")
             raise

@@ -11,6 +11,7 @@ from lightning_echo.echoing.batches import BatchEcho, RequestedReader, count_exa
 from lightning_echo.echoing.order import SequentialOrder
 from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.requests import BatchedOrder, BatchRequests, Step
+from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.shape import PlanShape
 
 
@@ -53,6 +54,23 @@ def requests(factor, batches_per_pass=9, buffer_size=4):
     return BatchRequests(EchoPlan(shape, factor), order)
 
 
+def counted_batches():
+    """Returns a function that reads batches, and all of them and of their copies that are alive."""
+    held = weakref.WeakSet()
+
+    class Batch(list):
+        __hash__ = object.__hash__
+
+        def __init__(self):
+            super().__init__([0] * 4)
+            held.add(self)
+
+        def __deepcopy__(self, memo):
+            return Batch()
+
+    return lambda position: Batch(), held
+
+
 class TestEchoingBatches:
     @pytest.mark.parametrize("factor", [1, 1.5, 2, 4])
     def test_each_batch_is_read_once_and_counted_by_its_examples(self, factor):
@@ -63,7 +81,7 @@ class TestEchoingBatches:
             batch, counts = next(batches)
             ((position,), indices) = {position for position, _ in batch}, [index for _, index in batch]
             assert indices == plain[position % 9]
-            assert counts == ((0, len(batch), 0, 0, 0, 0) if position in seen else (len(batch), 0, 0, *SECONDS))
+            assert counts == (Report(0, len(batch)) if position in seen else Report(len(batch), 0, 0, *SECONDS))
             seen += [] if position in seen else [position]
         assert seen == list(range(len(seen)))
         assert len(seen) == pytest.approx(90 / factor, abs=4)
@@ -80,22 +98,38 @@ class TestEchoingBatches:
             batch["x"][0].fill_(7)
             batch.clear()
 
-    def test_the_last_use_is_no_copy(self):
-        original = torch.zeros(2)
-        batches = echo(step(0, fresh=True, kept=True), step(0), step(1, fresh=True), read=lambda position: original)
-        uses = [next(batches)[0] for _ in range(3)]
-        assert uses[0] is not original
-        assert uses[1] is original
-        assert uses[2] is original
+    def test_the_first_use_is_what_was_read_and_the_last_one_what_was_kept(self):
+        copies = []
+
+        class Batch:
+            def __deepcopy__(self, memo):
+                copies.append(Batch())
+                return copies[-1]
+
+        original = Batch()
+        steps = step(0, fresh=True, kept=True), step(0, kept=True), step(0), step(1, fresh=True)
+        first, second, last, only = [next(batches)[0] for batches in [echo(*steps, read=lambda _: original)] for _ in steps]
+        assert first is only is original
+        assert [second, last] == copies[::-1]
+
+    def test_a_loader_may_use_its_memory_again(self):
+        """As one with a ring of slots does."""
+        slot = torch.zeros(2)
+        batches = echo(
+            *[
+                step(0, fresh=True, kept=True),
+                step(1, fresh=True, kept=True),
+                step(0, kept=True),
+                step(1),
+                step(2, fresh=True),
+                step(0),
+            ],
+            read=lambda position: slot.fill_(position),
+        )
+        assert [batch.tolist() for batch, _ in (next(batches) for _ in range(6))] == [[i] * 2 for i in (0, 1, 0, 1, 2, 0)]
 
     def test_only_live_batches_are_held(self):
-        held = weakref.WeakSet()
-
-        def read(position):
-            batch = torch.zeros(4)
-            held.add(batch)
-            return batch
-
+        read, held = counted_batches()
         asked, live = requests(3), set()
         steps = requests(3)
         batches = BatchEcho(asked, with_seconds(read))
@@ -106,13 +140,7 @@ class TestEchoingBatches:
             assert len(held) == len(live) <= 4
 
     def test_what_is_to_be_forgotten_is_let_go(self):
-        held = weakref.WeakSet()
-
-        def read(position):
-            batch = torch.zeros(4)
-            held.add(batch)
-            return batch
-
+        read, held = counted_batches()
         batches = echo(step(0, fresh=True, kept=True), step(1, fresh=True, forget=(0,)), read=read)
         next(batches)
         assert len(held) == 1
@@ -121,14 +149,14 @@ class TestEchoingBatches:
 
     def test_a_live_batch_that_is_held_nowhere_is_read_again_and_counted(self):
         batches = echo(step(5, read=True, kept=True), step(5))
-        assert [next(batches)[1] for _ in range(2)] == [(0, 4, 4, *SECONDS), (0, 4, 0, 0, 0, 0)]
+        assert [next(batches)[1] for _ in range(2)] == [Report(0, 4, 4, *SECONDS), Report(0, 4)]
 
     def test_examples_are_counted_in_the_batch_where_nobody_knows_them_beforehand(self):
         batches = echo(step(0, fresh=True, kept=True, size=-1), step(0, size=-1), read=lambda position: torch.zeros(5, 2))
-        assert [next(batches)[1] for _ in range(2)] == [(5, 0, 0, *SECONDS), (0, 5, 0, 0, 0, 0)]
+        assert [next(batches)[1] for _ in range(2)] == [Report(5, 0, 0, *SECONDS), Report(0, 5)]
 
     def test_of_a_rebuilt_loader_the_batches_come_in_the_order_in_which_they_were_asked_for(self):
-        reader = RequestedReader(iter([("a", (4, 0, 0, 1, 2, 3)), ("b", (4, 0, 0, 4, 5, 6))]))
+        reader = RequestedReader(iter([("a", Report(4, 0, 0, 1, 2, 3)), ("b", Report(4, 0, 0, 4, 5, 6))]))
         assert [reader.read(0), reader.read(1)] == [("a", (1, 2, 3)), ("b", (4, 5, 6))]
 
 

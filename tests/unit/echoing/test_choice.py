@@ -140,6 +140,25 @@ def test_reading_an_example_before_training_leaves_the_users_data_as_it_is() -> 
     assert dataset.records == [{"label": 1}] * 1000
 
 
+class FixedData(Dataset[Any]):
+    """A data set whose transform is what it is."""
+
+    transform = property(lambda self: torch.nn.Identity())
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(torch.tensor(index))
+
+
+def test_auto_falls_back_where_a_transform_cannot_be_replaced() -> None:
+    plain = DataLoader(FixedData(), batch_size=2)
+    assert EchoLoader(plain, 2).insertion_point == "after_augmentation"
+    with pytest.raises(ValueError, match=r"FixedData\.transform cannot be replaced"):
+        EchoLoader(plain, 2, insertion_point="before_augmentation")
+
+
 class ModuleData(torch.nn.Module):
     """A data set that is a module too: where a module was, it takes nothing else."""
 
@@ -154,11 +173,12 @@ class ModuleData(torch.nn.Module):
         return self.transform(torch.tensor(index))
 
 
-def test_auto_falls_back_where_a_transform_cannot_be_replaced() -> None:
-    plain: Any = DataLoader(ModuleData(), batch_size=2)  # type: ignore[arg-type]
-    assert EchoLoader(plain, 2).insertion_point == "after_augmentation"
-    with pytest.raises(ValueError, match=r"ModuleData\.transform cannot be replaced"):
-        EchoLoader(plain, 2, insertion_point="before_augmentation")
+def test_the_transform_of_a_module_can_be_taken_out_of_a_copy() -> None:
+    dataset: Any = ModuleData()
+    module = dataset.transform
+    assert EchoLoader(DataLoader(dataset, batch_size=2), 2).insertion_point == "before_augmentation"
+    assert dataset.transform is module
+    assert vars(dataset).keys() == vars(ModuleData()).keys()
 
 
 POINTS = ["after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer"]

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lightning_echo.echoing import copies
-from lightning_echo.echoing.copies import ThrowAwayCopy, generator_state, shallow_copy
+from lightning_echo.echoing.copies import ThrowAwayCopy, generator_state, generators_in, shallow_copy
 
 
 class Numbers(Dataset):
@@ -259,3 +259,26 @@ class TestThrowAwayCopy:
         copied.by = 10
         assert copied.transform(0) == 10
         assert original.transform(0) == 1
+
+
+class TestGeneratorsInside:
+    def test_those_of_the_data_sets_and_of_plain_objects_but_not_those_of_transforms(self):
+        class Noise:
+            def __init__(self):
+                self.rng = np.random.default_rng(1)
+
+        inner = Numbers(rng=torch.Generator(), transform=Noise(), noise=Noise())
+        outer = Numbers(parts=[Subset(inner, [0]), inner], more={"py": random.Random(2)}, itself=None)
+        outer.itself = outer  # is followed once
+        found = generators_in(outer)
+        assert {id(each) for each in found} == {id(inner.rng), id(inner.noise.rng), id(outer.more["py"])}
+        assert len(found) == 3
+
+    def test_long_containers_are_looked_into_no_further_than_their_start(self):
+        numbers = [random.Random(number) for number in range(1000)]
+        found = generators_in(Numbers(samples=numbers))
+        assert 0 < len(found) < 50
+        assert {id(each) for each in found} <= {id(each) for each in numbers[:50]}
+
+    def test_objects_of_the_standard_library_are_left_alone(self):
+        assert generators_in(Numbers(lock=threading.Lock(), path=zipfile.Path)) == []

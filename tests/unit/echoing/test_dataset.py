@@ -24,6 +24,7 @@ from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCach
 from lightning_echo.echoing.order import ShuffledOrder
 from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.requests import ExampleRequests
+from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.splits import make_stages
 from lightning_echo.echoing.staged import StagedDataset
@@ -142,6 +143,9 @@ class TestReading:
         class Example:
             def __init__(self):
                 held.add(self)
+
+            def __deepcopy__(self, memo):
+                return Example()
 
         class Objects(Dataset):
             def __getitem__(self, index):
@@ -315,24 +319,24 @@ class TestSeconds:
 
     def test_before_augmentation_reading_is_the_source_and_augmenting_the_rest(self, monkeypatch):
         fetch = self.make(monkeypatch, "before_augmentation")
-        assert fetch(request([0, 1, 2], fresh=3)) == (3, 0, 0, 3.0, 0.75, 0.125), "nothing used again"
-        assert fetch(request([3, 4], fresh=2, kept="11", number=1)) == (2, 0, 0, 2.0, 0.5, 0.125)
-        assert fetch(request([5, 3, 4], fresh=1, number=2)) == (1, 2, 0, 1.0, 0.75, 0.125), "echoes are not read"
+        assert fetch(request([0, 1, 2], fresh=3)) == Report(3, 0, 0, 3.0, 0.75, 0.125), "nothing used again"
+        assert fetch(request([3, 4], fresh=2, kept="11", number=1)) == Report(2, 0, 0, 2.0, 0.5, 0.125)
+        assert fetch(request([5, 3, 4], fresh=1, number=2)) == Report(1, 2, 0, 1.0, 0.75, 0.125), "echoes are not read"
 
     def test_after_augmentation_both_are_the_source(self, monkeypatch):
         fetch = self.make(monkeypatch, "after_augmentation")
-        assert fetch(request([0, 1, 2], fresh=3)) == (3, 0, 0, 3.75, 0.0, 0.125)
-        assert fetch(request([3, 4], fresh=2, kept="11", number=1)) == (2, 0, 0, 2.5, 0.0, 0.125)
-        assert fetch(request([5, 3, 4], fresh=1, number=2)) == (1, 2, 0, 1.25, 0.0, 0.125)
+        assert fetch(request([0, 1, 2], fresh=3)) == Report(3, 0, 0, 3.75, 0.0, 0.125)
+        assert fetch(request([3, 4], fresh=2, kept="11", number=1)) == Report(2, 0, 0, 2.5, 0.0, 0.125)
+        assert fetch(request([5, 3, 4], fresh=1, number=2)) == Report(1, 2, 0, 1.25, 0.0, 0.125)
 
     @pytest.mark.parametrize("kept", ["000", "111"])
     def test_a_call_that_reads_several_examples_is_the_source(self, monkeypatch, kept):
         fetch = self.make(monkeypatch, "after_augmentation", whole_calls=True)
-        assert fetch(request([0, 1, 2], fresh=3, kept=kept)) == (3, 0, 0, 3.0, 0.0, 0.125)
+        assert fetch(request([0, 1, 2], fresh=3, kept=kept)) == Report(3, 0, 0, 3.0, 0.0, 0.125)
 
     def test_what_is_read_again_after_a_resume_is_the_source_too(self, monkeypatch):
         fetch = self.make(monkeypatch, "before_augmentation")
-        assert fetch(request([9, 1, 2], fresh=1)) == (1, 2, 2, 3.0, 0.75, 0.125)
+        assert fetch(request([9, 1, 2], fresh=1)) == Report(1, 2, 2, 3.0, 0.75, 0.125)
 
 
 class TestRandomNumbers:
@@ -431,23 +435,58 @@ class TestProtection:
             for example in examples:
                 example.zero_()
 
-    def test_nothing_is_copied_where_torchs_own_collate_does_it(self):
-        class Tensors(Dataset):
-            def __getitem__(self, index):
-                return torch.zeros(3)
-
-        cache = make_cache(Tensors(), collate_fn=default_collate)
+    def test_echoes_are_not_copied_where_torchs_own_collate_does_it(self):
+        original = torch.zeros(3)
+        cache = make_cache([original], collate_fn=default_collate)
         (first,), _ = cache.fetch(request([0], fresh=1, kept="1"))
         (again,), _ = cache.fetch(request([0], fresh=0, kept="1"))
-        assert again is first
-        assert default_collate([first, again]).data_ptr() != first.data_ptr()
+        (last,), _ = cache.fetch(request([0], fresh=0))
+        assert first is original
+        assert again is last is not original
+        assert default_collate([again, last]).data_ptr() != again.data_ptr()
 
-    def test_the_last_use_is_no_copy(self):
-        original = torch.zeros(3)
+    def test_the_first_use_is_what_was_read_and_the_last_one_what_was_kept(self):
+        copies = []
+
+        class Example:
+            def __deepcopy__(self, memo):
+                copies.append(Example())
+                return copies[-1]
+
+        original = Example()
         cache = make_cache([original])
-        cache.fetch(request([5], fresh=1, indices=[0], kept="1"))
-        (last,), _ = cache.fetch(request([5], fresh=0, indices=[0]))
-        assert last is original
+        uses = [cache.fetch(request([5], fresh=int(not i), indices=[0], kept="110"[i]))[0][0] for i in range(3)]
+        assert uses == [original, copies[1], copies[0]]
+        assert len(copies) == 2
+
+    @pytest.mark.parametrize("collate_fn", [listed, default_collate])
+    def test_a_data_set_may_use_its_memory_again(self, collate_fn):
+        """Whole batches are read into the same memory."""
+
+        class Preallocated(Plain):
+            rows = torch.zeros(BATCH_SIZE, 2)
+
+            def __getitems__(self, indices):
+                self.rows[: len(indices)] = torch.tensor(indices)[:, None]
+                return list(self.rows[: len(indices)])
+
+        cache, requests = make_cache(Preallocated(), collate_fn=collate_fn), make_requests(4, whole_calls=True)
+        for _ in range(60):
+            asked = next(requests)
+            examples, _ = cache.fetch(asked)
+            assert [example.tolist() for example in examples] == [[index] * 2 for index in asked.indices]
+
+    def test_a_small_part_of_something_large_does_not_keep_all_of_it(self):
+        class Frames(Dataset):
+            def __getitem__(self, index):
+                return torch.zeros(100_000)[:10], np.zeros(100_000)[:10]
+
+        cache = make_cache(Frames(), collate_fn=default_collate)
+        cache.fetch(request([0, 1], fresh=2, kept="11"))
+        held, _ = cache.fetch(request([0, 1], fresh=0, kept="11"))
+        for tensor, array in held:
+            assert tensor.untyped_storage().nbytes() == 40
+            assert array.base is None
 
 
 class Broken(StagedDataset):
@@ -591,7 +630,7 @@ class TestTheDataSetInTheWorkers:
         assert (first_counts[:3], second_counts[:3]) == ((3, 0, 0), (1, 1, 0))
 
     def test_counts_travel_beside_what_the_users_collate_function_returns(self):
-        batch, report = EchoCollate(sum)(([1, 2, 3], (2, 1, 0, 0.5, 0.25, 0.0)))
+        batch, report = EchoCollate(sum)(([1, 2, 3], Report(2, 1, 0, 0.5, 0.25)))
         assert (batch, report[:5]) == (6, (2, 1, 0, 0.5, 0.25))
 
     def test_a_cache_that_is_dropped_lets_go_of_the_data_set(self):

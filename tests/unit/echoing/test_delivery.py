@@ -8,10 +8,11 @@ import pytest
 from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.delivery import Delivery
 from lightning_echo.echoing.epochs import Progress
+from lightning_echo.echoing.seconds import Report
 
 
 def item(number, fresh=1, echoed=2):
-    return number, (fresh, echoed, 0, 0.5, 0.0, 0.0)
+    return number, Report(fresh, echoed, 0, 0.5, 0.0, 0.0)
 
 
 class Source:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_echo.echoing.randomness import OwnRandomStates, PreservingIterator, preserved_random_states, seed_all
+from lightning_echo.echoing.randomness import DrawingTrap, OwnRandomStates, PreservingIterator, preserved_random_states, seed_all
 
 
 def draw():
@@ -120,3 +120,55 @@ def test_own_states_survive_an_exception():
     with own:
         assert draw() == expected[1]
     assert draw() == expected[0]
+
+
+DRAWS = {
+    "torch": lambda: torch.rand(()),
+    "numpy": np.random.rand,
+    "random": random.random,
+}
+
+
+class TestTrap:
+    @pytest.mark.parametrize("name", DRAWS)
+    def test_who_drew_is_named(self, name):
+        trap = DrawingTrap()
+        for _ in range(2):
+            trap.set()
+            assert trap.who_drew() == ""
+            trap.set()
+            DRAWS[name]()
+            assert trap.who_drew() == name
+
+    @pytest.mark.parametrize("count", [312, 624])
+    def test_so_many_that_the_position_is_the_same_again(self, count):
+        trap = DrawingTrap()
+        trap.set()
+        np.random.rand(count)
+        assert trap.who_drew() == "numpy"
+
+    def test_a_normal_number_in_store_is_not_what_is_drawn(self):
+        """numpy and random draw two at once, and keep one: taking that moves nothing else."""
+        trap = DrawingTrap()
+        for draw_one, name in ((np.random.randn, "numpy"), (lambda: random.gauss(0, 1), "random")):
+            draw_one()
+            trap.set()
+            draw_one()
+            assert trap.who_drew() == name
+
+    def test_all_of_them(self):
+        generator = np.random.default_rng(0)
+        trap = DrawingTrap([lambda: generator.bit_generator.state])
+        trap.set()
+        assert trap.who_drew() == ""
+        trap.set()
+        for draw_one in (*DRAWS.values(), generator.random):
+            draw_one()
+        assert trap.who_drew() == "torch and numpy and random and a generator that the data set holds"
+
+    def test_making_one_draws_nothing(self):
+        seed_all(5)
+        expected = draw()
+        seed_all(5)
+        DrawingTrap()
+        assert draw() == expected

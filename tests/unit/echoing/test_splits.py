@@ -778,11 +778,11 @@ WRONG = {
     ),
     "with more behind": (
         lambda self, index: (self.transform(self.image(index)).float() / 255, index),
-        "without its transform it does not return what the transform is called with",
+        r"looks at what its transform returns \(float\)",
     ),
     "with an edit in place behind": (
         lambda self, index: (self.transform(self.image(index).float()).div_(255), index),
-        "without its transform it does not return what the transform is called with",
+        r"looks at what its transform returns \(div_\)",
     ),
     "on the second element": (
         lambda self, index: (index, self.transform(self.image(index))),
@@ -1104,7 +1104,7 @@ class TestBatchedReading:
                     rows = self.transform(rows)
                 return list(zip(rows, indices, strict=True))
 
-        with pytest.raises(SplitRefused, match="its transform 1 times where 2 would be expected"):
+        with pytest.raises(SplitRefused, match=r"looks at what its transform returns \(__iter__\)"):
             find_split(Mixed(transform=v2.RandomHorizontalFlip()))
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from own_states import Ends, RollsOver
 from torch.utils.data import IterableDataset, default_collate
 
+from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.streams import StreamEcho, StreamRequest
 
@@ -89,6 +90,30 @@ def fetch_pass(echo, number, factor, **request):
             return batches, reports
 
 
+class Chunks(IterableDataset):
+    """Yields views of one buffer, which is filled again after each chunk."""
+
+    def __init__(self, chunks, chunk_size):
+        self.chunks, self.buffer = chunks, torch.zeros(chunk_size, 1)
+
+    def __iter__(self):
+        for chunk in range(self.chunks):
+            self.buffer[:, 0] = torch.arange(len(self.buffer)) + chunk * len(self.buffer)
+            yield from self.buffer
+
+
+@pytest.mark.parametrize("collate_fn", [list, default_collate])
+@pytest.mark.parametrize("factor", [1.0, 1.5, 4.0])
+def test_a_stream_may_use_its_memory_again(collate_fn, factor):
+    """A batch of 4 is a chunk, so that each batch of the plain loader is right; echoing pulls 1 to 3 for a batch."""
+    echo = echo_of(Chunks(12, 4), collate_fn=collate_fn)
+    uses = Counter(number for batch in fetch_pass(echo, 0, factor)[0] for number in batch)
+    assert uses.keys() == set(range(48))  # each is what it was when it was yielded
+    live = set(echo._held)
+    assert all(count <= factor + 1 for number, count in uses.items())
+    assert {int(example) for example in echo._held.values()} == live
+
+
 class TestPasses:
     def test_a_stream_is_asked_for_an_iterator_once_in_a_pass(self):
         echo = echo_of(ItsOwnIterator(22))
@@ -162,7 +187,7 @@ class TestPasses:
         live = dict(echo._held)
         for _ in range(3):
             examples, report, note = echo.fetch(StreamRequest(0, 2.0))
-            assert (examples, report, note[:2]) == (None, (0, 0, 0, 0.0, 0.0, 0.0), (0, True))
+            assert (examples, report, note[:2]) == (None, Report(), (0, True))
         assert echo._held == live
         assert echo.dataset.begun == 1
 
@@ -302,7 +327,8 @@ def test_an_image_that_the_stream_only_opened_is_decoded_where_it_is_pulled(tmp_
     echo = echo_of(Opened(), batch_size=1)
     echo.fetch(StreamRequest(0, 2.0))
     (held,) = echo._held.values()
-    assert held[0].fp is None
+    assert type(held[0]) is Image.Image  # a copy of its pixels, not the opened file
+    assert getattr(held[0], "fp", None) is None
 
 
 class TestSeeds:
