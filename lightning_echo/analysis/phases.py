@@ -170,7 +170,7 @@ def measure_loader(
         points=points,
         read_sharing=read_sharing,
         prepare_sharing=prepare_sharing,
-        takes_ahead=Source(loader).repeats_passes,
+        takes_ahead=Source(loader).may_run_in_thread,
         batch_size=size,
         transforms={name: fmean(seconds[name] for seconds in counted(look.transforms)) / size for name in look.transforms[-1]},
         files=tuple(files),

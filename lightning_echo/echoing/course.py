@@ -142,8 +142,8 @@ class Course:
         if resumed and not run.exact:
             sampler = type(setting.source.sampler).__name__
             self.warn(
-                f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor "
-                "set_epoch: the order of the resumed pass may be another one"
+                f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor set_epoch: if it keeps "
+                "anything from one pass to the next, the order of the resumed pass is another one"
             )
         if setting.rank_of_process() == 0 and not self._said:
             self._said = True

@@ -124,7 +124,7 @@ class Run:
         whole = BatchRequests(plan, order) if by_batches else None
         self._requests = ExampleRequests(plan, order, whole_calls=reads_whole_batches(source, choice)) if whole is None else whole
         # What may draw from the global random states must not do so while the training draws from them too.
-        in_thread = source.num_workers > 0 and source.repeats_passes
+        in_thread = source.num_workers > 0 and source.may_run_in_thread
         batches: Iterator[Any] = iter(())
         self._reader: PassReader | None = None
         if source.rebuilds:

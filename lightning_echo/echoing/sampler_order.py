@@ -10,6 +10,14 @@ from itertools import chain, cycle, islice
 from typing import Any
 
 import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.order import Order
@@ -19,10 +27,16 @@ from lightning_echo.echoing.spreading import identity, spread
 __all__ = ["SamplerOrder"]
 
 
-def is_exact(sampler: Any) -> bool:
-    """Whether the same pass can be asked for again: the sampler has a state, a generator, or is told the number of the pass."""
-    source = _deciding(sampler)
-    return _is_stateful(source) or hasattr(source, "generator") or hasattr(source, "set_epoch")
+# Of these is known that they draw from their generator alone.
+_OF_TORCH = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+def draws_by_itself(sampler: Any) -> bool:
+    """Whether a sampler leaves the global random states alone, once it has a generator: one of torch's own classes.
+
+    A sampler with an attribute ``generator`` may draw from it only in part (torchgeo's ``RandomGeoSampler``).
+    """
+    return type(sampler.sampler if type(sampler) is BatchSampler else sampler) in _OF_TORCH
 
 
 class SamplerOrder(Order):
@@ -30,9 +44,9 @@ class SamplerOrder(Order):
 
     A pass is asked for by ``iter(sampler)`` when its first item is needed. Before that the sampler is told the number of the
     pass (``set_epoch``), and its state is kept (``state_dict``, or that of its torch ``generator``), from which a resumed run
-    asks for the same pass again. A sampler with an optional ``generator`` (torch's convention) that has none gets one that
-    is seeded from seed and pass. One that has nothing of all this may draw from the global random states: it runs under
-    states of its own, seeded likewise, and must not run beside the training in another thread.
+    asks for the same pass again. A sampler of torch's that has no generator gets one that is seeded from seed and pass. Any
+    other may draw from the global random states: it runs under states of its own, seeded likewise, and must not run beside the
+    training in another thread.
 
     Args:
         sampler: Yields indices, or lists of them.
@@ -46,13 +60,15 @@ class SamplerOrder(Order):
         self._sampler, self._preserves = sampler, preserves
         self._source = _deciding(sampler)
         self._stateful = _is_stateful(self._source)
-        self._generator: Any = getattr(self._source, "generator", None)
+        generator = getattr(self._source, "generator", None)
+        self._generator = generator if isinstance(generator, torch.Generator) else None
         self._seed = seed
-        self._lends = hasattr(self._source, "generator") and self._generator is None and not self._stateful
+        alone = draws_by_itself(sampler)
+        self._lends = alone and hasattr(self._source, "generator") and self._generator is None
         if self._lends:
             self._lend_generator()
-        self.exact = is_exact(sampler)
-        self._own_states = None if self.exact else OwnRandomStates()
+        self._own_states = None if alone else OwnRandomStates()
+        self.exact = alone or self._stateful or self._generator is not None or _hears_of_passes(sampler, self._source)
         self._states: dict[int, Any] = {}  # per pass: the sampler's state before it
         self._entries: Iterator[Any] = iter(())
         self._dealt: Iterator[Any] = iter(())
@@ -121,7 +137,7 @@ class SamplerOrder(Order):
         state = self._states.get(number)
         if state is not None and self._stateful:
             self._source.load_state_dict(state)
-        elif state is not None:
+        elif state is not None and self._generator is not None:
             self._generator.set_state(state)
 
     def _drain(self) -> None:
@@ -130,17 +146,17 @@ class SamplerOrder(Order):
 
     def _begin(self, number: int) -> Iterator[Any]:
         self._drain()
-        for target in (self._sampler, self._source)[: 1 + (self._source is not self._sampler)]:
+        for target in {id(each): each for each in (self._sampler, self._source)}.values():
             if callable(set_epoch := getattr(target, "set_epoch", None)):
                 set_epoch(number)
+        if self._own_states is not None:
+            seed_all(mix(self._seed, number))
         if self._stateful:
             self._states[number] = self._source.state_dict()
-        elif self._lends:
+        elif self._generator is not None and self._lends:
             self._generator.manual_seed(mix(self._seed, number))
         elif self._generator is not None:
             self._states[number] = self._generator.get_state()
-        elif not self.exact:
-            seed_all(mix(self._seed, number))
         entries: Iterator[Any] = iter(self._sampler)
         own_start: list[Any] | None = None
         if (distance := self._distance(number)) and self._tail:
@@ -170,6 +186,10 @@ class SamplerOrder(Order):
 def _deciding(sampler: Any) -> Any:
     """What decides the order: a batch sampler leaves that to the sampler inside."""
     return sampler.sampler if hasattr(sampler, "batch_size") and hasattr(sampler, "sampler") else sampler
+
+
+def _hears_of_passes(*samplers: Any) -> bool:
+    return any(hasattr(sampler, "set_epoch") for sampler in samplers)
 
 
 def _is_stateful(sampler: Any) -> bool:

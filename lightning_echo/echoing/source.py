@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from lightning_echo.echoing.dataset import EchoCollate, EchoDataset, ExampleCache
-from lightning_echo.echoing.sampler_order import is_exact
+from lightning_echo.echoing.sampler_order import draws_by_itself
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.stages import Stages
 from lightning_echo.echoing.streams import StreamEcho
@@ -122,9 +122,9 @@ class Source:
         )
 
     @property
-    def repeats_passes(self) -> bool:
-        """Whether the same pass can be asked for again, and in a thread: nothing of it draws from global random numbers."""
-        return self.rebuilds and (self.is_sequential or self.is_shuffled or is_exact(self.sampler))
+    def may_run_in_thread(self) -> bool:
+        """Whether batches can be fetched beside the training: nothing of its order draws from the global random states."""
+        return self.rebuilds and (self.is_sequential or self.is_shuffled or draws_by_itself(self.sampler))
 
     @property
     def prefetched_batches(self) -> int:

@@ -155,6 +155,17 @@ class Witness:
             yield item
 
 
+class WitnessWithGenerator(Witness):
+    """May draw from its generator only in part."""
+
+    generator = None
+
+
+class WitnessOfEpochs(Witness):
+    def set_epoch(self, epoch):
+        pass
+
+
 class Witnessed(DataLoader):
     def __iter__(self):
         self.witness = getattr(self, "witness", None) or Witness([0])
@@ -164,9 +175,10 @@ class Witnessed(DataLoader):
 
 def test_what_may_draw_from_the_global_random_states_runs_in_the_training_thread():
     """Beside it, in the prefetching thread, both would get each other's numbers, as timing has it."""
-    sampler = Witness(range(LENGTH))
-    epochs(EchoLoader(DataLoader(Values(LENGTH), batch_size=7, sampler=sampler, num_workers=1), 1), 2)
-    assert sampler.threads == {threading.main_thread()}
+    for kind in (Witness, WitnessWithGenerator, WitnessOfEpochs):
+        sampler = kind(range(LENGTH))
+        epochs(EchoLoader(DataLoader(Values(LENGTH), batch_size=7, sampler=sampler, num_workers=1), 1), 2)
+        assert sampler.threads == {threading.main_thread()}
     plain = Witnessed(Values(LENGTH), batch_size=7, num_workers=1)
     epochs(EchoLoader(plain, 1), 2)
     assert plain.witness.threads == {threading.main_thread()}

@@ -108,7 +108,7 @@ class Stateful(Sampler):
 
 
 class GlobalSampler(Sampler):
-    """Draws from the global random state: exact too, though that cannot be promised of a sampler that has neither."""
+    """Draws from the global random state, or rather from states of its own that are put in that place."""
 
     def __len__(self):
         return 19
@@ -117,17 +117,28 @@ class GlobalSampler(Sampler):
         return iter(torch.randperm(19).tolist())
 
 
+class PartlyByGenerator(GlobalSampler):
+    """Has a ``generator``, and draws from it only in part."""
+
+    generator = None
+
+    def __iter__(self):
+        for index in super().__iter__():
+            yield (index + int(torch.randint(19, (), generator=self.generator))) % 19
+
+
 SAMPLERS = {
     "subset": lambda: {"sampler": SubsetRandomSampler(range(19))},
     "own_generator": lambda: {"sampler": SubsetRandomSampler(range(19), torch.Generator().manual_seed(3))},
     "stateful": lambda: {"sampler": Stateful()},
     "set_epoch": lambda: {"sampler": DistributedSampler(range(19), num_replicas=1, rank=0)},
     "global": lambda: {"sampler": GlobalSampler()},
+    "partly by a generator": lambda: {"sampler": PartlyByGenerator()},
     "sequential": lambda: {"shuffle": False},
 }
 
 
-@pytest.mark.filterwarnings("ignore:GlobalSampler has neither state_dict")
+@pytest.mark.filterwarnings("ignore:(GlobalSampler|PartlyByGenerator) has neither state_dict")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("sampler", list(SAMPLERS))
 def test_a_users_sampler_with_a_state_or_a_generator_is_resumed_exactly(sampler, point):

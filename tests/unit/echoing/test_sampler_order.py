@@ -1,11 +1,15 @@
 """The order of a user's sampler: followed pass by pass, asked for no more than is needed, and found again."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
-from samplers import BATCH_SAMPLERS, SAMPLERS, kept_of, passes_of
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
+from samplers import BATCH_SAMPLERS, SAMPLERS, CountingSampler, kept_of, passes_of
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
-from lightning_echo.echoing.sampler_order import SamplerOrder
+from lightning_echo.echoing.randomness import seed_all
+from lightning_echo.echoing.sampler_order import SamplerOrder, draws_by_itself
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -114,8 +118,78 @@ def test_a_sampler_that_can_be_found_again_says_so(name):
     assert SamplerOrder(sampler, len(sampler), len(sampler), seed=0).exact
 
 
-def test_a_sampler_that_cannot_be_found_again_says_so():
+class PartlyByGenerator(Sampler):
+    """Takes a ``generator`` and draws from it only in part, as torchgeo's ``RandomGeoSampler``; the rest from everywhere."""
+
+    def __init__(self, generator=None):
+        self.generator = generator
+
+    def __iter__(self):
+        for _ in range(20):
+            area = int(torch.multinomial(torch.ones(10), 1))
+            yield area, int(torch.randint(10, (), generator=self.generator)), np.random.randint(10), random.randrange(10)
+
+    def __len__(self):
+        return 20
+
+
+class PartlyInBatches(PartlyByGenerator):
+    """Looks like a batch sampler of torch's."""
+
+    batch_size = 1
+
+    def __init__(self, generator=None):
+        super().__init__(generator)
+        self.sampler = RandomSampler(range(20))
+
+    def __iter__(self):
+        yield from ([index, *drawn] for index, drawn in zip(self.sampler, super().__iter__(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "make", [PartlyByGenerator, PartlyInBatches, lambda: PartlyByGenerator(torch.Generator().manual_seed(3))]
+)
+def test_whoever_draws_from_the_global_states_does_so_from_states_of_its_own(make):
+    first, again, other = (SamplerOrder(make(), 20, 20, seed=seed) for seed in (1, 1, 2))
+    seed_all(7)
+    undisturbed = torch.rand(6).tolist(), np.random.rand(6).tolist(), [random.random() for _ in range(6)]
+    seed_all(7)
+    mixed = [], [], []
+    taken = []
+    for _ in range(6):
+        taken += first.take(7)
+        for numbers, draw in zip(mixed, (lambda: float(torch.rand(())), np.random.rand, random.random), strict=True):
+            numbers.append(draw())
+    assert mixed == undisturbed  # the training's
+    assert again.take(42) == taken != other.take(42)
+    assert len(set(map(str, taken))) == 42
+    resumed = SamplerOrder(make(), 20, 20, seed=1)
+    resumed.load(first.state(27))
+    resumed.seek(27)
+    assert resumed.take(15) == taken[27:]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [
+        (RandomSampler(range(5)), True),
+        (BatchSampler(SequentialSampler(range(5)), 2, False), True),
+        (DistributedSampler(range(6), num_replicas=2, rank=0), True),
+        (PartlyByGenerator(torch.Generator()), False),
+        (BatchSampler(PartlyByGenerator(), 2, False), False),
+        (PartlyInBatches(), False),
+        (type("Own", (RandomSampler,), {})(range(5)), False),
+        (CountingSampler(5, 0), False),
+    ],
+)
+def test_only_torchs_own_classes_are_known_to_leave_the_global_states_alone(sampler, expected):
+    assert draws_by_itself(sampler) is expected
+
+
+def test_a_sampler_that_may_not_be_found_again_says_so():
     class Opaque(Sampler):
+        generator = None
+
         def __iter__(self):
             return iter(range(5))
 
