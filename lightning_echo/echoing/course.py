@@ -82,7 +82,7 @@ class Course:
         if not self._setting.has_length:
             return -1
         kept = self.delivery.progress.kept_length
-        return self._setting.epoch_batches(self.factor.value) if kept is None else kept
+        return self.delivery.trainers_length(self._setting.epoch_batches(self.factor.value)) if kept is None else kept
 
     def change_factor(self, value: float) -> None:
         """Lets a factor count from the first batch that cannot be in flight: what is, was planned with the factors so far."""

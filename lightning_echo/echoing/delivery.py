@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lightning_echo.echoing.counts import EchoCounts
-from lightning_echo.echoing.epochs import Progress
+from lightning_echo.echoing.epochs import Progress, TrainerPlace
 from lightning_echo.echoing.seconds import Report, StageSeconds
 
 __all__ = ["Delivered", "Delivery", "Item"]
@@ -48,10 +48,12 @@ class Delivery:
         seconds: What the batches cost their workers.
         taken: Says how many batches who iterates has taken into use, in its run and in its epoch, where it asks for one ahead.
             None, or if it says None: it does not.
+        place: Says where the Trainer is that iterates. None, or if it says None: there is none, or it iterates several loaders.
     """
 
     def __init__(self) -> None:
         self.taken: Callable[[], tuple[int, int] | None] | None = None
+        self.place: Callable[[], TrainerPlace | None] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -119,7 +121,16 @@ class Delivery:
         # Within who iterates' epoch it is one of several loaders that begins again, and what it handed out is being taken.
         if taken is not None and taken[1] == 0 and not (self.progress.over and taken[0] == self._asked_at):
             self.settle()
-        self.progress.begin(length, keeps_length=keeps_length)
+        place = self._place()
+        training = place if place is not None and place.epoch_batches >= 0 else None
+        self.progress.begin(length, keeps_length=keeps_length, place=training)
+
+    def trainers_length(self, length: int) -> int:
+        """As `Progress.trainers_length`."""
+        return self.progress.trainers_length(length, self._place())
+
+    def _place(self) -> TrainerPlace | None:
+        return None if self.place is None else self.place()
 
     def settle(self) -> None:
         """Who iterates does so no more: what was fetched and not used is kept for who comes next."""

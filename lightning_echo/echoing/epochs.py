@@ -7,9 +7,58 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Epoch", "Iterations", "Progress"]
+__all__ = ["Epoch", "Iterations", "Progress", "TrainerPlace"]
+
+
+class TrainerPlace(NamedTuple):
+    """Where the Trainer is that iterates the loader.
+
+    Attributes:
+        in_epoch: Batches of its epoch that it has taken.
+        epoch_batches: Batches that it takes in its epoch; -1 while it trains none, or where nobody knows.
+        ended: Epochs that it has ended.
+        is_over: Whether it has ended the epoch that it began last: what comes next belongs to another one.
+        in_step: Whether it has not counted the batch that it took last: it is in ``on_train_batch_end``, or before.
+        resumes: Whether it goes on from a checkpoint.
+        limit: Its ``limit_train_batches``.
+    """
+
+    in_epoch: int
+    epoch_batches: int
+    ended: int
+    is_over: bool
+    in_step: bool
+    resumes: bool
+    limit: int | float | None = None
+
+    def state(self) -> dict[str, int | bool]:
+        """What a state says of it: plain types."""
+        return {"in_epoch": self.in_epoch, "ended": self.ended, "is_over": self.is_over, "in_step": self.in_step}
+
+
+def limited(batches: float, limit: int | float | None) -> float:
+    """Batches that a Trainer takes of an epoch, by its ``limit_train_batches``; infinite ones by an integer alone.
+
+    >>> limited(7, 0.5), limited(7, 5), limited(math.inf, 5), limited(7, None)
+    (3, 5, 5, 7)
+    """
+    if isinstance(limit, float):
+        return int(batches * limit) if batches < math.inf else batches
+    return batches if limit is None else min(limit, batches)
+
+
+def unlimited(taken: float, limit: int | float | None) -> int:
+    """Length of the shortest epoch of which a Trainer takes so many batches, or as many as it may.
+
+    >>> unlimited(3, 0.5), unlimited(3, 0.3), unlimited(3, 5)
+    (6, 10, 3)
+    """
+    if not isinstance(limit, float):
+        return int(taken)
+    length = math.ceil(taken / limit)
+    return length if limited(length, limit) >= taken else length + 1  # rounding
 
 
 @dataclass
@@ -31,20 +80,49 @@ class Progress:
     def __post_init__(self) -> None:
         self.resuming = False  # whether the next iteration goes on with the epoch under way
         self.kept_length: int | None = None  # length of the next epoch where the factor does not decide it
+        # Where the Trainer was that has not ended this epoch, although all its batches were delivered.
+        self.not_ended: dict[str, Any] | None = None
 
     @property
     def over(self) -> bool:
         """Whether all batches of the epoch under way were delivered."""
         return 0 <= self.epoch_batches <= self.in_epoch
 
-    def begin(self, length: int, *, keeps_length: bool = False) -> None:
-        """Begins the next epoch, or goes on with the one that was resumed; a kept length may go on being kept."""
-        if not self.resuming:
+    def begin(self, length: int, *, keeps_length: bool = False, place: TrainerPlace | None = None) -> None:
+        """Begins the next epoch, or goes on with the one that was resumed.
+
+        Args:
+            length: Of the next epoch.
+            keeps_length: Whether a kept length goes on being kept.
+            place: Of the Trainer, where it tells: the epoch is then where the Trainer's is, and never ends before that.
+        """
+        goes_on = self.resuming and (place is None or place.in_epoch > 0)
+        if not goes_on:
             self.epoch += bool(self.epoch_batches)
             self.in_epoch, self.epoch_batches = 0, length
-        self.resuming = False
+        if place is not None:
+            self.in_epoch, self.epoch_batches = place.in_epoch, max(self.epoch_batches, place.epoch_batches)
+        self.resuming, self.not_ended = False, None
         if not keeps_length:
             self.kept_length = None
+
+    def trainers_length(self, length: int, place: TrainerPlace | None) -> int:
+        """Length of the next epoch as a Trainer has to hear it that resumes and, when it was saved, had not ended the last one.
+
+        Saved in ``on_train_batch_end``, Lightning counts on from there, unless the next epoch is no longer than that. Saved
+        later, it first ends the epoch.
+
+        Args:
+            length: Of the next epoch.
+            place: Of the Trainer, if there is one.
+        """
+        if self.not_ended is None or place is None or not place.resumes:
+            return length
+        counted: int = self.not_ended["in_epoch"]
+        if self.not_ended["in_step"]:
+            taken = limited(length, place.limit)
+            return length if counted >= taken else unlimited(counted + taken, place.limit)
+        return length if place.ended > self.not_ended["ended"] else self.epoch_batches
 
     def end(self) -> None:
         """The pass has ended, and the epoch with it."""
@@ -66,13 +144,13 @@ class Progress:
         Where several loaders make up an epoch, the state says whether it goes on: one of them may be over before it is, or not.
         """
         progress = cls(*(state[name] for name in ("epoch", "epoch_batches", "in_epoch", "delivered")))
-        end: float = progress.epoch_batches if progress.epoch_batches >= 0 else math.inf
-        if limit is not None and end < math.inf:
-            end = int(end * limit) if isinstance(limit, float) else min(limit, end)
-        elif isinstance(limit, int):
-            end = limit
-        goes_on = state.get("epoch_goes_on")
+        end = limited(progress.epoch_batches if progress.epoch_batches >= 0 else math.inf, limit)
+        goes_on, trainer = state.get("epoch_goes_on"), state.get("trainer")
         progress.resuming = progress.in_epoch < end if goes_on is None else goes_on
+        if trainer is not None and trainer["is_over"]:  # it may have stopped within the epoch
+            progress.resuming = False
+        elif trainer is not None and not progress.resuming:
+            progress.not_ended = trainer
         return progress
 
 

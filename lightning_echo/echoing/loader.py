@@ -15,7 +15,7 @@ from typing import Any
 from lightning_echo.echoing import options
 from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.course import Course
-from lightning_echo.echoing.epochs import Epoch, Iterations
+from lightning_echo.echoing.epochs import Epoch, Iterations, TrainerPlace
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.seconds import StageSeconds
 from lightning_echo.echoing.setting import Setting
@@ -214,6 +214,15 @@ class EchoLoader:
         self._course.delivery.taken = value
 
     @property
+    def place(self) -> Callable[[], TrainerPlace | None] | None:
+        """Says where the Trainer is that iterates this loader alone: an epoch is where the Trainer's is. None: nobody says."""
+        return self._course.delivery.place
+
+    @place.setter
+    def place(self, value: Callable[[], TrainerPlace | None] | None) -> None:
+        self._course.delivery.place = value
+
+    @property
     def num_workers(self) -> int:
         """Worker processes of the loader."""
         return self._setting.source.num_workers
@@ -283,10 +292,7 @@ class EchoLoader:
     @property
     def keeps_length(self) -> bool:
         """Whether the length of the next epoch is another one than the factor would make it."""
-        return self.has_length and self._course.delivery.progress.kept_length not in (
-            None,
-            self._setting.epoch_batches(self.factor),
-        )
+        return self.has_length and len(self) != self._setting.epoch_batches(self.factor)
 
     def keep_length(self) -> None:
         """Leaves the length of the next epoch as it is, whatever the factor does: who trains believes in it already."""
@@ -306,8 +312,12 @@ class EchoLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state at the batch delivered last: plain types, the same on all ranks, positions but never examples."""
-        own = {} if self.epoch_goes_on is None else {"epoch_goes_on": self.epoch_goes_on()}
-        return {**self._course.state_dict(), **own}
+        state = self._course.state_dict()
+        if self.epoch_goes_on is not None:
+            state["epoch_goes_on"] = self.epoch_goes_on()
+        if self.place is not None and (place := self.place()) is not None:
+            state["trainer"] = place.state()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a state was taken, also on a loader that is running.

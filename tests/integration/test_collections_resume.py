@@ -249,7 +249,7 @@ def test_a_state_of_a_single_loader_is_what_it_was_and_is_refused_for_several(tm
     state = single.state_dict()["loader"]
     assert "loaders" not in state
     assert "epoch_goes_on" not in state
-    assert state.keys() == EchoLoader(plain_loader("long"), 2).state_dict().keys()
+    assert state.keys() == {*EchoLoader(plain_loader("long"), 2).state_dict(), "trainer"}
     with pytest.raises(EchoStateError, match="the state is of a single loader, here is 'long', 'short'"):
         fit(echoed("dict"), model=SeveralRecorder(), ckpt_path=save.path(8))
 

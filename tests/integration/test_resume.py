@@ -189,7 +189,11 @@ def test_a_state_is_right_before_during_and_after_training_and_taken_twice(tmp_p
     before = data.state_dict()
     run = fit(data, callbacks=[SaveAt(tmp_path, [STEPS])])
     after = data.state_dict()
-    assert after == data.state_dict() == torch.load(tmp_path / f"step-{STEPS}.ckpt", weights_only=True)["EchoDataModule"]
+    assert after == data.state_dict()
+    saved = torch.load(tmp_path / f"step-{STEPS}.ckpt", weights_only=True)["EchoDataModule"]
+    trainers = [state["loader"].pop("trainer") for state in (saved, after)]
+    assert [trainer["is_over"] for trainer in trainers] == [False, True]  # saved within the last step, and after the training
+    assert saved == after
     data.load_state_dict(before)
     again = fit(data)
     assert again.model.batches == run.model.batches
