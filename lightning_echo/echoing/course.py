@@ -24,6 +24,7 @@ from lightning_echo.echoing.run import Layout, Run
 from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
 from lightning_echo.echoing.stream_run import StreamRun
+from lightning_echo.echoing.succession import begins_again, predecessor_of
 
 __all__ = ["Course"]
 
@@ -43,6 +44,8 @@ class Course:
         seed: In use.
         delivery: What has been delivered.
         name: Of the loader among several, see `EchoLoader`.
+        heard_epoch: Number of the epoch, as Lightning told it; -1 if it did not.
+        predecessor: The run of the loader that was made before over the same data, until this one has begun.
     """
 
     _pipeline: Pipeline
@@ -50,6 +53,8 @@ class Course:
     def __init__(self, setting: Setting, factor: float, seed: int | None) -> None:
         self._setting, self.seed, self.name = setting, seed, ""
         self.factor, self.delivery = RunFactor(factor), Delivery()
+        self.heard_epoch = -1
+        self.predecessor = predecessor_of(self, setting.source.loader)
         self._said = False
         self._note = ""  # of a worker, to be said
         self._has_noted = False
@@ -91,7 +96,49 @@ class Course:
         self._pipeline.change_factor(number, value)
         self.factor.change(value, number, fetched)
 
+    @property
+    def is_at_start(self) -> bool:
+        """Whether nothing was delivered, and no state was loaded."""
+        return not self.delivery.progress.delivered and not self.delivery.progress.epoch_batches and not self._pipeline.saved_for
+
     # ------------------------------------------------------------------ running
+
+    def begin_epoch(self, *, keeps_length: bool, is_alone: bool) -> None:
+        """Begins the next epoch, or goes on with a resumed one.
+
+        Args:
+            keeps_length: As in `Progress.begin`.
+            is_alone: Whether nobody carries the run on from one loader to the next.
+        """
+        before, self.predecessor = self.predecessor, None
+        if is_alone and self.is_at_start:
+            self._succeed(before)
+        self.delivery.begin_epoch(self.length(), keeps_length=keeps_length)
+
+    def _succeed(self, before: Course | None) -> None:
+        """Goes on with the run of a predecessor where it should; see succession.py."""
+        if self.heard_epoch <= 0:
+            if before is not None and begins_again(self, before):
+                self.warn(
+                    "this EchoLoader begins where the one before it over the same data set began, with the same seed: each "
+                    f"training has the same {before.passes:.0%} of a pass. To go on, make the EchoLoader once and pass it to "
+                    "each fit, or use EchoCallback(echo=...); to begin again on purpose, give another seed"
+                )
+            return
+        seeds = {self.seed, None if before is None else before.seed} - {None}
+        if before is not None and before.heard_epoch == self.heard_epoch - 1 and len(seeds) < 2:
+            factor, self._said = self.factor.value, True
+            self.follow(before)
+            before.close()
+            if factor != self.factor.value:
+                self.change_factor(factor)
+            return
+        self.warn(
+            f"the Trainer is in epoch {self.heard_epoch}, and this EchoLoader at the start of its run, so that the data of epoch "
+            "0 comes again. Either a hook has made another one, or its state was not loaded: Lightning leaves out that of a "
+            "loader where the checkpoint was saved when an epoch had ended. Use EchoDataModule or EchoCallback(echo=...), which "
+            "go on"
+        )
 
     def fetch(self, worker_init_fn: Any) -> Any:
         """The next batch, from workers that are started where there are none.
@@ -256,6 +303,10 @@ class Course:
             position, delivered = number * mine.items_per_pass(), number * mine.layout().batches_per_pass
         self.delivery.begin_at(Progress(delivered=delivered), before.delivery.counts, before.delivery.passes_over)
         self._pipeline.begin_at = (position, delivered)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For processes that are spawned with a loader."""
+        return {**vars(self), "predecessor": None}
 
     # ------------------------------------------------------------------ saying
 

@@ -8,6 +8,7 @@ Where passes have no known length, an epoch ends with a pass.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from lightning_echo.echoing.epochs import Epoch, Iterations, TrainerPlace
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.seconds import StageSeconds
 from lightning_echo.echoing.setting import Setting
+from lightning_echo.echoing.succession import EpochListener
 
 __all__ = ["EchoLoader"]
 
@@ -91,6 +93,8 @@ class EchoLoader:
         self._setting = Setting(loader, point, buffer_size, factor, ranks, epoch_length)
         self._course = Course(self._setting, factor, seed)
         self._iterations = Iterations()
+        self._told_length: int | None = None
+        weakref.finalize(self, _close, weakref.ref(self._course)).atexit = False  # a later loader may still refer to it
         if self._setting.warning:
             self._course.warn(self._setting.warning)
         self.factor_owner = ""
@@ -228,6 +232,14 @@ class EchoLoader:
         return self._setting.source.num_workers
 
     @property
+    def batch_sampler(self) -> EpochListener:
+        """Not what makes the batches, but what Lightning tells the epoch: see succession.py."""
+        return EpochListener(getattr(self.loader, "batch_size", None) or 1, self._hear_epoch)
+
+    def _hear_epoch(self, epoch: int) -> None:
+        self._course.heard_epoch = epoch
+
+    @property
     def has_length(self) -> bool:
         """Whether epochs have a known length; else they end where passes do."""
         return self._setting.has_length
@@ -240,7 +252,8 @@ class EchoLoader:
         """
         if not self.has_length:
             raise TypeError("this EchoLoader has no length: an epoch ends where a pass of its loader ends")
-        return self._course.length()
+        self._told_length = self._course.length()
+        return self._told_length
 
     def __repr__(self) -> str:
         return self._setting.describe(self.factor)
@@ -265,7 +278,7 @@ class EchoLoader:
     def _begin_epoch(self, epoch: Epoch) -> None:
         self._iterations.check_alone(epoch)
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
-        self._course.delivery.begin_epoch(self._course.length(), keeps_length=keeps_length)
+        self._course.begin_epoch(keeps_length=keeps_length, is_alone=not self.factor_owner)
 
     def _next_batch(self) -> Any:
         if self.insertion_point is InsertionPoint.after_transfer and not self.is_transferred:
@@ -326,4 +339,16 @@ class EchoLoader:
             EchoStateError: The state is none of an `EchoLoader`, of a later version, of another data set, or of the middle of a
                 pass where the loader cannot go on.
         """
+        told = self._told_length
         self._course.load_state_dict(state, self.limit_train_batches)
+        if self.has_length and not self.factor_owner and told not in (None, len(self)):
+            self._course.warn(
+                f"len() of this EchoLoader was {told} until its state was loaded, and is {len(self)} now: Lightning has asked "
+                f"already, and takes {told} batches in this epoch. Make the EchoLoader with factor={self.factor:g}, or use "
+                "EchoDataModule"
+            )
+
+
+def _close(course: weakref.ref[Course]) -> None:
+    if (left := course()) is not None:
+        left.close()
