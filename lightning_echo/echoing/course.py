@@ -113,7 +113,24 @@ class Course:
         before, self.predecessor = self.predecessor, None
         if is_alone and self.is_at_start:
             self._succeed(before)
+        if not self.delivery.progress.resuming:
+            self._follow_length()
         self.delivery.begin_epoch(self.length(), keeps_length=keeps_length)
+
+    def _follow_length(self) -> None:
+        """Begins the next pass where the data set has another length than when the workers were started."""
+        setting, before, now = self._setting, self._pipeline.layout, self._setting.layout()
+        if before is None or before.length == now.length or setting.by_streams:
+            return
+        plan = self._pipeline.state()["plan"]
+        number = -(-plan["position"] // before.items_per_pass(setting.by_batches))
+        what = "batches" if setting.source.own_batches or not setting.source.rebuilds else "examples"
+        self.warn(
+            f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the pass under way ends here, and "
+            "the next one has all of them. Workers are started anew"
+        )
+        self._pipeline.go_to(number * now.items_per_pass(setting.by_batches), number * now.batches_per_pass)
+        self.delivery.progress.delivered = number * now.batches_per_pass
 
     def _succeed(self, before: Course | None) -> None:
         """Goes on with the run of a predecessor where it should; see succession.py."""
@@ -196,7 +213,7 @@ class Course:
             self._said = True
             # As text: who keeps the record would keep the loader, and its workers.
             _log.info("%s%s%s", self._prefix, setting.describe(self.factor.value), setting.remark())
-        return self._pipeline.start(run)
+        return self._pipeline.start(run, setting.layout())
 
     def _where_to_go_on(self) -> tuple[dict[str, Any], tuple[int, int]]:
         """State to start from, and stream position and batch number where it has no plan."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from lightning_echo.echoing.run import Run
+from lightning_echo.echoing.run import Layout, Run
 from lightning_echo.echoing.stream_run import StreamRun
 
 __all__ = ["Pipeline"]
@@ -20,11 +20,13 @@ class Pipeline:
     Attributes:
         begin_at: Stream position and batch number at which a run begins that goes on from no state.
         saved_for: What a loaded state depends on, until it is started from: point, layout, workers, buffer size.
+        layout: How the pass of the run that was started last is cut; None before the first, and after a state was loaded.
     """
 
     def __init__(self) -> None:
         self.begin_at = (0, 0)
         self.saved_for: dict[str, Any] = {}
+        self.layout: Layout | None = None
         self._at_rest: dict[str, Any] = {"plan": None, "order": None}
         self._holder: list[Run | StreamRun] = []  # apart, so that it can outlive self to be closed
         self._finalizer = weakref.finalize(self, _close_all, self._holder)
@@ -34,9 +36,10 @@ class Pipeline:
         """The started run."""
         return self._holder[0] if self._holder else None
 
-    def start(self, run: Run | StreamRun) -> Run | StreamRun:
+    def start(self, run: Run | StreamRun, layout: Layout) -> Run | StreamRun:
         """From now on the run is asked."""
         self._holder.append(run)
+        self.layout = layout
         self._at_rest, self.saved_for = {"plan": None, "order": None}, {}
         return run
 
@@ -53,9 +56,16 @@ class Pipeline:
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a state of the loader, which holds that of `state`."""
         _close_all(self._holder)
+        self.layout = None
         self._at_rest = {name: state[name] for name in ("plan", "order", "stream") if name in state}
         self.begin_at = (state["begin_at"][0], state["begin_at"][1])
         self.saved_for = {name: state[name] for name in ("insertion_point", "layout", "workers", "buffer_size")}
+
+    def go_to(self, position: int, number: int) -> None:
+        """Ends workers and thread; the next start begins at a stream position and a batch number, and nothing is live."""
+        _close_all(self._holder)
+        self.layout = None
+        self._at_rest, self.begin_at = {"plan": None, "order": None}, (position, number)
 
     def change_factor(self, number: int, factor: float) -> None:
         """Lets a factor count from batch ``number`` on; nothing to do before the first start."""
@@ -67,7 +77,7 @@ class Pipeline:
 
     def __getstate__(self) -> dict[str, Any]:
         """For processes that are spawned with a loader: the state goes along, workers do not."""
-        return {"begin_at": self.begin_at, "saved_for": self.saved_for, "_at_rest": self.state()}
+        return {"begin_at": self.begin_at, "saved_for": self.saved_for, "layout": self.layout, "_at_rest": self.state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Pipeline.__init__(self)

@@ -39,7 +39,6 @@ class Source:
     Attributes:
         rebuilds: Whether it is a ``DataLoader`` that is rebuilt around a plan of indices.
         streams: Whether it is a ``DataLoader`` that makes batches of a stream's examples.
-        length: Batches of a pass; None: a pass ends where its iteration does.
 
     Raises:
         TypeError: It cannot be iterated, is no training loader at all, or its sampler has no length.
@@ -70,13 +69,18 @@ class Source:
                 "loader has in_order=False: batches would arrive in an order that depends on timing, and counts and resuming "
                 "could not be exact. Set in_order=True"
             )
-        self.length = self._length()
-        if self.length == 0:
-            raise ValueError("loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples)")
+        _ = self.length
 
-    def _length(self) -> int | None:
+    @property
+    def length(self) -> int | None:
+        """Batches of a pass, as it is now; None: a pass ends where its iteration does.
+
+        Raises:
+            TypeError: The sampler has no length.
+            ValueError: There is no batch.
+        """
         try:
-            return len(self.loader)
+            length = len(self.loader)
         except (TypeError, NotImplementedError) as error:
             if not self.rebuilds:
                 return None
@@ -84,6 +88,9 @@ class Source:
                 f"loader must have a length, but len({type(self.loader).__name__}) fails: {error}. "
                 "Give its sampler (or its data set) a __len__ that says how many indices a pass has"
             ) from None
+        if not length:
+            raise ValueError("loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples)")
+        return length
 
     @property
     def reads_stream(self) -> bool:
