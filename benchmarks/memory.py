@@ -43,7 +43,7 @@ def _examples_kept(factor: float, buffer_size: int | None, batches: int) -> tupl
 
 def _batches_kept(factor: float, buffer_size: int | None, batches: int) -> tuple[int, int]:
     collate = CountedBatches()
-    plain = loader(Counted(), workers=0, collate_fn=lambda examples: collate([example.index for example in examples]))
+    plain = loader(Counted(), workers=0, collate_fn=lambda examples: collate([example.value for example in examples]))
     echo = EchoLoader(plain, factor, insertion_point="after_batching", buffer_size=buffer_size, seed=0)
     most, epoch = 0, iter(echo)
     for _ in range(batches):

@@ -125,30 +125,37 @@ def _spin(turns: int) -> None:
         pass
 
 
-class Example:
-    """An example that can be counted: a plain tuple cannot be referred to weakly."""
+class Tracked:
+    """Something that is counted while it is alive, and copies of it as well.
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    Args:
+        value: Anything.
+        alive: All that are.
+    """
+
+    def __init__(self, value: Any, alive: weakref.WeakSet[Tracked]) -> None:
+        self.value, self._alive = value, alive
+        alive.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tracked:
+        return Tracked(self.value, self._alive)
 
 
-class Counted(Dataset[Example]):
-    """Knows which of the objects it returned (copies are not among them) are still alive in this process."""
+class Counted(Dataset[Tracked]):
+    """Knows which of the examples it returned, and of the copies of them, are still alive in this process."""
 
     def __init__(self, length: int = 100_000) -> None:
         self.length = length
-        self.alive: weakref.WeakSet[Example] = weakref.WeakSet()
+        self.alive: weakref.WeakSet[Tracked] = weakref.WeakSet()
 
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> Example:
-        example = Example(index)
-        self.alive.add(example)
-        return example
+    def __getitem__(self, index: int) -> Tracked:
+        return Tracked(index, self.alive)
 
-    def collate(self, examples: list[Example]) -> torch.Tensor:
-        """The number of objects that are kept for later: alive, but not handed over for good in this batch."""
+    def collate(self, examples: list[Tracked]) -> torch.Tensor:
+        """The number of examples that are kept for later: alive, but not handed over for good in this batch."""
         handed_over = sum(example in self.alive for example in examples)
         return torch.tensor([[len(self.alive) - handed_over]] * len(examples))
 
@@ -157,9 +164,7 @@ class CountedBatches:
     """Makes batches that can be counted, in the process that calls it."""
 
     def __init__(self) -> None:
-        self.alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+        self.alive: weakref.WeakSet[Tracked] = weakref.WeakSet()
 
-    def __call__(self, examples: list[Any]) -> Any:
-        batch = default_collate(examples)
-        self.alive.add(batch)
-        return batch
+    def __call__(self, examples: list[Any]) -> Tracked:
+        return Tracked(default_collate(examples), self.alive)

@@ -26,7 +26,7 @@ from lightning_echo.measuring.control import Controller, Decision, Observation
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.summary import advise, summarize
 from lightning_echo.meter import RunMeter
-from lightning_echo.several import Echoed, echoed_in
+from lightning_echo.several import Echoed, echoed_in, parts_of
 from lightning_echo.training import TrainingEcho
 from lightning_echo.wrapping import check_echo
 
@@ -163,7 +163,8 @@ class EchoCallback(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.echo.end_own_reload()
         self._catch_up(trainer, pl_module)
-        self._loader = _loaders_in_use(trainer)
+        before, self._loader = self._loader, _loaders_in_use(trainer)
+        _follow_anew(before, self._loader)
         self._meter.begin_epoch(self._loader)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -270,6 +271,15 @@ def _datamodule(trainer: Any) -> Any:
 def _loaders_in_use(trainer: pl.Trainer) -> Echoed | None:
     loaders = trainer.train_dataloader
     return None if loaders is None else echoed_in(loaders)
+
+
+def _follow_anew(before: Echoed | None, now: Echoed | None) -> None:
+    """Lets loaders that a hook of the user's has made anew go on where those of the same names stood."""
+    for name, part in parts_of(now).items():
+        earlier = parts_of(before).get(name)
+        if earlier is not None and earlier is not part and part.is_at_start:
+            part.follow(earlier)
+            earlier.close()
 
 
 def _check_alone(trainer: Any) -> None:

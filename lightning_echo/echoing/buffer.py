@@ -9,6 +9,8 @@ from typing import Any
 
 __all__ = ["Buffer", "Live"]
 
+_STATE = ("warming", "owed", "staggered", "delivered", "fresh")  # attributes that are saved beside the live items
+
 
 class Live:
     """A live item.
@@ -61,15 +63,14 @@ class Buffer:
         What is to be forgotten is left out: the worker of a resumed run holds nothing.
         """
         live = [[item.position, item.left, item.used, *item.call] for item in self]
-        names = ("warming", "owed", "staggered", "delivered", "fresh")
-        return {"live": live, **{name: getattr(self, name) for name in names}}
+        uses_left = sum(item.left for item in self)  # said twice: a state that lacks an item is found out
+        return {"live": live, "uses_left": uses_left, **{name: getattr(self, name) for name in _STATE}}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Buffer:
         buffer = cls()
-        for name, value in state.items():
-            if name != "live":
-                setattr(buffer, name, value)
+        for name in _STATE:
+            setattr(buffer, name, state[name])
         for position, left, used, *call in state["live"]:
             item = Live(position, left, used, (call[0], call[1]))
             buffer.put(item)

@@ -8,6 +8,7 @@ batch size or workers are others, with the next pass where a place means nothing
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from typing import Any
 
@@ -24,7 +25,7 @@ from lightning_echo.echoing.run import Layout, Run
 from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
 from lightning_echo.echoing.stream_run import StreamRun
-from lightning_echo.echoing.succession import begins_again, predecessor_of
+from lightning_echo.echoing.succession import predecessor_of
 
 __all__ = ["Course"]
 
@@ -135,7 +136,7 @@ class Course:
     def _succeed(self, before: Course | None) -> None:
         """Goes on with the run of a predecessor where it should; see succession.py."""
         if self.heard_epoch <= 0:
-            if before is not None and begins_again(self, before):
+            if before is not None and self._begins_again(before):
                 self.warn(
                     "this EchoLoader begins where the one before it over the same data set began, with the same seed: each "
                     f"training has the same {before.passes:.0%} of a pass. To go on, make the EchoLoader once and pass it to "
@@ -156,6 +157,13 @@ class Course:
             "loader where the checkpoint was saved when an epoch had ended. Use EchoDataModule or EchoCallback(echo=...), which "
             "go on"
         )
+
+    def _begins_again(self, before: Course) -> bool:
+        """Whether this delivers what a predecessor has: the same seed, and no more than an epoch of that, within a pass."""
+        seed = self.seed if self.seed is not None else os.environ.get("PL_GLOBAL_SEED")
+        same_seed = seed is not None and before.seed is not None and int(seed) == before.seed
+        first_epoch = before.heard_epoch == self.heard_epoch == 0 and before.delivery.progress.epoch == 0
+        return same_seed and first_epoch and before.passes < 1 and before.factor.value > 1
 
     def fetch(self, worker_init_fn: Any) -> Any:
         """The next batch, from workers that are started where there are none.
@@ -262,8 +270,8 @@ class Course:
         Raises:
             EchoStateError: See `EchoLoader.load_state_dict`.
         """
-        check_state(state)
         setting = self._setting
+        check_state(state, by_index=setting.source.rebuilds)
         if state["layout"]["length"] != (length := setting.layout().length) and state["delivered"]:
             raise EchoStateError(
                 f"the state is of a pass of {state['layout']['length']:,} items, this loader's has {length:,}: the data set, "
@@ -282,6 +290,8 @@ class Course:
                 "Set .factor after resuming to change it"
             )
         progress = Progress.from_state(state, limit)
+        if setting.has_length and progress.epoch_batches < 0:  # it was to end with a pass, and here has a length
+            progress.resuming = False
         if progress.resuming and setting.has_length and state["layout"] == setting.layout().state():
             progress.kept_length = progress.epoch_batches  # the one under way; dealt out anew: see _where_to_go_on
         self._go_to(state, progress)

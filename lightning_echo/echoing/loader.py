@@ -264,6 +264,11 @@ class EchoLoader:
         return self._setting.layout().batches_per_pass
 
     @property
+    def is_at_start(self) -> bool:
+        """Whether nothing was delivered yet, and no state was loaded."""
+        return self._course.is_at_start
+
+    @property
     def passes(self) -> float:
         """Passes over the data so far, from the fresh examples delivered; those that are over where none has a known length."""
         return self._course.passes

@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.echoing.ratio import MOST_FACTOR
 
 __all__ = [
     "EPOCH_LENGTHS",
@@ -26,13 +27,15 @@ def check_factor(factor: Any) -> float:
 
     Raises:
         TypeError: It is no number.
-        ValueError: It is below 1 or not finite.
+        ValueError: It is below 1, or beyond all sense.
     """
     if isinstance(factor, bool) or not isinstance(factor, Real):
         raise TypeError(f"factor must be a real number >= 1 (1: no echoing), got {factor!r}")
     value = float(factor)
     if not math.isfinite(value) or value < 1:
         raise ValueError(f"factor must be a finite number >= 1, got {factor!r}; use 1 to switch echoing off")
+    if value > MOST_FACTOR:
+        raise ValueError(f"factor must be at most {MOST_FACTOR:,}, got {factor!r}; beyond 4 to 8 it seldom helps")
     return value
 
 

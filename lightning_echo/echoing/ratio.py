@@ -11,8 +11,9 @@ from itertools import pairwise
 from math import gcd
 from typing import NamedTuple
 
-__all__ = ["EchoRatio"]
+__all__ = ["MOST_FACTOR", "EchoRatio"]
 
+MOST_FACTOR = 1_000_000
 _DENOMINATOR_LIMIT = 1_000_000
 
 

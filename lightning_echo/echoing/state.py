@@ -6,27 +6,11 @@ from typing import Any
 
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.run import Layout
+from lightning_echo.echoing.schema import EchoStateError, check_fields
 
 __all__ = ["STATE_VERSION", "EchoStateError", "check_state", "differences", "is_state", "where_to_go_on"]
 
 STATE_VERSION = 1
-_KEYS = (
-    "layout",
-    "insertion_point",
-    "workers",
-    "buffer_size",
-    "seed",
-    "factor",
-    "delivered",
-    "begin_at",
-    "counts",
-    "plan",
-    "order",
-)
-
-
-class EchoStateError(ValueError):
-    """A state that cannot be gone on with."""
 
 
 def is_state(state: Any) -> bool:
@@ -34,20 +18,26 @@ def is_state(state: Any) -> bool:
     return isinstance(state, dict) and {"version", "insertion_point", "layout"} <= state.keys()
 
 
-def check_state(state: Any) -> None:
-    """Refuses what is no state of an `EchoLoader`, or one of a later version.
+def check_state(state: Any, *, by_index: bool) -> None:
+    """Refuses what is no state of an `EchoLoader`, one of a later version, or one that is damaged.
+
+    Args:
+        state: To be loaded.
+        by_index: As in `check_fields`.
 
     Raises:
         EchoStateError: With the reason.
     """
     if not isinstance(state, dict) or "version" not in state:
         raise EchoStateError(f"state must be what EchoLoader.state_dict() returned, got {type(state).__name__}: {state!r:.100}")
-    if state["version"] > STATE_VERSION:
+    version = state["version"]
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise EchoStateError(f"the state is damaged: version must be an integer >= 1, got {version!r:.80}")
+    if version > STATE_VERSION:
         raise EchoStateError(
-            f"the state has version {state['version']}, this lightning_echo knows up to {STATE_VERSION}: upgrade lightning_echo"
+            f"the state has version {version}, this lightning_echo knows up to {STATE_VERSION}: upgrade lightning_echo"
         )
-    if missing := [key for key in _KEYS if key not in state]:
-        raise EchoStateError(f"the state is damaged: it lacks {', '.join(missing)}")
+    check_fields(state, by_index=by_index)
 
 
 def differences(saved_for: dict[str, Any], now: dict[str, Any]) -> str:

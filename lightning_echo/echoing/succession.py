@@ -13,17 +13,28 @@ there is none, or two trainings begin with the same part of the data, a warning 
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from lightning_echo.echoing.course import Course
+__all__ = ["EpochListener", "Succeeding", "predecessor_of"]
 
-__all__ = ["EpochListener", "begins_again", "predecessor_of"]
 
-_last: weakref.WeakKeyDictionary[Any, weakref.ref[Course]] = weakref.WeakKeyDictionary()
+class Succeeding(Protocol):
+    """A run that another one may go on with."""
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether nothing was delivered."""
+
+    @property
+    def predecessor(self) -> Any:
+        """The run that it may go on with itself."""
+
+
+Run = TypeVar("Run", bound=Succeeding)
+
+_last: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
 class EpochListener:
@@ -43,27 +54,21 @@ class EpochListener:
         return self
 
 
-def predecessor_of(course: Course, loader: Any) -> Course | None:
+def predecessor_of(run: Run, loader: Any) -> Run | None:
     """Returns the run of the loader that was made last over the same data, if it lives, and remembers this one in its place.
 
     Args:
-        course: Of the new loader.
+        run: Of the new loader.
         loader: What it wraps.
     """
     data = getattr(loader, "dataset", loader)
     try:
         before = _last.get(data)
-        _last[data] = weakref.ref(course)
+        _last[data] = weakref.ref(run)
     except TypeError:  # it cannot be referred to weakly, or hashed: a list
         return None
-    found = None if before is None else before()
-    # One that was made and never used has nothing to go on from, but may itself have one before it.
-    return found.predecessor if found is not None and found.is_at_start else found
-
-
-def begins_again(course: Course, before: Course) -> bool:
-    """Whether a run delivers what the one before it has: the same seed, and no more than an epoch of that within a pass."""
-    seed = course.seed if course.seed is not None else os.environ.get("PL_GLOBAL_SEED")
-    same_seed = seed is not None and before.seed is not None and int(seed) == before.seed
-    first_epoch = before.heard_epoch == course.heard_epoch == 0 and before.delivery.progress.epoch == 0
-    return same_seed and first_epoch and before.passes < 1 and before.factor.value > 1
+    found: Run | None = None if before is None else before()
+    if found is not None and found.is_at_start:  # made and never used: there is nothing in it to go on with
+        earlier: Run | None = found.predecessor
+        return earlier
+    return found

@@ -262,7 +262,7 @@ def test_alone_it_counts_what_a_model_fetches_by_itself() -> None:
     assert [report.fresh_examples for report in callback.reports] == [22, 44]
 
 
-def test_alone_it_counts_on_where_a_reload_brings_a_new_echo_loader() -> None:
+def test_alone_it_goes_on_and_counts_on_where_a_reload_brings_a_new_echo_loader() -> None:
     class Own(Recorder):
         def train_dataloader(self) -> Any:
             return EchoLoader(Data().train_dataloader(), 2, insertion_point="after_augmentation", seed=7)
@@ -270,11 +270,15 @@ def test_alone_it_counts_on_where_a_reload_brings_a_new_echo_loader() -> None:
         def val_dataloader(self) -> Any:
             return Data().val_dataloader()
 
-    callback = EchoCallback()
-    trainer(callbacks=[callback], reload_dataloaders_every_n_epochs=1).fit(Own())
+    callback, model = EchoCallback(), Own()
+    trainer(callbacks=[callback], reload_dataloaders_every_n_epochs=1).fit(model)
     reports = callback.reports
     assert [report.fresh_examples + report.echoed_examples for report in reports] == [22, 44, 66]
-    assert len({report.effective_factor for report in reports}) == 1, "each loader begins alike"
+    whole = fit(echoed(2)).model
+    assert model.batches == whole.batches
+    assert [report.fresh_examples for report in reports] == [
+        sum(map(len, first_uses(whole.batches)[:end])) for end in (6, 12, 18)
+    ]
 
 
 def test_a_loader_that_never_waits_has_no_upstream_time_rather_than_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,13 +124,16 @@ def test_the_point_is_a_string_and_a_member():
     )
 
 
-LIVE = weakref.WeakSet()  # in each process, the examples that were read there and are still held
+LIVE = weakref.WeakSet()  # in each process, the examples that were read or copied there and are still held
 
 
 class Tracked:
     def __init__(self, index):
         self.index = index
-        LIVE.add(self)  # a copy does not come by here
+        LIVE.add(self)
+
+    def __deepcopy__(self, memo):
+        return Tracked(self.index)
 
 
 class TrackedDataset(Dataset):

@@ -191,7 +191,7 @@ def said_by(loader):
 @pytest.mark.parametrize(
     ("plain", "point", "why"),
     [
-        (lambda: DataLoader(Deceptive(), batch_size=8), "after_augmentation", "dataset[0]"),
+        (lambda: DataLoader(Deceptive(), batch_size=8), "after_augmentation", "it looks at what its transform returns"),
         (lambda: DataLoader(Opaque(), batch_size=8), "after_augmentation", "Opaque has neither load(index) and augment(example)"),
         (lambda: DataLoader(Stream(), batch_size=8), "after_augmentation", "the data set is a stream, which has no index"),
         (lambda: [torch.zeros(1)] * 3, "after_batching", "list is an iterable of batches"),

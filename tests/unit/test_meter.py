@@ -7,7 +7,7 @@ import torch
 
 from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.insertion import InsertionPoint
-from lightning_echo.echoing.seconds import StageSeconds
+from lightning_echo.echoing.seconds import Report, StageSeconds
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.timing import StepTimer
 from lightning_echo.meter import RunMeter
@@ -29,7 +29,7 @@ class Loader:
         self.counts += EchoCounts(fresh, 8 - fresh)
         self.delivered += 1
         self.seconds = StageSeconds(**vars(self.seconds))  # what was read before stays what it was
-        self.seconds.add((fresh, 8 - fresh, 0, *stages))
+        self.seconds.add(Report(fresh, 8 - fresh, 0, *stages))
 
 
 class Run:

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_echo.echoing.counts import EchoCounts
 from lightning_echo.echoing.insertion import InsertionPoint
-from lightning_echo.echoing.seconds import StageSeconds
+from lightning_echo.echoing.seconds import Report, StageSeconds
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.several import EchoLoaders
 from lightning_echo.upstream import NOT_KNOWN, Upstream, costs_of
@@ -36,7 +36,7 @@ def deliver(one: Any, batches: int, *, fresh: int = 4, size: int = 8, stages: An
         one.delivered += 1
         one.counts += EchoCounts(fresh, size - fresh)
         one.seconds = StageSeconds(**vars(one.seconds))
-        one.seconds.add((fresh, size - fresh, 0, *stages))
+        one.seconds.add(Report(fresh, size - fresh, 0, *stages))
 
 
 def test_stages_are_those_of_a_batch_of_fresh_examples() -> None:

@@ -85,3 +85,8 @@ def test_integers_of_any_library():
         assert check(np.int64(3)) == 3
         assert type(check(np.int64(3))) is int
     assert options.check_ranks(np.int64(2), np.int32(1)) == (2, 1)
+
+
+def test_a_factor_beyond_all_sense():
+    with pytest.raises(ValueError, match=r"factor must be at most 1,000,000, got 1e\+30"):
+        options.check_factor(1e30)
