@@ -1,4 +1,7 @@
-"""What a run will amount to, in a line: said when it begins, since the factor changes what an epoch means."""
+"""What a run will amount to, in a line: said when it begins, since the factor changes what an epoch means.
+
+While the buffer fills, more of each batch is fresh. In a short run that counts, and is said.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.several import Echoed
 
 __all__ = ["forecast"]
+
+_SHORT_STEPS = 2000  # in longer runs it makes no difference, and planning them takes time
+_NOTICED = 1.03
 
 
 def forecast(trainer: Any, echoed: Echoed) -> str:
@@ -29,4 +35,8 @@ def forecast(trainer: Any, echoed: Echoed) -> str:
         return ""
     passes = epochs * steps / echoed.pass_batches / factor
     what = "pass" if f"{passes:.3g}" == "1" else "passes"
-    return f"{epochs:,} epochs x {steps:,} steps = {passes:.3g} {what} over the data at factor {factor:g}"
+    said = f"{epochs:,} epochs x {steps:,} steps = {passes:.3g} {what} over the data at factor {factor:g}"
+    planned = echoed.passes_in(epochs * steps) if echoed.is_at_start and epochs * steps <= _SHORT_STEPS else None
+    if planned is not None and planned > _NOTICED * passes:
+        said += f", {planned:.3g} with the fresh examples that fill the buffer first"
+    return said

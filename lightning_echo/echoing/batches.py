@@ -7,7 +7,9 @@ last use, since the training step may edit what it gets. Copying runs in the pre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -89,11 +91,14 @@ class RequestedReader:
 def count_examples(batch: Any) -> int:
     """Examples in a batch that nothing is known of.
 
-    Sequences of one length side by side (``zip(*examples)``) have an example each; else it is the leading dimension of the first
-    tensor found, else the length of a list, else 1.
+    An object may say it: ``batch_size`` (PyTorch Geometric, DGL, TensorDict), of a graph with several types of nodes the sum over
+    those that have one, else ``num_nodes``. Sequences of one length side by side (``zip(*examples)``) have an example each; else
+    it is the leading dimension of the first tensor found, else the length of a list, else 1.
     """
     if isinstance(batch, torch.Tensor):  # first, since asking for a Mapping costs more than all the rest
         return len(batch) if batch.ndim else 1
+    if not isinstance(batch, list | tuple | dict | str | bytes | None) and (said := _said_by(batch)) is not None:
+        return said
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     is_sequence = isinstance(batch, list | tuple) and len(batch) > 0
@@ -107,8 +112,32 @@ def count_examples(batch: Any) -> int:
     return len(batch) if is_sequence else 1
 
 
+def _said_by(batch: Any) -> int | None:
+    """What an object says of its size, if anything."""
+    if (size := _size_in(batch, "batch_size")) is not None:
+        return size
+    stores = getattr(batch, "node_stores", None)  # of a graph with nodes of several types
+    if isinstance(stores, list):
+        sizes = [size for store in stores if (size := _size_in(store, "batch_size")) is not None]
+        if sizes:
+            return sum(sizes)
+    return _size_in(batch, "num_nodes")
+
+
+def _size_in(batch: Any, name: str) -> int | None:
+    value = getattr(batch, name, None)
+    if isinstance(value, torch.Size):
+        return value[0] if value else None
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+
+
 def _first_tensor(batch: Any) -> torch.Tensor | None:
     if isinstance(batch, torch.Tensor):
         return batch
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    if isinstance(batch, list | tuple):
+        parts: Iterable[Any] = batch
+    elif isinstance(batch, Mapping):
+        parts = batch.values()
+    else:
+        parts = vars(batch).values() if is_dataclass(batch) else ()
     return next((found for part in parts if (found := _first_tensor(part)) is not None), None)

@@ -20,6 +20,8 @@ from lightning_echo.echoing.weight import nbytes
 
 __all__ = ["Choice", "choose", "reads_whole_batches"]
 
+_ECHOES_REPEAT = "if the data set augments, its echoes repeat that, and StagedDataset can have it redone"
+
 # What is reused and what is redone where examples are left whole.
 _OF_WHOLE = {
     InsertionPoint.after_augmentation: (("load", "augment"), ("collate", "transfer")),
@@ -73,13 +75,15 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
     except SplitRefused as refused:
         if point is not InsertionPoint.auto:
             raise ValueError(f"insertion_point={point.value!r} is impossible here: {refused}") from refused
-        return _whole(source, InsertionPoint.after_augmentation, refused.reason)
+        return _whole(source, InsertionPoint.after_augmentation, f"{refused.reason}; {_ECHOES_REPEAT}")
     except Exception as error:
         if point is not InsertionPoint.auto or source.readable_index is not None:
             raise
-        how = "without worker_init_fn" if source.prepared_in_workers else "at an index that the sampler may not know"
-        reason = f"an example cannot be read {how} ({type(error).__name__}: {error})"
-        return _whole(source, InsertionPoint.after_augmentation, reason)
+        raised = f"{type(error).__name__}: {error}"
+        reason = f"its sampler ({type(source.sampler).__name__}) seems to yield no integers, since reading by one raised {raised}"
+        if source.prepared_in_workers:
+            reason = f"no example can be read before worker_init_fn has run ({raised})"
+        return _whole(source, InsertionPoint.after_augmentation, f"{reason}; {_ECHOES_REPEAT}")
     return _split(split, is_asked=point is not InsertionPoint.auto)
 
 

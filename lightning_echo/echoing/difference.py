@@ -1,43 +1,56 @@
-"""Where two examples differ, in words. Stricter than ``==``: types and metadata count; NaN equals NaN."""
+"""Where two examples differ, in words. Stricter than ``==``: types and metadata count; NaN equals NaN.
+
+A class whose ``==`` compares by identity (PyTorch Geometric's ``Data``) is compared by what its objects hold. Weak references are
+not followed: what they refer to is compared where it is held.
+"""
 
 from __future__ import annotations
 
+import copy
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
 import torch
 
+_Pairs = set[tuple[int, int]]
 
-def difference(left: Any, right: Any, path: str = "") -> str | None:
+
+def difference(left: Any, right: Any, path: str = "", seen: _Pairs | None = None) -> str | None:
     """Returns the first difference between two examples, None if there is none.
 
     Args:
         left: tensors, arrays, images, containers and objects of these, nested.
         right: what it is compared with.
         path: how to get to both from the whole, for the text.
+        seen: objects that are being compared already: one may refer back to the whole.
 
     >>> difference({"image": [1.0, float("nan")]}, {"image": [1.0, float("nan")]})
     >>> difference({"image": [1.0, 2.0]}, {"image": [1.0, 3.0]})
     "at ['image'][1]: 2.0 and 3.0"
     """
-    if left is right:
+    if left is right or isinstance(left, weakref.ReferenceType):
         return None
+    seen = set() if seen is None else seen
     if type(left) is not type(right) and not (_is_pillows_own(left) and _is_pillows_own(right)):
         return _at(path, f"a {_name(left)} and a {_name(right)}")
     if isinstance(left, torch.Tensor):
-        return _between_tensors(left, right, path)
+        return _between_tensors(left, right, path, seen)
     if isinstance(left, np.ndarray):
-        return _between_arrays(left, right, path)
+        return _between_arrays(left, right, path, seen)
     if isinstance(left, dict):
-        return _between_dicts(left, right, path)
+        return _between_dicts(left, right, path, seen)
     if isinstance(left, (list, tuple)):
-        return _between_sequences(left, right, path)
+        return _between_sequences(left, right, path, seen)
     if _is_image(left):
         return _between_images(left, right, path)
     if hasattr(type(left), "__dataclass_fields__") or not _has_own_equality(type(left)):
-        return _between_objects(left, right, path)
-    return _between_values(left, right, path)
+        return _between_objects(left, right, path, seen)
+    where = _between_values(left, right, path)
+    if where is None or not hasattr(left, "__dict__") or not _differs_from_its_copy(left):
+        return where
+    return _between_objects(left, right, path, seen)
 
 
 def _at(path: str, text: str) -> str:
@@ -48,11 +61,11 @@ def _name(value: Any) -> str:
     return type(value).__name__
 
 
-def _between_tensors(left: torch.Tensor, right: torch.Tensor, path: str) -> str | None:
+def _between_tensors(left: torch.Tensor, right: torch.Tensor, path: str, seen: _Pairs) -> str | None:
     for what in ("shape", "dtype", "device", "layout"):
         if getattr(left, what) != getattr(right, what):
             return _at(path, f"tensors of {what} {getattr(left, what)} and {getattr(right, what)}")
-    metadata = difference(left.__dict__, right.__dict__, f"{path}.__dict__")
+    metadata = difference(left.__dict__, right.__dict__, f"{path}.__dict__", seen)
     if metadata is not None:
         return metadata
     left, right = _as_plain(left), _as_plain(right)
@@ -72,12 +85,12 @@ def _as_plain(value: torch.Tensor) -> torch.Tensor:
     return value.as_subclass(torch.Tensor)
 
 
-def _between_arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], path: str) -> str | None:
+def _between_arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], path: str, seen: _Pairs) -> str | None:
     for what in ("shape", "dtype"):
         if getattr(left, what) != getattr(right, what):
             return _at(path, f"arrays of {what} {getattr(left, what)} and {getattr(right, what)}")
     if left.dtype.hasobject or left.dtype.names:
-        return _between_sequences(left.ravel().tolist(), right.ravel().tolist(), path)
+        return _between_sequences(left.ravel().tolist(), right.ravel().tolist(), path, seen)
     unequal = np.asarray(left != right)
     if left.dtype.kind in "fcmM":
         unequal = unequal & ~(np.isnat(left) & np.isnat(right) if left.dtype.kind in "mM" else np.isnan(left) & np.isnan(right))
@@ -85,16 +98,16 @@ def _between_arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], pat
     return _at(path, f"arrays that differ in {count} of {left.size} elements") if count else None
 
 
-def _between_dicts(left: dict[Any, Any], right: dict[Any, Any], path: str) -> str | None:
+def _between_dicts(left: dict[Any, Any], right: dict[Any, Any], path: str, seen: _Pairs) -> str | None:
     if left.keys() != right.keys():
         return _at(path, f"keys {list(left)} and {list(right)}")
-    return _first(difference(left[key], right[key], f"{path}[{key!r}]") for key in left)
+    return _first(difference(left[key], right[key], f"{path}[{key!r}]", seen) for key in left)
 
 
-def _between_sequences(left: Any, right: Any, path: str) -> str | None:
+def _between_sequences(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
     if len(left) != len(right):
         return _at(path, f"{_name(left)}s of {len(left)} and {len(right)} elements")
-    return _first(difference(*pair, f"{path}[{place}]") for place, pair in enumerate(zip(left, right, strict=True)))
+    return _first(difference(*pair, f"{path}[{place}]", seen) for place, pair in enumerate(zip(left, right, strict=True)))
 
 
 def _is_image(value: Any) -> bool:
@@ -116,15 +129,33 @@ def _between_images(left: Any, right: Any, path: str) -> str | None:
     return None if left.tobytes() == right.tobytes() else _at(path, "images with different pixels")
 
 
-def _between_objects(left: Any, right: Any, path: str) -> str | None:
+def _between_objects(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
     """Objects that compare by identity alone are compared by what they hold."""
+    if (id(left), id(right)) in seen:
+        return None
+    seen.add((id(left), id(right)))
     names = getattr(type(left), "__dataclass_fields__", None) or getattr(left, "__dict__", None)
     if names is None:
         return _at(path, f"two objects of {_name(left)}, which cannot be compared")
     if getattr(left, "__dict__", {}).keys() != getattr(right, "__dict__", {}).keys():
         return _at(path, f"objects of {_name(left)} with different attributes")
     missing = object()
-    return _first(difference(getattr(left, name, missing), getattr(right, name, missing), f"{path}.{name}") for name in names)
+    pairs = ((name, _attribute(left, name, missing), _attribute(right, name, missing)) for name in names)
+    return _first(difference(one, other, f"{path}.{name}", seen) for name, one, other in pairs)
+
+
+def _attribute(value: Any, name: str, missing: object) -> Any:
+    """What the instance holds: its class may answer otherwise."""
+    attributes = getattr(value, "__dict__", {})
+    return attributes[name] if name in attributes else getattr(value, name, missing)
+
+
+def _differs_from_its_copy(value: Any) -> bool:
+    """Whether ``==`` says nothing about what objects of this class hold."""
+    try:
+        return bool(value != copy.copy(value))
+    except Exception:  # the class's own code: it cannot be copied, or compared
+        return False
 
 
 def _has_own_equality(kind: type) -> bool:

@@ -268,6 +268,17 @@ class EchoLoader:
         """Whether nothing was delivered yet, and no state was loaded."""
         return self._course.is_at_start
 
+    def passes_in(self, batches: int) -> float | None:
+        """Passes over the data in the first batches of a run at the present factor, as they would be planned.
+
+        Args:
+            batches: How many.
+
+        Returns:
+            None over a stream, which nobody plans beforehand.
+        """
+        return self._setting.passes_in(batches, self.factor)
+
     @property
     def passes(self) -> float:
         """Passes over the data so far, from the fresh examples delivered; those that are over where none has a known length."""

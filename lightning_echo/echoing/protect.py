@@ -11,9 +11,11 @@ This runs once per use, so it is a table from exact type to copier, filled when 
 * immutable values are returned as they are;
 * tensors, arrays, images, built-in containers are copied by the fastest call that keeps class and metadata;
 * plain objects (dataclasses, frozen ones too) get a new instance with copied attributes;
-* all else is left to ``copy.deepcopy``, whose memo is filled with the fast copies of the parts beforehand.
+* all else is left to ``copy.deepcopy``, whose memo is filled with the fast copies of the parts beforehand. What a class's
+  ``__getstate__`` leaves out is shared with the copy.
 
-An object that an example holds twice is copied once, so that aliases stay aliases.
+An object that an example holds twice is copied once, so that aliases stay aliases. Two tensors or arrays over the same memory
+come out as two, each with memory of its own.
 """
 
 from __future__ import annotations
@@ -180,13 +182,17 @@ def _deepcopy(value: Any, memo: Memo) -> Any:
         for item in _parts(value):
             _copy(item, memo)
     try:
-        return copy.deepcopy(value, memo)
+        copied = copy.deepcopy(value, memo)
     except Exception as error:
         raise TypeError(
             f"an example holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be copied "
             f"({error}); data echoing hands out copies, so that in-place edits never reach an echo: return "
             "tensors, arrays, images or plain containers from the data set, or give the class a __deepcopy__"
         ) from error
+    if copied is not value and _drops_attributes(type(value)):
+        for name, item in vars(value).items():
+            copied.__dict__.setdefault(name, item)
+    return copied
 
 
 def _parts(value: Any) -> list[Any]:
@@ -269,6 +275,15 @@ def _has_own_deepcopy(kind: type, base: type) -> bool:
 
 
 _COPY_HOOKS = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+
+
+def _drops_attributes(kind: type) -> bool:
+    """Whether a class has a ``__getstate__``, written for pickling, that may leave attributes out: a lock, a cache."""
+    return (
+        _has_attributes(kind)
+        and getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
+        and not hasattr(kind, "__deepcopy__")
+    )
 
 
 def _has_copy_hook(kind: type) -> bool:

@@ -27,7 +27,7 @@ from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.source import Source
 
-__all__ = ["Layout", "Run", "layout_of", "lookahead", "rank_key"]
+__all__ = ["Layout", "Run", "layout_of", "lookahead", "rank_key", "shape_of"]
 
 _ORDER_SEED, _NOISE_SEED, _PASS_SEED = 11, 12, 13
 
@@ -115,7 +115,7 @@ class Run:
         worker_init_fn: Any,
     ) -> None:
         by_batches, self._is_live = choice.point.by_batches, choice.point is InsertionPoint.after_transfer
-        shape = _shape(source, layout, buffer_size, seed, by_batches)
+        shape = shape_of(source, layout, buffer_size, seed, by_batches)
         order = _order(source, layout, rank, seed, shape.distance, by_batches)
         if state["order"] is not None:
             order.load(state["order"])
@@ -193,7 +193,8 @@ def lookahead(source: Source, by_batches: bool, largest_factor: float) -> int:
     return (source.prefetched_batches + 3) * uses + DEPTH
 
 
-def _shape(source: Source, layout: Layout, buffer_size: int, seed: int, by_batches: bool) -> PlanShape:
+def shape_of(source: Source, layout: Layout, buffer_size: int, seed: int, by_batches: bool) -> PlanShape:
+    """The sizes that the plan of a run works with."""
     if by_batches:
         return PlanShape(
             batch_size=1,

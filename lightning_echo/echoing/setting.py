@@ -10,8 +10,9 @@ from typing import Any
 from lightning_echo.echoing.choice import choose
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.passes import is_stateful
+from lightning_echo.echoing.plan import EchoPlan
 from lightning_echo.echoing.ranks import world
-from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead, rank_key
+from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead, rank_key, shape_of
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.sizing import BufferSizing
 from lightning_echo.echoing.source import Source
@@ -118,6 +119,11 @@ class Setting:
     def remark(self) -> str:
         """What else is worth saying once."""
         remarks = []
+        if not self.resumes:
+            remarks.append(
+                "a checkpoint from within a pass cannot be resumed: that needs state_dict() and load_state_dict(state) of the "
+                f"{'data set' if self.by_streams else 'loader'}, or torchdata's StatefulDataLoader"
+            )
         if not self.has_length:
             remarks.append(
                 "an epoch ends where the loader's pass ends" if self.by_batches else "an epoch ends where the stream ends"
@@ -147,6 +153,15 @@ class Setting:
         """Batches in an epoch on this rank, where it `has_length`."""
         batches = self.layout().batches_per_pass
         return batches if self.epoch_length == "fixed" else round(factor * batches)
+
+    def passes_in(self, batches: int, factor: float) -> float | None:
+        """Passes in the first batches of a run, by a plan like the one that it will have; None over a stream."""
+        if self.by_streams or not self.items_per_pass():
+            return None
+        plan = EchoPlan(shape_of(self.source, self.layout(), self.buffer_size, 0, self.by_batches), factor)
+        for _ in range(batches):
+            plan.next_batch()
+        return plan.position / self.items_per_pass()
 
     def items_per_pass(self) -> int:
         """Of this rank."""

@@ -194,6 +194,8 @@ def test_without_a_length_it_has_none_and_its_epochs_end_with_the_stream(caplog)
     (record,) = caplog.records
     assert "the data set is a stream, which has no index" in record.getMessage()
     assert record.getMessage().endswith("; an epoch ends where the stream ends")
+    assert "a checkpoint from within a pass cannot be resumed: that needs state_dict()" in record.getMessage()
+    assert "cannot be resumed" not in EchoLoader(DataLoader(Stateful(), BATCH), 2)._setting.remark()
 
 
 def test_an_epoch_that_was_cut_short_goes_on_in_the_next():

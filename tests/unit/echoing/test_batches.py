@@ -2,8 +2,11 @@
 
 import weakref
 from collections import Counter, UserDict
+from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -160,6 +163,12 @@ class TestEchoingBatches:
         assert [reader.read(0), reader.read(1)] == [("a", (1, 2, 3)), ("b", (4, 5, 6))]
 
 
+@dataclass
+class Pairs:
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
@@ -177,6 +186,20 @@ class TestEchoingBatches:
         (None, 1),
         ([], 1),
         ([[torch.zeros(6)]], 6),
+        (SimpleNamespace(batch_size=7, x=torch.zeros(90, 3), num_nodes=90), 7),
+        (SimpleNamespace(batch_size=np.int64(7)), 7),
+        (SimpleNamespace(batch_size=torch.Size([5, 2])), 5),
+        (SimpleNamespace(batch_size=None, num_nodes=90), 90),
+        (
+            SimpleNamespace(
+                node_stores=[SimpleNamespace(batch_size=4), SimpleNamespace(), SimpleNamespace(batch_size=2)], num_nodes=9
+            ),
+            6,
+        ),
+        (SimpleNamespace(node_stores=[SimpleNamespace()], num_nodes=9), 9),
+        (UserDict(batch_size=torch.zeros(3), x=torch.zeros(4)), 3),
+        (Pairs(torch.zeros(5, 2), torch.zeros(5)), 5),
+        (SimpleNamespace(x=torch.zeros(3)), 1),
     ],
 )
 def test_examples_of_an_unknown_batch_are_counted_as_collate_functions_usually_lay_them_out(batch, expected):

@@ -292,6 +292,7 @@ def test_a_subset_sampler_says_which_examples_may_be_read() -> None:
 
 def test_what_kept_an_example_from_being_read_is_said() -> None:
     in_worker = choose(Source(loader(num_workers=1, worker_init_fn=open_here)), InsertionPoint.auto)
-    assert "cannot be read without worker_init_fn (AssertionError: not opened" in in_worker.reason
+    assert "no example can be read before worker_init_fn has run (AssertionError: not opened" in in_worker.reason
     by_name = choose(Source(DataLoader(Named(), batch_size=3, sampler=Names())), InsertionPoint.auto)
-    assert "cannot be read at an index that the sampler may not know (KeyError: " in by_name.reason
+    assert "its sampler (Names) seems to yield no integers, since reading by one raised KeyError: " in by_name.reason
+    assert by_name.reason.endswith("if the data set augments, its echoes repeat that, and StagedDataset can have it redone")

@@ -1,7 +1,9 @@
 """What counts as a difference between two examples."""
 
+import copy
 import dataclasses
 import re
+import weakref
 from collections import namedtuple
 
 import numpy as np
@@ -153,3 +155,63 @@ def test_comparing_draws_no_random_number_and_changes_nothing():
     difference(left, right)
     assert torch.equal(torch.get_rng_state(), state)
     assert left["a"].tolist() == kept
+
+
+class ByIdentity:
+    """As PyTorch Geometric's ``Data``: ``==`` is identity, the content lies in a store that refers back."""
+
+    def __init__(self, **content):
+        self.store = Store(self, content)
+
+    def __eq__(self, other):
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name):
+        if name == "store":
+            raise AttributeError(name)
+        return self.store.content[name]
+
+
+class Store:
+    def __init__(self, parent, content):
+        self.parent, self.content, self.whole = weakref.ref(parent), content, [parent]
+
+    def __eq__(self, other):
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def test_where_equality_is_identity_contents_are_compared():
+    one, same = (ByIdentity(x=torch.arange(3.0), label="a") for _ in range(2))
+    assert one != copy.copy(one)
+    assert difference(one, same) is None
+    assert difference([one, one], [same, same]) is None
+    other = ByIdentity(x=torch.tensor([0.0, 1.0, 3.0]), label="a")
+    assert difference(one, other) == "at .store.content['x']: tensors that differ in 1 of 3 elements"
+    assert difference(one, ByIdentity(x=torch.arange(3.0))) == "at .store.content: keys ['x', 'label'] and ['x']"
+
+
+def test_where_equality_compares_contents_it_decides():
+    class Rounded:
+        def __init__(self, value):
+            self.value = value
+
+        def __eq__(self, other):
+            return round(self.value) == round(other.value)
+
+        __hash__ = None
+
+    assert difference(Rounded(1.1), Rounded(1.2)) is None
+    assert "Rounded" in difference(Rounded(1.1), Rounded(2.2))
+
+
+def test_objects_that_refer_to_each_other_are_compared_once():
+    class Node:
+        def __init__(self, value):
+            self.value, self.next = value, self
+
+    assert difference(Node(1), Node(1)) is None
+    assert difference(Node(1), Node(2)) == "at .value: 1 and 2"
