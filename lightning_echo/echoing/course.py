@@ -63,7 +63,7 @@ class Course:
 
     def restart(self) -> None:
         """Goes back to the very start."""
-        self._pipeline.stop()
+        self._pipeline.stop(self.delivery.batches)
         self._reset()
 
     def _reset(self) -> None:
@@ -79,7 +79,7 @@ class Course:
             return float(self.delivery.passes_over)
         if self._setting.by_streams:
             return self.delivery.counts.fresh / items
-        plan = self._pipeline.state()["plan"]
+        plan = self._pipeline.state(self.delivery.batches)["plan"]
         taken = self._pipeline.begin_at[0] if plan is None else plan["position"]
         return float(taken / items)
 
@@ -123,7 +123,7 @@ class Course:
         setting, before, now = self._setting, self._pipeline.layout, self._setting.layout()
         if before is None or before.length == now.length or setting.by_streams:
             return
-        plan = self._pipeline.state()["plan"]
+        plan = self._pipeline.state(self.delivery.batches)["plan"]
         number = -(-plan["position"] // before.items_per_pass(setting.by_batches))
         what = "batches" if setting.source.own_batches or not setting.source.rebuilds else "examples"
         self.warn(
@@ -175,7 +175,16 @@ class Course:
             StopIteration: The epoch has ended with a pass.
         """
         run = self._pipeline.run or self._start(worker_init_fn)
-        batch = self.delivery.fetch(lambda: self._next_item(run))
+        try:
+            batch = self.delivery.fetch(lambda: self._next_item(run))
+        except StopIteration:
+            raise
+        except BaseException as error:  # an interrupt, too: what the run has handed out by then and nobody got comes again
+            try:
+                clear_frames(error)
+            finally:
+                self.close()
+            raise
         if self._note:
             note, self._note = self._note, ""
             self.warn(note)
@@ -184,29 +193,26 @@ class Course:
     def _next_item(self, run: Run | StreamRun) -> Item | None:
         """The next batch, over the ends of passes; None where an epoch ends with a pass."""
         try:
-            while (item := run.next_batch()) is None:
+            while (item := run.next_batch(self.delivery.progress.delivered)) is None:
                 self.delivery.end_pass()
                 if not self._setting.has_length:
                     break
-            if item is not None and item[1].note and not self._has_noted:
-                self._note, self._has_noted = item[1].note, True
-            return item
-        except BaseException as error:
-            try:
-                clear_frames(error)
-            finally:
-                self.close()
-            raise
+        except StopIteration as error:  # passed on, it would silently end the epoch
+            raise RuntimeError("StopIteration was raised while a batch was made, by collate_fn or a transform") from error
+        if item is not None and item[1].note and not self._has_noted:
+            self._note, self._has_noted = item[1].note, True
+        return item
 
     def close(self) -> None:
         """Ends workers and thread; a later fetch starts them anew and goes on where this one stopped."""
-        self._pipeline.stop(before=self.delivery.forget_unused())
+        self.delivery.forget_unused()
+        self._pipeline.stop(self.delivery.progress.delivered)
 
     def _start(self, worker_init_fn: Any) -> Run | StreamRun:
         setting = self._setting
         if self.seed is None:
             self.seed = named_seed(default_seed(setting.source.loader), self.name)
-        resumed = self._pipeline.state()["plan"] is not None
+        resumed = self._pipeline.state(self.delivery.batches)["plan"] is not None
         state, position = self._where_to_go_on()
         run = setting.start(
             factor=self.factor.value, seed=self.seed, state=state, position=position, worker_init_fn=worker_init_fn
@@ -226,13 +232,13 @@ class Course:
     def _where_to_go_on(self) -> tuple[dict[str, Any], tuple[int, int]]:
         """State to start from, and stream position and batch number where it has no plan."""
         pipeline, setting = self._pipeline, self._setting
-        state, position = pipeline.state(), pipeline.begin_at
+        state, position = pipeline.state(self.delivery.batches), pipeline.begin_at
         next_pass, is_cut = begin_next_pass(self.state_dict(), setting)
         if is_cut:
             self.warn("the pass that was under way when workers were ended cannot be gone on with: the next one begins")
         if next_pass is not None:
             pipeline.load({**self.state_dict(), **next_pass})
-            state, position = pipeline.state(), pipeline.begin_at
+            state, position = pipeline.state(self.delivery.batches), pipeline.begin_at
         progress = self.delivery.progress
         if setting.by_streams:
             return state, (0, progress.delivered)
@@ -261,7 +267,7 @@ class Course:
             "begin_at": list(self._pipeline.begin_at),
             "passes_over": in_use.passes_over,
             "counts": [in_use.counts.fresh, in_use.counts.echoed, in_use.counts.refetched],
-            **self._pipeline.state(before=int(self.delivery.is_ahead)),
+            **self._pipeline.state(in_use.progress["delivered"]),
         }
 
     def load_state_dict(self, state: dict[str, Any], limit: int | float | None) -> None:
@@ -333,7 +339,7 @@ class Course:
 
     def __getstate__(self) -> dict[str, Any]:
         """For processes that are spawned with a loader."""
-        return {**vars(self), "predecessor": None}
+        return {**vars(self), "_pipeline": self._pipeline.resting(self.delivery.batches), "predecessor": None}
 
     # ------------------------------------------------------------------ saying
 

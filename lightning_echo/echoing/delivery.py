@@ -141,11 +141,10 @@ class Delivery:
             self.begin_at(progress, before.counts, before.passes_over)
             self._unused, self._asked_at = unused, asked_at
 
-    def forget_unused(self) -> int:
-        """Lets go of a batch that was fetched and not used, to be fetched again; how many there are: 0 or 1."""
+    def forget_unused(self) -> None:
+        """Lets go of a batch that was fetched and not used, to be fetched again."""
         self.settle()
-        unused, self._unused = self._unused, None
-        return int(unused is not None)
+        self._unused = None
 
     def fetch(self, next_item: Callable[[], Item | None]) -> Any:
         """The next batch; ``next_item`` fetches it, None where the epoch ends with the pass.
@@ -165,10 +164,14 @@ class Delivery:
         if self._unused is None:
             self.seconds.add(report)
         self._unused, self._fetched = None, None if self._before is None else item
-        self._last = fresh, echoed, refetched = report[:3]
+        self._count(*report[:3])
+        return batch
+
+    def _count(self, fresh: int, echoed: int, refetched: int) -> None:
+        """The last thing of a fetch: an interrupt before it has fetched nothing, and one after it is one of who iterates."""
+        self._last = fresh, echoed, refetched
         self._fresh, self._echoed, self._refetched = self._fresh + fresh, self._echoed + echoed, self._refetched + refetched
         self.progress.count()
-        return batch
 
     def end_pass(self) -> None:
         """A pass over the data has ended."""

@@ -43,15 +43,22 @@ class Pipeline:
         self._at_rest, self.saved_for = {"plan": None, "order": None}, {}
         return run
 
-    def stop(self, before: int = 0) -> None:
-        """Ends workers and thread; the next start goes on where this one stopped, or up to one batch ``before``."""
+    def stop(self, delivered: int) -> None:
+        """Ends workers and thread; the next start goes on after so many batches of the run."""
         if self._holder:
-            self._at_rest = self.state(before)
+            self._at_rest = self.state(delivered)
             _close_all(self._holder)
 
-    def state(self, before: int = 0) -> dict[str, Any]:
-        """States of plan and order (or stream) at the batch delivered last, or one before it. None before the first start."""
-        return self._holder[0].state(before) if self._holder else self._at_rest
+    def state(self, delivered: int) -> dict[str, Any]:
+        """States of plan and order (or stream) after so many batches of the run. None before the first start."""
+        return self._holder[0].state(delivered) if self._holder else self._at_rest
+
+    def resting(self, delivered: int) -> Pipeline:
+        """The same without workers, after so many batches: for a process that is spawned with a loader."""
+        rests = Pipeline()
+        rests.begin_at, rests.saved_for, rests.layout = self.begin_at, self.saved_for, self.layout
+        rests._at_rest = self.state(delivered)
+        return rests
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a state of the loader, which holds that of `state`."""
@@ -76,8 +83,8 @@ class Pipeline:
             pending[:] = [change for change in pending if change[0] < number] + [[number, factor]]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For processes that are spawned with a loader: the state goes along, workers do not."""
-        return {"begin_at": self.begin_at, "saved_for": self.saved_for, "layout": self.layout, "_at_rest": self.state()}
+        """Of one that is `resting`."""
+        return {name: vars(self)[name] for name in ("begin_at", "saved_for", "layout", "_at_rest")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Pipeline.__init__(self)

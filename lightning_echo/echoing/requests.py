@@ -78,7 +78,7 @@ class _Planner:
 
     def __init__(self, plan: EchoPlan, order: Order | BatchedOrder | PassReader) -> None:
         self.plan, self.order = plan, order
-        self.delivered = plan.number  # batches handed to the training loop, set by the loader
+        self.delivered = plan.number  # batches handed to the training loop, at least; set by the loader
         self._lock = threading.RLock()
         self._spreads = False
         self._every = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
@@ -97,9 +97,8 @@ class _Planner:
                 if snapshot["number"] <= number:
                     snapshot["pending"].append([number, factor])
 
-    def state(self, before: int = 0) -> dict[str, Any]:
-        """Plan and order at the last delivered batch, or up to one ``before`` it: plain types, the same on all ranks."""
-        delivered = self.delivered - before
+    def state(self, delivered: int) -> dict[str, Any]:
+        """Plan and order after so many batches, at least `delivered` - 1: plain types, the same on all ranks."""
         with self._lock:
             snapshot = next(state for state in reversed(self._snapshots) if state["number"] <= delivered)
             plan = EchoPlan.from_state(self.plan.shape, snapshot)

@@ -143,14 +143,18 @@ class Run:
             batches = LiveBatchEcho(whole, read, are_owned=are_owned) if self._is_live else BatchEcho(whole, read)
         self._batches: Iterator[Any] | None = Prefetcher(batches) if in_thread else batches
 
-    def next_batch(self) -> tuple[Any, Report] | None:
-        """The next batch, its counts and seconds; None: a pass has ended that has no known length."""
+    def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
+        """The next batch, its counts and seconds; None: a pass has ended that has no known length.
+
+        Args:
+            delivered: Batches of the run before. Who delivers counts them: an interrupt may come before a batch is handed over.
+        """
         assert self._batches is not None
+        self._requests.delivered = delivered
         try:
             item: tuple[Any, Report] = next(self._batches)
         except PassOver:
             return None
-        self._requests.delivered += 1
         if self._is_live:
             use, report = item
             return use.live.use(use.is_last), report  # here, since a batch is prepared where it is used, and not in the thread
@@ -160,9 +164,9 @@ class Run:
         """Lets a factor count from batch ``number`` on."""
         self._requests.change_factor(number, factor)
 
-    def state(self, before: int = 0) -> dict[str, Any]:
-        """What a run goes on from after the batch delivered last, or up to one ``before`` it."""
-        return self._requests.state(before)
+    def state(self, delivered: int) -> dict[str, Any]:
+        """What a run goes on from after so many batches: those delivered last, or one less."""
+        return self._requests.state(delivered)
 
     def close(self) -> None:
         """Lets go of workers and thread."""

@@ -47,25 +47,29 @@ class StreamRun:
             place = StreamPlace.from_state(state)
             factors, pending = ([(at, value) for at, value in state[name]] for name in ("factors", "pending"))
         self._requests = StreamRequests(place, factors, pending, source.prefetched_batches)
-        self._places = (place, place)  # after the item before the last one, and after the last one
+        self._places = {delivered: place}  # after the last batches
         answers = iter(source.rebuild_stream(self._requests, shape, key, worker_init_fn))
         items = StreamAnswers(answers, self._requests, place, delivered)
         self._items: Iterator[Any] | None = Prefetcher(items) if source.num_workers else PreservingIterator(items)
 
-    def next_batch(self) -> tuple[Any, Report] | None:
-        """The next batch, its counts and seconds; None: a pass has ended."""
+    def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
+        """The next batch, its counts and seconds; None: a pass has ended.
+
+        Args:
+            delivered: Batches of the run before.
+        """
         assert self._items is not None
         batch, report, place = next(self._items)
-        self._places = (self._places[1], place)
+        self._places = {delivered: self._places[delivered], delivered + (report is not None): place}
         return None if report is None else (batch, report)
 
     def change_factor(self, number: int, factor: float) -> None:
         """Lets a factor count from batch ``number`` on."""
         self._requests.change_factor(number, factor)
 
-    def state(self, before: int = 0) -> dict[str, Any]:
-        """What a run goes on from after the item delivered last, or up to one ``before`` it."""
-        place = self._places[1 - before]
+    def state(self, delivered: int) -> dict[str, Any]:
+        """What a run goes on from after so many batches: those delivered last, or one less."""
+        place = self._places[delivered]
         return {"plan": None, "order": None, "stream": {**place.state(), **self._requests.state(place.request)}}
 
     def close(self) -> None:

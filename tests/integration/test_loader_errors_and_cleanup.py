@@ -116,6 +116,19 @@ def test_an_exception_in_the_collate_function_arrives(point, num_workers):
         list(loader)
 
 
+def ends_at_eight(examples):
+    if 8 in examples:
+        raise StopIteration
+    return torch.stack(examples)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stop_iteration_in_the_collate_function_is_an_error_and_does_not_end_the_epoch(num_workers):
+    loader = EchoLoader(DataLoader(Broken(), batch_size=4, collate_fn=ends_at_eight, num_workers=num_workers), 1)
+    with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was made"):
+        list(loader)
+
+
 def test_an_exception_in_a_plain_iterable_arrives():
     class Batches:
         def __len__(self):
@@ -142,6 +155,64 @@ def test_after_an_exception_the_loader_goes_on_at_the_batch_that_failed(num_work
     delivered += take(loader, 30 - len(delivered))
     assert same(delivered, expected)
     del raised
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt once, as Python does between two of its steps: before the ``at``-th line of the loader's own code.
+
+    Lines from where the batch is counted are left out: what happens between there and the training's own code nobody can tell
+    from an interrupt in the training.
+    """
+
+    def __init__(self, at):
+        self.at, self.lines, self.raised = at, 0, False
+
+    def __call__(self, frame, event, argument):
+        name = frame.f_code.co_filename
+        if "lightning_echo/echoing/" not in name.replace(os.sep, "/") or "close" in frame.f_code.co_name:
+            return None
+        return self.line
+
+    def line(self, frame, event, argument):
+        if frame.f_code.co_name == "_count" and event == "line":
+            self.lines = -(10**9)
+        if event == "line" and not self.raised:
+            self.lines += 1
+            if self.lines == self.at:
+                self.raised = True
+                raise KeyboardInterrupt
+        return self.line
+
+
+@pytest.mark.parametrize(("num_workers", "every"), [(0, 1), (2, 11)])
+@pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
+def test_an_interrupt_anywhere_before_a_batch_is_counted_loses_none_and_repeats_none(point, num_workers, every):
+    def loader():
+        return EchoLoader(broken(Broken(), num_workers), 2, insertion_point=point, seed=0)
+
+    expected = take(loader(), 8)
+    at = 1
+    while True:
+        interrupted, interrupts = loader(), Interrupts(at)
+        delivered = take(interrupted, 3)
+        tracing = sys.gettrace()
+        sys.settrace(interrupts)
+        try:
+            delivered += take(interrupted, 1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(tracing)
+        assert interrupts.raised == (len(delivered) == 3)
+        delivered += take(interrupted, 8 - len(delivered))
+        assert same(delivered, expected), at
+        counts = interrupted.counts
+        assert counts.fresh + counts.echoed == sum(len(batch) for batch in expected)
+        interrupted.close()
+        if not interrupts.raised:
+            break
+        at += every
+    assert at > 50
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -251,7 +251,7 @@ class TestReadingWholeBatches:
         delivered, states = [], []
         for number in range(60):
             requests.delivered = number
-            states.append(copy.deepcopy(requests.state()))
+            states.append(copy.deepcopy(requests.state(requests.delivered)))
             delivered.append(cache.fetch(next(requests))[0])
         for start in (1, 2, 7, 23, 40):
             dataset, resumed = Whole(), make_requests(factor, whole_calls=True, state=states[start])

@@ -305,7 +305,7 @@ class TestALoaderWithAStateOfItsOwn:
         _, requests, batches = start(EchoPlan(shape, 3))
         delivered, states = [], []
         for _ in range(40):
-            states.append(requests.state())
+            states.append(requests.state(requests.delivered))
             delivered += deliver(requests, batches, 1)
         for at, state in enumerate(states):
             loader, requests, batches = start(EchoPlan.from_state(shape, state["plan"]), state["order"])

@@ -153,7 +153,7 @@ class TestGoingOn:
             for number, new in changes:
                 if delivered == number:
                     requests.change_factor(delivered + self.AHEAD, new)
-            states.append(copy.deepcopy(requests.state()))
+            states.append(copy.deepcopy(requests.state(requests.delivered)))
             asked.append(next(requests))
         return asked, states
 
@@ -199,14 +199,14 @@ class TestGoingOn:
                 requests.delivered = delivered + 1
             for _ in range(ahead):
                 next(requests)
-            states.append(json.dumps(requests.state()))
+            states.append(json.dumps(requests.state(requests.delivered)))
         assert len(set(states)) == 1
 
     def test_asking_for_the_state_changes_nothing(self):
         asked, quiet = make_requests("shuffled", 4), make_requests("shuffled", 4)
         for number in range(150):
             asked.delivered = number
-            assert asked.state() == asked.state()
+            assert asked.state(asked.delivered) == asked.state(asked.delivered)
             assert next(asked) == next(quiet)
 
     def test_the_state_holds_positions_and_never_indices(self):
@@ -228,7 +228,7 @@ class TestGoingOn:
             requests.delivered = number + 1
         numbers = [
             int(word)
-            for word in json.dumps(requests.state()).replace("]", ",").replace("[", ",").split(",")
+            for word in json.dumps(requests.state(requests.delivered)).replace("]", ",").replace("[", ",").split(",")
             if word.strip().isdigit()
         ]
         assert numbers
@@ -281,7 +281,7 @@ class TestGoingOn:
         requests.delivered = 6
         for _ in range(3):
             next(requests)
-        state = requests.state()
+        state = requests.state(requests.delivered)
         assert state["plan"]["pending"] == [[9, 4]]
 
     @pytest.mark.parametrize("batches_per_pass", [6, 7, 9, 13, 16, 32])
@@ -301,7 +301,7 @@ class TestGoingOn:
         asked, states = [next(requests) for _ in range(ahead)], []
         for delivered in range(150):
             requests.delivered = delivered
-            states.append(copy.deepcopy(requests.state()) if delivered % 64 > 48 else None)
+            states.append(copy.deepcopy(requests.state(requests.delivered)) if delivered % 64 > 48 else None)
             asked.append(next(requests))
         for delivered, state in enumerate(states):
             if state is not None:
@@ -322,15 +322,15 @@ def test_two_threads_may_plan_and_ask_for_the_state():
     for _ in range(40):
         next(resting)
     resting.delivered = 40
-    expected = json.dumps(resting.state())
+    expected = json.dumps(resting.state(resting.delivered))
     for _ in range(40):
         next(racing)
     racing.delivered = 40
     thread = threading.Thread(target=lambda: [next(racing) for _ in range(2000)])
     thread.start()
-    states = {json.dumps(racing.state())}
+    states = {json.dumps(racing.state(racing.delivered))}
     while thread.is_alive():
-        states.add(json.dumps(racing.state()))
+        states.add(json.dumps(racing.state(racing.delivered)))
     thread.join()
     assert states == {expected}
 
@@ -445,7 +445,7 @@ class TestBatches:
             requests.delivered = delivered
             if delivered == 40:
                 requests.change_factor(50, 4)
-            states.append(copy.deepcopy(requests.state()))
+            states.append(copy.deepcopy(requests.state(requests.delivered)))
             steps.append(requests.step())
         batches = order(5).take(200)
         for delivered, state in enumerate(states):
