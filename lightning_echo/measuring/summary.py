@@ -9,7 +9,7 @@ from textwrap import fill
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.target_idle import LARGE_FACTOR
-from lightning_echo.measuring.words import busy, many, no_workers, percent, short
+from lightning_echo.measuring.words import busy, many, no_workers, of_last, percent, short
 
 __all__ = ["advise", "summarize"]
 
@@ -44,25 +44,25 @@ def summarize(reports: Sequence[EpochReport], advice: str) -> str:
 
 
 def advise(observation: Observation, recommended: Decision) -> str:
-    """What to do, in one sentence.
+    """What to do, in one sentence; it says of which steps its figures are, since others stand beside it.
 
     Args:
-        observation: At the end of the last epoch.
+        observation: At the end of the last epoch, with those before it where it is short.
         recommended: What `recommend` says to it.
     """
-    idle, factor = observation.idle_fraction, observation.factor
+    idle, factor, steps = observation.idle_fraction, observation.factor, observation.steps
     if idle is None:
         return "Too few steps were measured for advice."
-    said = busy(idle)
+    said = busy(idle, last=steps)
     if recommended.reason is Reason.not_measured:
-        return f"No advice: {recommended.message}."
+        return f"No advice: {recommended.message}{of_last(steps)}."
     is_starved = recommended.reason in (Reason.starved, Reason.at_maximum)
     if recommended.reason is Reason.no_workers or (
         is_starved and observation.costs is not None and not observation.costs.workers
     ):
-        return no_workers(1, idle)
+        return no_workers(1, idle, last=steps)
     if recommended.reason is Reason.downstream_too_slow:
-        return f"At this insertion point no factor is enough; {recommended.message}."
+        return f"At this insertion point no factor is enough; {recommended.message}{of_last(steps)}."
     if recommended.reason is not Reason.at_maximum and recommended.factor == factor == 1:
         return f"Do not echo: {said}."
     helps = ""
@@ -82,7 +82,8 @@ def advise(observation: Observation, recommended: Decision) -> str:
     what = "Echo with factor" if factor == 1 else "Raise the factor to"
     if recommended.reason is Reason.at_minimum:
         return f"{what} {recommended.factor:g}, since min_factor says so: {said}{helps}."
-    return f"{what} {recommended.factor:g}{_times_as_fast(observation, recommended.factor)}: {busy(idle, only=True)}{helps}."
+    said = busy(idle, only=True, last=steps)
+    return f"{what} {recommended.factor:g}{_times_as_fast(observation, recommended.factor)}: {said}{helps}."
 
 
 def _times_as_fast(observation: Observation, factor: float) -> str:

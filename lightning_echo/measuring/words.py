@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["busy", "fewer_fresh", "many", "no_workers", "percent", "short"]
+__all__ = ["busy", "fewer_fresh", "many", "no_workers", "of_last", "percent", "short"]
 
 
-def busy(idle_fraction: float, only: bool = False) -> str:
-    """How much of the time the accelerator works.
+def busy(idle_fraction: float, only: bool = False, last: int = 0) -> str:
+    """How much of the time the accelerator works; ``last``: which is that of so many steps.
 
-    >>> busy(0.25), busy(0.25, only=True)
-    ('the accelerator is busy 75 % of the time', 'the accelerator is busy only 75 % of the time')
+    >>> busy(0.25), busy(0.25, only=True, last=100)
+    ('the accelerator is busy 75 % of the time', 'the accelerator is busy only 75 % of the time (last 100 steps)')
     """
-    return f"the accelerator is busy {'only ' if only else ''}{percent(1 - idle_fraction)} of the time"
+    return f"the accelerator is busy {'only ' if only else ''}{percent(1 - idle_fraction)} of the time{of_last(last)}"
 
 
 def fewer_fresh(factor: float) -> str:
@@ -23,13 +23,14 @@ def fewer_fresh(factor: float) -> str:
     return f"each step then has {percent(1 / factor)} as many fresh examples"
 
 
-def no_workers(workers: int, idle_fraction: float) -> str:
-    """What to do before anything else where there are none.
+def no_workers(workers: int, idle_fraction: float, last: int = 0) -> str:
+    """What to do before anything else where there are none; ``last`` as in `busy`.
 
     >>> no_workers(2, 0.5)
     'Set num_workers to 2 or more first, since with 0 loading and training take turns: the accelerator is busy 50 % of the time.'
     """
-    return f"Set num_workers to {workers} or more first, since with 0 loading and training take turns: {busy(idle_fraction)}."
+    why = f"since with 0 loading and training take turns: {busy(idle_fraction, last=last)}"
+    return f"Set num_workers to {workers} or more first, {why}."
 
 
 def many(number: float, one: str, several: str) -> str:
@@ -40,6 +41,15 @@ def many(number: float, one: str, several: str) -> str:
     """
     said = short(number)
     return f"{said} {one if said == '1' else several}"
+
+
+def of_last(steps: int) -> str:
+    """What the figures before it are of; nothing where it is not known.
+
+    >>> of_last(100), of_last(0)
+    (' (last 100 steps)', '')
+    """
+    return f" (last {many(steps, 'step', 'steps')})" if steps else ""
 
 
 def percent(share: float) -> str:

@@ -109,7 +109,7 @@ def test_the_advice_comes_last_and_no_line_is_longer_than_120_columns():
 # ---------------------------------------------------------------------- the advice
 
 POINT = "after_augmentation"
-BUSY = "the accelerator is busy"
+BUSY, LAST = "the accelerator is busy", " (last 100 steps)"
 
 
 def costs(source, *, rest=0.0, collate=0.0, point=POINT, workers=2):
@@ -118,24 +118,24 @@ def costs(source, *, rest=0.0, collate=0.0, point=POINT, workers=2):
 
 
 SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expected
-    "busy": (1, costs(0.01), (1, Reason.fits), f"Do not echo: {BUSY} 100 % of the time."),
-    "busy, source unknown": (1, None, (1, Reason.fits), f"Do not echo: {BUSY} 100 % of the time."),
-    "well echoed": (3.3, costs(0.06), (3.3, Reason.fits), f"Keep factor 3.3: {BUSY} 100 % of the time."),
+    "busy": (1, costs(0.01), (1, Reason.fits), f"Do not echo: {BUSY} 100 % of the time{LAST}."),
+    "busy, source unknown": (1, None, (1, Reason.fits), f"Do not echo: {BUSY} 100 % of the time{LAST}."),
+    "well echoed": (3.3, costs(0.06), (3.3, Reason.fits), f"Keep factor 3.3: {BUSY} 100 % of the time{LAST}."),
     "starved": (
         *(1, costs(0.04), (2.09, Reason.starved)),
-        f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50 % of the time.",
+        f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50 % of the time{LAST}.",
     ),
     "starved at a factor": (
         *(1.5, costs(0.06), (3.14, Reason.starved)),
-        f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50 % of the time.",
+        f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50 % of the time{LAST}.",
     ),
     "starved by far": (
         *(1, costs(2.0), (110, Reason.starved)),
-        f"Echo with factor 110, about 100 times as fast: {BUSY} only 1 % of the time.",
+        f"Echo with factor 110, about 100 times as fast: {BUSY} only 1 % of the time{LAST}.",
     ),
     "starved, but not enough to tell by how much": (
         *(1, costs(0.0206), (1.13, Reason.starved)),
-        f"Echo with factor 1.13: {BUSY} only 97 % of the time.",
+        f"Echo with factor 1.13: {BUSY} only 97 % of the time{LAST}.",
     ),
     "a cheaper source": (
         *(4, costs(0.04), (2.09, Reason.cheaper_source)),
@@ -147,16 +147,16 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
     ),
     "at the maximum, from below": (
         *(1, costs(0.2), (4, Reason.at_maximum)),
-        f"Echo with factor 4, about 4 times as fast: {BUSY} only 10 % of the time; a faster source helps further, "
+        f"Echo with factor 4, about 4 times as fast: {BUSY} only 10 % of the time{LAST}; a faster source helps further, "
         "a larger factor seldom does.",
     ),
     "at the maximum": (
         *(4, costs(0.2), (4, Reason.at_maximum)),
-        f"Keep factor 4: {BUSY} 40 % of the time; a faster source helps further, a larger factor seldom does.",
+        f"Keep factor 4: {BUSY} 40 % of the time{LAST}; a faster source helps further, a larger factor seldom does.",
     ),
     "at a low maximum": (
         *(1, costs(0.05), (1, Reason.at_maximum)),
-        f"Keep factor 1: {BUSY} 40 % of the time; a faster source helps further, or a larger max_factor.",
+        f"Keep factor 1: {BUSY} 40 % of the time{LAST}; a faster source helps further, or a larger max_factor.",
     ),
     "over the maximum": (8, costs(0.2), (4, Reason.at_maximum), "Lower the factor to 4: a larger one is seldom worth it."),
     "over a low maximum": (8, costs(0.2), (2, Reason.at_maximum), "Lower the factor to 2: max_factor says so."),
@@ -164,24 +164,24 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
         *(4, costs(0.01), (3, Reason.at_minimum)),
         "Lower the factor to 3: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
     ),
-    "at the minimum": (3, costs(0.01), (3, Reason.at_minimum), f"Keep factor 3: {BUSY} 100 % of the time."),
+    "at the minimum": (3, costs(0.01), (3, Reason.at_minimum), f"Keep factor 3: {BUSY} 100 % of the time{LAST}."),
     "under the minimum": (
         *(1, None, (2, Reason.at_minimum)),
-        f"Echo with factor 2, since min_factor says so: {BUSY} 100 % of the time.",
+        f"Echo with factor 2, since min_factor says so: {BUSY} 100 % of the time{LAST}.",
     ),
     "too slow after the echo": (
         *(2, costs(0.01, rest=0.04), (2, Reason.downstream_too_slow)),
-        "At this insertion point no factor is enough; the message.",
+        f"At this insertion point no factor is enough; the message{LAST}.",
     ),
     "no workers": (
         *(1, costs(0.03, collate=0.01, workers=0), (1, Reason.no_workers)),
-        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 20 % of the time.",
+        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 20 % of the time{LAST}.",
     ),
     "no workers, but a factor that would do": (
         *(1, costs(0.03, workers=0), (62, Reason.starved)),
-        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 25 % of the time.",
+        f"Set num_workers to 1 or more first, since with 0 loading and training take turns: {BUSY} 25 % of the time{LAST}.",
     ),
-    "not measured": (2, costs(0.04), (2, Reason.not_measured), "No advice: the message."),
+    "not measured": (2, costs(0.04), (2, Reason.not_measured), f"No advice: the message{LAST}."),
 }
 
 
@@ -212,6 +212,17 @@ def test_advice_of_target_idle_s_own_messages_reads_as_a_sentence():
     assert advise(seen, TargetIdle().decide(seen)).startswith("No advice: idle 30 %, target 5 %, but ")
 
 
+def test_the_summary_says_which_steps_each_figure_is_of():
+    """The whole run was idle half of its time, its last 250 steps a tenth of theirs."""
+    whole = [report(0, idle=0.6, steps=400), report(1, 2.0, idle=0.1, steps=100)]
+    seen = Observation(epoch=1, factor=2.0, steps=1250, idle_fraction=0.1, step_seconds=0.02)
+    said = " ".join(summarize(whole, advise(seen, Decision(2.0, Reason.fits, ""))).split())
+    assert said.startswith("lightning_echo: 500 steps in 10 s: 5 s of work, 5 s waiting for input (idle 50 %)")
+    assert said.endswith("the accelerator is busy 90 % of the time (last 1,250 steps).")
+    unknown = Observation(epoch=1, factor=2.0, idle_fraction=0.1, step_seconds=0.02)
+    assert advise(unknown, Decision(2.0, Reason.fits, "")).endswith("busy 90 % of the time.")
+
+
 def test_too_few_steps_give_no_advice():
     few = Observation(epoch=0, factor=1.0, steps=2)
     assert advise(few, TargetIdle().decide(few)) == "Too few steps were measured for advice."
@@ -225,7 +236,7 @@ def test_what_echoing_would_gain_is_told_from_the_measured_step_where_the_model_
 
 def test_what_echoing_would_gain_is_not_told_where_the_costs_are_not_known():
     seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
-    assert advise(seen, Decision(2.0, Reason.starved, "")) == f"Echo with factor 2: {BUSY} only 50 % of the time."
+    assert advise(seen, Decision(2.0, Reason.starved, "")) == f"Echo with factor 2: {BUSY} only 50 % of the time (last 50 steps)."
 
 
 def test_what_echoing_would_gain_is_never_a_loss():
