@@ -48,14 +48,16 @@ class EchoCallback(pl.Callback):
     ``echo/passes``              passes over the data in the run so far
     ``echo/effective_factor``    uses per fresh example in the epoch
     ``echo/idle_fraction``       share of the epoch's time in which the job waited for input: per step the longest wait of any
-                                 rank, summed. Validation is no part of that time, nor is the wait for the first batch
+                                 rank, summed. Validation is no part of that time, nor is ``echo/first_batch_seconds``
     ``echo/slowest_rank``        the rank whose wait was the longest most often; only with several ranks
     ``echo/data_wait_seconds``   waiting, seconds per step
     ``echo/step_seconds``        all but waiting, seconds per step
     ``echo/upstream_seconds``    host time per fresh batch before the insertion point, seconds, all workers working on it
     ``echo/examples_per_second`` delivered on all ranks, fresh and echoed
     ``echo/recommended_factor``  what the controller measured to be right; without one, what ``TargetIdle()`` would choose
-    ``echo/first_batch_seconds`` wait for the first batch of the epoch, of the rank that waited longest
+    ``echo/first_batch_seconds`` wait for the first batch of an epoch for which workers had to start, of the rank that waited
+                                 longest: of the first epoch; where the loader was closed or made anew meanwhile; of every
+                                 epoch where the loader is not echoed and has workers
     ============================ ========================================================================================
 
     Where a collection of loaders is trained on, these are of those that are echoed, all together: the factor is the harmonic mean
@@ -204,10 +206,11 @@ class EchoCallback(pl.Callback):
         measures = self._meter.end_epoch(loader)
         observation = self._decider.observe(trainer, pl_module, epoch, 1.0 if loader is None else loader.factor, measures)
         decision = None if loader is None else self._decider.decide(trainer, observation)
-        recommended = self._decider.recommend(loader, observation, decision)
-        report = report_of(self._meter, measures, loader, observation, recommended, decision)
+        lately = self._decider.lately(observation)
+        recommended = self._decider.recommend(loader, lately, decision)
+        report = report_of(self._meter, measures, loader, lately, recommended, decision)
         self.reports.append(report)
-        self._last = observation, recommended
+        self._last = lately, recommended
         log_metrics(trainer, {**report.logged(), **self._meter.of_parts(loader, passes=True)})
         self._say_progress()
         if decision is not None and decision.factor != observation.factor:
@@ -226,6 +229,7 @@ class EchoCallback(pl.Callback):
             "loader": self.attachment.echo.state_dict(),
             "meter": self._meter.state_dict(self._loader),
             "controller": self._decider.state_dict(),
+            "recent": self._decider.recent_state(),
             "reports": [report.state() for report in self.reports],
         }
 
@@ -235,6 +239,7 @@ class EchoCallback(pl.Callback):
         self._epoch = state_dict["epoch"]
         self._meter.load_state_dict(state_dict["meter"])
         self._decider.load_state_dict(state_dict["controller"])
+        self._decider.load_recent_state(state_dict.get("recent", {}))  # older checkpoints have none
         self._decider.load_metrics_state(state_dict.get("metrics", {}))
         self.reports = [EpochReport(**report) for report in state_dict["reports"]]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_echo.lengths import check_factor
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, load_state_by_kind, state_by_kind
+from lightning_echo.measuring.recent import Recent
 from lightning_echo.measuring.target_idle import recommend
 from lightning_echo.meter import EpochMeasures
 from lightning_echo.several import Echoed, EchoLoaders, common_factor, parts_of
@@ -30,6 +31,7 @@ class Decider:
 
     def __init__(self, controller: Controller | None) -> None:
         self._controller = controller
+        self._recent = Recent()
         self.validated = False
         self._kept: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten what was logged
         self._seen: dict[str, Tensor] = {}  # the logged tensors themselves: a value logged anew may be equal
@@ -90,8 +92,18 @@ class Decider:
         factor, reason, message = trainer.strategy.broadcast((decision.factor, decision.reason.value, decision.message))
         return Decision(factor, Reason(reason), message)
 
+    def lately(self, observation: Observation) -> Observation:
+        """The epoch, together with those before it where it is short; to be called once for each."""
+        return self._recent.joined(observation)
+
     def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:
-        """What was measured to be right: by the controller, without one what ``TargetIdle()`` would choose."""
+        """What was measured to be right: by the controller, without one what ``TargetIdle()`` would choose.
+
+        Args:
+            loader: What was trained on.
+            observation: What was seen `lately`.
+            decision: The controller's.
+        """
         if decision is not None and decision.reason.is_measured:
             return decision
         if not isinstance(loader, EchoLoaders) or loader.is_equal:
@@ -116,6 +128,14 @@ class Decider:
         """The state of another kind of controller is left alone."""
         if self._controller is not None:
             load_state_by_kind(self._controller, state)
+
+    def recent_state(self) -> dict[str, Any]:
+        """What was seen `lately`, as plain types."""
+        return self._recent.state_dict()
+
+    def load_recent_state(self, state: dict[str, Any]) -> None:
+        """Goes on from `recent_state`."""
+        self._recent.load_state_dict(state)
 
     def _logged(self, trainer: pl.Trainer) -> dict[str, Tensor]:
         found = {**self._kept, **trainer.callback_metrics}

@@ -71,7 +71,7 @@ def report_of(
         meter: Has counted in the run so far.
         measures: Of the epoch.
         loader: What was trained on; None: nothing of it is echoed.
-        observation: What the controller saw.
+        observation: What was seen lately: the epoch, together with those before it where it is short.
         recommended: What was measured to be right.
         decision: The controller's; None: there is none.
     """

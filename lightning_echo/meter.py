@@ -28,7 +28,6 @@ from lightning_echo.upstream import NOT_KNOWN, Stages, Upstream, costs_of
 
 __all__ = ["EpochMeasures", "RunMeter"]
 
-FEWEST_STEPS = 4  # fewer say nothing about a factor
 _LEAST_IDLE = 0.01  # less says nothing about a source that cannot be looked into
 
 
@@ -38,9 +37,9 @@ class EpochMeasures:
 
     Attributes:
         whole: All its steps; None where nothing was seen of the fetching.
-        judged: Those planned with the factor in force; None if there are too few.
+        judged: Those planned with the factor in force; None if there are none.
         costs: Of the slowest rank's pipeline; None if it cannot be looked into and does not wait.
-        first_batch_seconds: Wait for the first batch, of the rank that waited longest.
+        first_batch_seconds: Wait for the first batch where workers had to start for it, of the rank that waited longest.
         fresh: Fresh examples in the epoch, all ranks.
         echoed: Echoed examples in the epoch, all ranks.
     """
@@ -73,6 +72,7 @@ class RunMeter:
         self._upstreams: dict[str, Upstream] = {}
         self._stages: dict[str, Stages] = {}  # from a checkpoint, until there are loaders
         self._tap: ProfilerTap | None = None
+        self._has_stepped = False
         self.world_size = 1
 
     @property
@@ -112,8 +112,12 @@ class RunMeter:
         self.begin_epoch(loader)
 
     def begin_epoch(self, loader: Echoed | None) -> None:
-        """An epoch begins, or goes on after a resume; with a loader that a reload has made anew and that counts from 0."""
-        self.timer.begin_epoch()
+        """An epoch begins, or goes on after a resume; with a loader that a reload has made anew and that counts from 0.
+
+        All ranks must call this together: where workers start on one of them, all wait.
+        """
+        starts = not self._has_stepped or self._starts_workers(loader)
+        self.timer.begin_epoch(goes_on=not self._gather([float(starts)]).any())
         self.counts.skip_to(self._delivered(loader))
         self._add_parts(loader)
         for name, part in parts_of(loader).items():
@@ -131,6 +135,7 @@ class RunMeter:
     def end_step(self, loader: Echoed | None, batch: Any) -> None:
         """The step is over; a model that takes ``dataloader_iter`` has fetched its batch only now."""
         self.timer.end_step()
+        self._has_stepped = True
         if loader is None and batch is not None:
             parts = parts_at_leaves(self._given, batch)
             self._local = (self._local[0] + sum(count_examples(part) for part in parts if part is not None), 0)
@@ -173,8 +178,6 @@ class RunMeter:
             whole = self.idle.steps()
             judged = None if whole is None else self.idle.steps(self._first_judged(loader, whole.steps))
         self.idle.reset()
-        if judged is not None and judged.steps < FEWEST_STEPS:
-            judged = None
         stages = {name: self._upstreams[name].measure(part) for name, part in parts_of(loader).items()}
         first = self.timer.first_batch_seconds
         values = list(chain.from_iterable(stages.values())) or NOT_KNOWN
@@ -219,6 +222,16 @@ class RunMeter:
             if name not in self.parts:
                 self.parts[name] = RunCounts()
                 self.parts[name].counter.to(self._pl_module.device)
+
+    def _starts_workers(self, loader: Echoed | None) -> bool:
+        """Whether the next batch has to wait for workers to start.
+
+        Those of an `EchoLoader` live on. Plain loaders begin anew in each epoch: where their workers persist, their queues are
+        filled anew. Without workers nothing starts, and reading is waited for as in any other step.
+        """
+        echoed = parts_of(loader)
+        plain = [leaf for name, leaf in leaves_of(self._given).items() if name not in echoed]
+        return any(map(_workers_of, plain)) or any(part.num_workers and not part.is_running for part in echoed.values())
 
     def _all_counts(self) -> list[RunCounts]:
         return [self.counts, *self.parts.values()]
@@ -268,8 +281,13 @@ def _plain_workers(loaders: Any) -> int | None:
 
     What prepares batches by other means than workers may do so during the steps.
     """
-    found = {getattr(leaf, "num_workers", 1) for leaf in leaves_of(loaders).values()}
+    found = {_workers_of(leaf) for leaf in leaves_of(loaders).values()}
     return None if 0 in found and len(found) > 1 else max(found, default=1)
+
+
+def _workers_of(loader: Any) -> int:
+    """Those of a plain loader; what does not say how many it has may have some."""
+    return getattr(loader, "num_workers", 1)
 
 
 def _timing_event() -> DeviceEvent:

@@ -33,12 +33,14 @@ class Upstream:
 
     def __init__(self, loader: EchoLoader, stages: Stages | None = None) -> None:
         self.stages = stages
-        self._workers_run_at = loader.delivered + loader.num_workers
+        self._expect_start(loader)
         self.begin_epoch(loader)
 
     def begin_epoch(self, loader: EchoLoader) -> None:
         """An epoch begins, or goes on after a resume; with a loader that a reload may have made anew."""
         self._at_epoch_start = loader.delivered
+        if not loader.is_running:
+            self._expect_start(loader)
         self._mark(loader)
 
     def end_step(self, loader: EchoLoader) -> None:
@@ -62,6 +64,10 @@ class Upstream:
             size = examples / batches
             self.stages = (spent.source / spent.examples * size, spent.rest / spent.batches, spent.collate / spent.batches)
         return self.stages or NOT_KNOWN
+
+    def _expect_start(self, loader: EchoLoader) -> None:
+        """The next batch of each worker is its first one."""
+        self._workers_run_at = loader.delivered + loader.num_workers
 
     def _mark(self, loader: EchoLoader) -> None:
         """What workers have spent up to here does not count."""

@@ -104,6 +104,11 @@ class Course:
 
     # ------------------------------------------------------------------ running
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the next batch comes from workers that are there, and of a data set that is as long as they know it."""
+        return self._pipeline.run is not None and (self.delivery.progress.resuming or not self._has_other_length())
+
     def begin_epoch(self, *, keeps_length: bool, is_alone: bool) -> None:
         """Begins the next epoch, or goes on with a resumed one.
 
@@ -118,10 +123,15 @@ class Course:
             self._follow_length()
         self.delivery.begin_epoch(self.length(), keeps_length=keeps_length)
 
+    def _has_other_length(self) -> bool:
+        """Whether the data set has grown or shrunk since the workers were started."""
+        before, setting = self._pipeline.layout, self._setting
+        return before is not None and not setting.by_streams and before.length != setting.layout().length
+
     def _follow_length(self) -> None:
         """Begins the next pass where the data set has another length than when the workers were started."""
         setting, before, now = self._setting, self._pipeline.layout, self._setting.layout()
-        if before is None or before.length == now.length or setting.by_streams:
+        if before is None or not self._has_other_length():
             return
         plan = self._pipeline.state(self.delivery.batches)["plan"]
         number = -(-plan["position"] // before.items_per_pass(setting.by_batches))

@@ -240,6 +240,11 @@ class EchoLoader:
         self._course.heard_epoch = epoch
 
     @property
+    def is_running(self) -> bool:
+        """Whether workers and thread are there; else the next batch starts them (without workers: begins to read)."""
+        return self._course.is_running
+
+    @property
     def has_length(self) -> bool:
         """Whether epochs have a known length; else they end where passes do."""
         return self._setting.has_length

@@ -43,9 +43,10 @@ class Observation:
     Attributes:
         epoch: Number of the epoch that has ended, from 0.
         factor: Echo factor in force.
-        steps: Steps that `idle_fraction` and `step_seconds` were measured over: those planned with this factor.
-        idle_fraction: Of the job, over these steps; None if there are too few.
-        step_seconds: Time per step over them, waiting included; None if there are too few.
+        steps: Steps of the epoch that `idle_fraction` and `step_seconds` were measured over: those planned with this factor. A
+            few tell little.
+        idle_fraction: Of the job, over these steps; None if there are none.
+        step_seconds: Time per step over them, waiting included; None if there are none.
         costs: Measured costs of the pipeline, of the slowest rank; None if it cannot be looked into and does not wait.
         metrics: Everything in ``trainer.callback_metrics``.
         logged: Names of those that were logged since the last decision.

@@ -3,7 +3,8 @@
 In an epoch of 16 steps at factor 4 one late batch makes 6 % of idle time, and the device's own time varies by as much from one
 such epoch to the next: a controller that believed each would change the factor for nothing. So an epoch of fewer than
 `ENOUGH_STEPS` counts together with those before it; one that has as many stands for itself. A new factor begins anew: what
-waited has cold caches, so even the device's own time is not quite the same with another one.
+waited has cold caches, so even the device's own time is not quite the same with another one. Until there are `FEWEST_STEPS`
+nothing is known, however many epochs they take.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.cost import PipelineCosts
 
-__all__ = ["ENOUGH_STEPS", "Recent"]
+__all__ = ["ENOUGH_STEPS", "FEWEST_STEPS", "Recent"]
 
+FEWEST_STEPS = 4  # fewer say nothing about a factor
 ENOUGH_STEPS = 100  # 5 % of idle time are then five steps' worth: more than one late batch
 
 
@@ -36,7 +38,8 @@ class Recent:
     def joined(self, seen: Observation) -> Observation:
         """The epoch, together with what was measured before with the same factor; unchanged where it was not measured.
 
-        Its ``steps`` are those that its means are over, at most `ENOUGH_STEPS` unless it has more itself.
+        Its ``steps`` are those that its means are over, at most `ENOUGH_STEPS` unless it has more itself. Where these are fewer
+        than `FEWEST_STEPS`, the means are left out.
         """
         if seen.idle_fraction is None or seen.step_seconds is None:
             return seen
@@ -44,7 +47,7 @@ class Recent:
         if before is not None and before.factor == seen.factor and before.steps and seen.steps < ENOUGH_STEPS:
             seen = _mean_of(before, seen)
         self._seen = seen
-        return seen
+        return replace(seen, idle_fraction=None, step_seconds=None) if 0 < seen.steps < FEWEST_STEPS else seen
 
     def state_dict(self) -> dict[str, Any]:
         """Plain types; empty before the first epoch."""

@@ -43,7 +43,7 @@ class EpochReport:
         upstream_seconds: Host time per fresh batch, before the insertion point.
         examples_per_second: Delivered on all ranks, fresh and echoed.
         recommended_factor: What was measured to be right.
-        first_batch_seconds: Wait for the epoch's first batch, of the rank that waited longest.
+        first_batch_seconds: Wait for the epoch's first batch where workers had to start for it, of the rank that waited longest.
         speedup: Estimated steps per second, relative to factor 1.
         next_factor: The factor decided on.
         reason: Why, for programs: a value of `Reason`, or empty without a controller.

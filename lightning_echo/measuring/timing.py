@@ -9,7 +9,9 @@ On CUDA the host runs ahead of the device: there events on the stream tell how l
 two steps, and of that as much counts as the host waited. Events are read when they have passed, so that a step never
 synchronises; only the end of an epoch waits for its last event.
 
-The time runs from the arrival of an epoch's first batch; the wait for that is a figure of its own.
+Where workers have to start for an epoch, its time runs from the arrival of the first batch, and the wait for that is a figure of
+its own: no echo factor shortens it. Where the workers live on, the first batch is waited for like any other, and the time runs
+from when it is asked for: what happens between two epochs belongs to neither.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class StepTimer:
         clock: Seconds.
 
     Attributes:
-        first_batch_seconds: Wait for the first batch of the epoch; None before it.
+        first_batch_seconds: Wait for the epoch's first batch where workers had to start for it; else, and before it, None.
         waited_seconds: Sum over the epoch's steps so far.
         seconds: Sum over the epoch's steps so far.
 
@@ -70,16 +72,25 @@ class StepTimer:
     def __init__(self, new_event: Callable[[], DeviceEvent] | None = None, clock: Callable[[], float] = perf_counter) -> None:
         self._new_event, self._clock = new_event, clock
         self._spare: list[DeviceEvent] = []
+        self._pending: deque[_Pending] = deque()
+        self._last_event: DeviceEvent | None = None
         self.begin_epoch()
 
-    def begin_epoch(self) -> None:
-        """Forgets the epoch before."""
+    def begin_epoch(self, *, goes_on: bool = False) -> None:
+        """Forgets the epoch before.
+
+        Args:
+            goes_on: Whether nothing has to start for the first batch, so that it is waited for like any other.
+        """
+        if self._last_event is not None and not self._pending:
+            self._spare.append(self._last_event)
+        self._goes_on = goes_on
         self.first_batch_seconds: float | None = None
         self.waited_seconds = self.seconds = 0.0
         self._steps = array("d"), array("d")  # eight bytes each, since an epoch may have many steps
-        self._pending: deque[_Pending] = deque()
-        self._last_end: float | None = None  # when the last step ended, or the first batch came
-        self._last_event: DeviceEvent | None = None
+        self._pending.clear()
+        self._last_end: float | None = None  # when the last step ended; before the first one, when the epoch's time began
+        self._last_event = None
         self._begin: DeviceEvent | None = None  # of the step under way
         self._waited = self._paused = 0.0  # since the last step
         self._since = 0.0
@@ -89,6 +100,10 @@ class StepTimer:
         """The host asks for the next batch."""
         self.resume()  # where validation had nothing to do, nobody says that it is over
         self._since = self._clock()
+        if self._goes_on and self._last_end is None:
+            self._last_end, self._paused = self._since, 0.0
+            if self._new_event is not None:  # the device may still work on what came between the epochs
+                self._last_event = self._event(self._new_event)
 
     def end_fetch(self) -> None:
         """The batch is there."""

@@ -99,9 +99,11 @@ def test_every_logger_gets_the_same_sequence_of_calls(workers: int) -> None:
     expected = [(4, cheap), (5, "epoch"), (9, cheap), (11, "epoch"), (14, cheap), (17, "epoch")]
     for logger in loggers:
         assert [step for step, _ in logger.metrics] == [step for step, _ in expected]
-        for (_, values), (_, keys) in zip(logger.metrics, expected, strict=True):
+        for (step, values), (_, keys) in zip(logger.metrics, expected, strict=True):
             # Too few steps show factor 2, once the buffer is full, to recommend a factor; and there is one rank.
             needed = {f"echo/{key}" for key in PER_EPOCH - {"recommended_factor", "slowest_rank"}} if keys == "epoch" else keys
+            if step != 5:  # only in the first epoch there is a first batch to wait for
+                needed -= {"echo/first_batch_seconds"}
             assert needed <= values.keys() <= {f"echo/{key}" for key in PER_EPOCH}
             assert all(type(value) in (int, float) and math.isfinite(value) for value in values.values())
     assert loggers[0].metrics == loggers[1].metrics
@@ -316,6 +318,53 @@ def test_beside_echoing_that_the_user_has_set_up_it_reports_that(make: str) -> N
     counts = run.loader.counts
     assert (callback.reports[-1].fresh_examples, callback.reports[-1].echoed_examples) == (counts.fresh, counts.echoed)
     assert run.model.batches == fit(echoed(2)).model.batches
+
+
+class Closing(pl.Callback):
+    """Ends the workers after the second epoch."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            trainer.train_dataloader.close()
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "callbacks", "expected"),
+    [
+        (1, {}, [], [True, False, False, False]),
+        (1, {"reload_dataloaders_every_n_epochs": 2}, [], [True, False, True, False]),
+        (0, {"reload_dataloaders_every_n_epochs": 2}, [], [True, False, False, False]),
+        (1, {}, [Closing()], [True, False, True, False]),
+    ],
+)
+def test_a_first_batch_is_waited_for_where_workers_start(
+    workers: int, options: Any, callbacks: Any, expected: list[bool]
+) -> None:
+    callback = echo(2)
+    fit(Data(workers), callbacks=[callback, *callbacks], max_epochs=4, **options)
+    assert [report.first_batch_seconds is not None for report in callback.reports] == expected
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, [True, True, True]), (0, [True, False, False])])
+def test_unechoed_loaders_with_workers_begin_anew_in_each_epoch(workers: int, expected: list[bool]) -> None:
+    callback = EchoCallback()
+    fit(Data(workers), callbacks=[callback])
+    assert [report.first_batch_seconds is not None for report in callback.reports] == expected
+
+
+def test_a_resumed_run_has_a_first_batch_of_its_own(tmp_path: Path) -> None:
+    save = SaveAt(tmp_path, [STEPS + 3])
+    fit(Data(1), callbacks=[echo(2), save])
+    callback = echo(2)
+    fit(Data(1), callbacks=[callback], ckpt_path=save.path(STEPS + 3))
+    assert [report.first_batch_seconds is not None for report in callback.reports] == [True, True, False]
+
+
+def test_a_full_pass_of_another_length_starts_no_workers() -> None:
+    callback = echo(1, controller=FactorSchedule({0: 1, 1: 2}), epoch_length="full_pass")
+    fit(Data(1), callbacks=[callback])
+    assert [report.steps for report in callback.reports] == [STEPS, 2 * STEPS, 2 * STEPS]
+    assert [report.first_batch_seconds is not None for report in callback.reports] == [True, False, False]
 
 
 def test_the_summary_is_said_once_and_ends_in_advice(caplog: pytest.LogCaptureFixture) -> None:
@@ -558,7 +607,7 @@ def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, step: int) -> None
     fit(Data(), callbacks=[guarded(), SaveAt(tmp_path, [step])])
     checkpoint = torch.load(SaveAt(tmp_path, []).path(step), weights_only=True)
     state = checkpoint["callbacks"]["EchoCallback"]
-    assert set(state) == {"epoch", "attached", "wrapped", "loader", "meter", "controller", "metrics", "reports"}
+    assert set(state) == {"epoch", "attached", "wrapped", "loader", "meter", "controller", "recent", "metrics", "reports"}
     assert len(state["reports"]) == (step - 1) // STEPS
 
 

@@ -20,7 +20,7 @@ import torch
 from idle_runs import MS, STEPS, Sleeper, Sleeping, TimedLoader, fit
 from torch.utils.data import DataLoader
 
-from lightning_echo import EchoCallback, EchoLoader, StagedDataset
+from lightning_echo import EchoCallback, EchoLoader, StagedDataset, TargetIdle
 
 pytestmark = pytest.mark.alone
 
@@ -144,6 +144,42 @@ def test_with_a_worker_what_the_step_hides_of_its_time_is_no_idling(read: int, s
     logged = fit(model)
     assert logged["echo/idle_fraction"] == pytest.approx(truth(loader, model), abs=TOLERANCE)
     assert logged["echo/idle_fraction"] == pytest.approx(idle, abs=0.15), "the run is what it should be, but for overhead"
+
+
+class Epochs(pl.Callback):
+    """Remembers when each began."""
+
+    def __init__(self) -> None:
+        self.begun: list[float] = []
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        self.begun.append(time.perf_counter())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_epochs_of_a_single_step_are_as_idle_as_their_waits_make_them(workers: int) -> None:
+    """Four reads of 10 ms for a step of 5 ms; only the first batch of all is a figure of its own."""
+    loader = EchoLoader(DataLoader(Slowly(4 * STEPS, 10 * MS), 4, num_workers=workers), 1, insertion_point="after_augmentation")
+    model, epochs, echo = Sleeper(5 * MS, loader), Epochs(), EchoCallback(summary=False)
+    logged = fit(model, epochs, echo=echo, max_epochs=STEPS, limit_train_batches=1)
+    waited = [step - epoch for epoch, step in zip(epochs.begun, model.begun, strict=True)]
+    lasted = [end - epoch for epoch, end in zip(epochs.begun, model.ended, strict=True)]
+    seconds = [report.steps * ((report.data_wait_seconds or 0) + (report.step_seconds or 0)) for report in echo.reports[1:]]
+    measured = sum(report.data_wait_seconds or 0 for report in echo.reports[1:]) / sum(seconds)
+    assert measured == pytest.approx(sum(waited[1:]) / sum(lasted[1:]), abs=TOLERANCE)
+    assert measured == pytest.approx(40 / 45, abs=0.15), "the run is what it should be, but for overhead"
+    assert [report.first_batch_seconds is None for report in echo.reports] == [False] + [True] * (STEPS - 1)
+    if workers:  # else they are the first advice
+        assert logged["echo/recommended_factor"] > 2
+
+
+def test_target_idle_acts_although_an_epoch_has_a_single_step() -> None:
+    loader = EchoLoader(DataLoader(Slowly(4 * STEPS, 10 * MS), 4, num_workers=1), 1, insertion_point="after_augmentation")
+    model, echo = Sleeper(5 * MS, loader), EchoCallback(TargetIdle(), summary=False)
+    fit(model, echo=echo, max_epochs=STEPS, limit_train_batches=1)
+    assert [report.reason for report in echo.reports[:4]] == ["not_measured"] * 4  # the first one waits for the worker to start
+    assert (echo.reports[4].reason, echo.reports[4].next_factor) == ("at_maximum", 4)
+    assert echo.reports[-1].factor == 4
 
 
 # ---------------------------------------------------------------------- two ranks

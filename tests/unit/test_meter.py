@@ -24,10 +24,11 @@ class Loader:
         self.factor, self.num_workers, self.settled_at = factor, workers, settled_at
         self.insertion_point = InsertionPoint.after_augmentation
         self.counts, self.delivered, self.seconds = EchoCounts(), 0, StageSeconds()
+        self.is_running = False
 
     def deliver(self, fresh, stages):
         self.counts += EchoCounts(fresh, 8 - fresh)
-        self.delivered += 1
+        self.delivered, self.is_running = self.delivered + 1, True
         self.seconds = StageSeconds(**vars(self.seconds))  # what was read before stays what it was
         self.seconds.add(Report(fresh, 8 - fresh, 0, *stages))
 
@@ -36,16 +37,18 @@ class Run:
     """A meter in a training on one rank of a job.
 
     Args:
-        others: What the other ranks say when values are gathered: stages and first wait.
+        others: What the other ranks say at an epoch's end: stages and first wait.
+        others_start: Whether workers start for an epoch on one of them.
         workers: Of the plain loader; None: it does not say.
     """
 
-    def __init__(self, loader=None, *, others=(), rank=0, workers=None, hears=True, state=None):
-        self.loader, self.now, self.others = loader, 0.0, list(others)
+    def __init__(self, loader=None, *, others=(), others_start=False, rank=0, workers=None, hears=True, state=None):
+        self.loader, self.now, self.others, self.others_start = loader, 0.0, list(others), others_start
         self.profiler = SimpleNamespace(start=lambda name: None, stop=lambda name: None)
         plain = SimpleNamespace() if workers is None else SimpleNamespace(num_workers=workers)
+        used = dict(loader) if isinstance(loader, EchoLoaders) else loader or plain
         self.trainer = SimpleNamespace(
-            world_size=1 + len(self.others), is_global_zero=rank == 0, profiler=self.profiler, train_dataloader=loader or plain
+            world_size=1 + len(self.others), is_global_zero=rank == 0, profiler=self.profiler, train_dataloader=used
         )
         self.module = SimpleNamespace(device=torch.device("cpu"), all_gather=self.all_gather)
         self.meter, self.hears = RunMeter(), hears
@@ -57,7 +60,8 @@ class Run:
     def all_gather(self, values):
         if not self.others:
             return values  # as Lightning does in a single process
-        return torch.stack([values, *(torch.tensor(other, dtype=values.dtype) for other in self.others)])
+        others = [[float(self.others_start)] for _ in self.others] if len(values) == 1 else self.others
+        return torch.stack([values, *(torch.tensor(other, dtype=values.dtype) for other in others)])
 
     def step(self, wait=0.25, work=0.75, *, fresh=4, stages=(0.4, 0.2, 0.1)):
         """One step of 1 s; what workers spent on its batch on source, rest and collate."""
@@ -95,6 +99,87 @@ def test_each_epoch_is_measured_by_itself():
     run.epoch(8, wait=0.5)
     assert run.epoch(5, wait=0.0).whole.idle_fraction == 0
     assert run.epoch(5, wait=0.25, work=0.25).whole.idle_fraction == pytest.approx(1 / 2.25)
+
+
+def idles(run, epochs=3, steps=1, **options):
+    """Idle fractions and first waits of epochs in a row: of the wait of 9 s and the work of 1 s that each step has."""
+    measured = [run.epoch(steps, wait=9.0, work=1.0, **options) for _ in range(epochs)]
+    return [each.whole.idle_fraction for each in measured], [each.first_batch_seconds for each in measured]
+
+
+def test_only_the_first_epoch_s_first_batch_is_taken_out_where_workers_live_on():
+    assert idles(Run(Loader())) == ([0.0, 0.9, 0.9], [9.0, None, None])
+    run = Run(Loader())
+    run.epoch(0)  # nothing has come yet
+    assert idles(run, epochs=2) == ([0.0, 0.9], [9.0, None])
+
+
+def test_what_happens_between_epochs_is_no_part_of_them():
+    run = Run(Loader())
+    run.epoch(2)
+    run.now += 1000.0
+    run.meter.begin_epoch(run.loader)
+    run.now += 1000.0
+    run.step(wait=9.0, work=1.0)
+    whole = run.meter.end_epoch(run.loader).whole
+    assert (whole.wait_seconds, whole.step_seconds) == (9.0, 1.0)
+
+
+def test_where_workers_start_again_the_first_batch_is_taken_out():
+    run = Run(Loader())
+    run.epoch(2)
+    run.loader.is_running = False  # somebody has closed it
+    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
+    run.loader = Loader()  # a reload has made another one
+    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
+
+
+def test_without_workers_nothing_starts_but_the_first_batch_of_all_may_open_files():
+    run = Run(Loader(workers=0))
+    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
+    run.loader.is_running = False
+    assert idles(run) == ([0.9, 0.9, 0.9], [None, None, None])
+    assert idles(Run(workers=0)) == ([0.0, 0.9, 0.9], [9.0, None, None])
+
+
+@pytest.mark.parametrize("workers", [2, None])
+def test_a_plain_loader_with_workers_begins_anew_in_each_epoch(workers):
+    """One that does not say how many it has may have some."""
+    assert idles(Run(workers=workers)) == ([0.0, 0.0, 0.0], [9.0, 9.0, 9.0])
+
+
+def test_beside_a_plain_loader_with_workers_the_first_batch_is_taken_out_in_each_epoch():
+    loaders = Together({"a": Loader()}, beside=("b",))
+    for workers, expected in ((2, ([0.0] * 3, [9.0] * 3)), (0, ([0.0, 0.9, 0.9], [9.0, None, None]))):
+        run = Run(loaders)
+        run.meter.stop()
+        run.trainer.train_dataloader = {"a": loaders["a"], "b": SimpleNamespace(num_workers=workers)}
+        run.meter.start(run.trainer, run.module, loaders)
+        assert idles(run) == expected
+
+
+def test_of_several_loaders_one_that_starts_is_enough():
+    loaders = Together({"a": Loader(), "b": Loader()})
+    run = Run(loaders)
+    run.epoch(2)
+    loaders["b"].is_running = False
+    assert idles(run) == ([0.0, 0.9, 0.9], [9.0, None, None])
+
+
+def test_where_workers_start_on_one_rank_the_first_batch_is_taken_out_on_all():
+    nothing = (float("nan"),) * 4
+    run = Run(Loader(), others=[nothing, nothing])
+    run.epoch(2)
+    run.others_start = True
+    assert idles(run) == ([0.0] * 3, [9.0] * 3)
+    run.others_start = False
+    assert idles(run) == ([0.9] * 3, [None] * 3)
+
+
+def test_a_run_that_was_resumed_has_a_first_batch_of_its_own(tmp_path):
+    run = Run(Loader())
+    run.epoch(2)
+    assert idles(Run(Loader(), state=saved(run, tmp_path))) == ([0.0, 0.9, 0.9], [9.0, None, None])
 
 
 @pytest.mark.parametrize("loader", [None, Loader()])
@@ -140,10 +225,10 @@ def test_an_epoch_without_steps_comes_to_nothing():
 
 @pytest.mark.parametrize(("settled_at", "judged"), [(0, 8 - 2), (5, 3 + 0), (2, 6), (4, 4), (99, 0)])
 def test_only_steps_planned_with_the_factor_in_force_and_from_running_workers_are_judged(settled_at, judged):
-    """Of batches 0 to 7 those from ``settled_at`` on; the first two are the workers' first ones. Fewer than 4 say nothing."""
+    """Of batches 0 to 7 those from ``settled_at`` on; the first two are the workers' first ones."""
     measures = Run(Loader(workers=2, settled_at=settled_at)).epoch(8)
     assert measures.whole.steps == 8
-    assert (measures.judged.steps if measures.judged else 0) == (judged if judged >= 4 else 0)
+    assert (measures.judged.steps if measures.judged else None) == (judged or None)
 
 
 def test_in_a_later_epoch_steps_before_the_factor_was_in_force_are_not_judged():

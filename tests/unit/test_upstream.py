@@ -25,6 +25,7 @@ def loader(factor: float = 2.0, workers: int = 2, point: str = "after_augmentati
         num_workers=workers,
         insertion_point=InsertionPoint(point),
         delivered=0,
+        is_running=False,
         settled_at=0,
         counts=EchoCounts(),
         seconds=StageSeconds(),
@@ -33,7 +34,7 @@ def loader(factor: float = 2.0, workers: int = 2, point: str = "after_augmentati
 
 def deliver(one: Any, batches: int, *, fresh: int = 4, size: int = 8, stages: Any = (0.4, 0.2, 0.1)) -> None:
     for _ in range(batches):
-        one.delivered += 1
+        one.delivered, one.is_running = one.delivered + 1, True
         one.counts += EchoCounts(fresh, size - fresh)
         one.seconds = StageSeconds(**vars(one.seconds))
         one.seconds.add(Report(fresh, size - fresh, 0, *stages))
@@ -57,6 +58,23 @@ def test_the_first_batches_of_workers_count_neither_as_cost_nor_as_judged() -> N
     one.settled_at = 4
     assert upstream.judged_batches(one) == 1
     assert upstream.batches(one) == 5
+
+
+def test_workers_that_start_again_for_an_epoch_have_first_batches_again() -> None:
+    """As after a reload that makes a new loader, or where somebody has closed it."""
+    one = loader(workers=2)
+    upstream = Upstream(one)
+    deliver(one, 4)
+    one.is_running = False
+    upstream.begin_epoch(one)
+    for stages in [(9.0, 9.0, 9.0)] * 2 + [(0.4, 0.2, 0.1)] * 3:
+        deliver(one, 1, stages=stages)
+        upstream.end_step(one)
+    assert upstream.measure(one)[1:] == pytest.approx((0.2, 0.1))
+    assert (upstream.batches(one), upstream.judged_batches(one)) == (5, 3)
+    upstream.begin_epoch(one)  # they live on
+    deliver(one, 3)
+    assert upstream.judged_batches(one) == 6
 
 
 def test_an_epoch_in_which_nothing_was_measured_keeps_what_was() -> None:

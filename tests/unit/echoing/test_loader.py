@@ -912,3 +912,25 @@ def test_a_deep_copy_of_a_loader_is_independent():
     expected = played(other, 2)
     assert loader.counts == counts
     assert played(loader, 2) == expected
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_it_runs_from_its_first_batch_until_it_is_closed_or_goes_elsewhere(point):
+    loader = echo(point=point)
+    assert not loader.is_running
+    batches = iter(loader)
+    assert not loader.is_running, "nothing happens before the first batch"
+    next(batches)
+    state = loader.state_dict()
+    assert loader.is_running
+    list(batches)
+    assert loader.is_running, "workers live on from epoch to epoch"
+    loader.close()
+    assert not loader.is_running
+    list(loader)
+    assert loader.is_running
+    loader.load_state_dict(state)
+    assert not loader.is_running
+    list(loader)
+    loader.restart()
+    assert not loader.is_running

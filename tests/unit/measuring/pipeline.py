@@ -19,7 +19,7 @@ from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.cost import PipelineCosts
 
-PREFETCH_FACTOR, DEPTH, FEWEST_STEPS = 2, 2, 4
+PREFETCH_FACTOR, DEPTH = 2, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,8 @@ class Pipeline:
         self._asked = deque([0.0] * PREFETCH_FACTOR * world.workers)  # when the workers are asked for their next batches
         self._arrived = deque([0.0] * DEPTH)  # when the training loop got the last batches
         self._fetched = self._now = 0.0
-        self._seconds = [0.0, 0.0, 0.0]  # of source, rest and collate, all workers
+        self._seconds = [0.0, 0.0, 0.0]  # of source, rest and collate in the epoch, all workers
+        self._costs = (0.0, 0.0, 0.0)  # the same per batch, when last known
         self._fresh = 0.0  # in batches
         self._judged_from = self._filling()
 
@@ -123,18 +124,20 @@ class Pipeline:
         """Trains for so many steps and returns the observation."""
         self._seconds, self._fresh, read = [0.0, 0.0, 0.0], 0.0, self._read
         waited, judged = 0.0, 0
-        for step in range(steps):
+        for _ in range(steps):
             wait = self._deliver()
             if self._number >= self._judged_from:
                 judged += 1
-                waited += wait if step else 0.0  # the wait for an epoch's first batch is a figure of its own
+                waited += wait if self._number else 0.0  # the wait for the run's first batch is a figure of its own
             self._number += 1
             self._now += self.world.device
         source, rest, collate = self._seconds
         made, world = self._read - read, self.world
-        costs = PipelineCosts(world.point, source / self._fresh, rest / made, collate / made, world.device, world.workers)
+        if self._fresh:  # else they are known from before
+            self._costs = source / self._fresh, rest / made, collate / made
+        costs = PipelineCosts(world.point, *self._costs, world.device, world.workers)
         seen = {"epoch": next(self._epochs), "factor": self.factor, "steps": judged, "costs": costs}
-        if judged >= FEWEST_STEPS:
+        if judged:
             seconds = waited + judged * world.device
             seen |= {"idle_fraction": waited / seconds, "step_seconds": seconds / judged}
         return Observation(**seen)

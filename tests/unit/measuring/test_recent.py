@@ -7,7 +7,7 @@ import torch
 
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.cost import PipelineCosts
-from lightning_echo.measuring.recent import ENOUGH_STEPS, Recent
+from lightning_echo.measuring.recent import ENOUGH_STEPS, FEWEST_STEPS, Recent
 
 COSTS = PipelineCosts("after_batching", 0.04, 0.02, 0.01, device_seconds=0.01, workers=2)
 
@@ -71,6 +71,18 @@ def test_an_epoch_that_was_not_measured_changes_nothing():
     unmeasured = Observation(1, 4.0, steps=2, costs=COSTS)
     assert recent.joined(unmeasured) == unmeasured
     assert recent.joined(epoch(50, 0.0)).idle_fraction == pytest.approx(0.25)
+
+
+def test_too_few_steps_say_nothing_until_the_epochs_together_have_enough_of_them():
+    recent = Recent()
+    for steps in range(1, FEWEST_STEPS):
+        few = recent.joined(epoch(1, 0.5, costs=COSTS))
+        assert (few.steps, few.idle_fraction, few.step_seconds) == (steps, None, None)
+        assert few.costs is not None, "what workers cost is known all the same"
+    enough = recent.joined(epoch(1, 0.1))
+    assert (enough.steps, enough.step_seconds) == (FEWEST_STEPS, pytest.approx(0.01))
+    assert enough.idle_fraction == pytest.approx((3 * 0.5 + 0.1) / 4)
+    assert recent.joined(epoch(1, 0.1, factor=5.0)).idle_fraction is None
 
 
 def test_costs_are_means_too():

@@ -98,7 +98,14 @@ def test_what_the_simulation_observes_are_the_seconds_that_its_workers_measure()
     pipeline.change_factor(2.0)
     assert pipeline.epoch(400).steps == 400 - (4 + 2) - 16  # and while the buffer is filled
     pipeline.change_factor(3.0)
-    assert pipeline.epoch(4 + 2 + 16 + 3).idle_fraction is None
+    assert pipeline.epoch(4 + 2 + 16).idle_fraction is None
+    assert pipeline.epoch(1).steps == 1
+
+
+def test_in_the_simulation_only_the_run_s_first_batch_is_not_waited_for():
+    world = World(point="after_augmentation", source=9.0, workers=0)
+    pipeline = Pipeline(world)
+    assert [pipeline.epoch(1).idle_fraction for _ in range(3)] == [0.0, pytest.approx(0.9), pytest.approx(0.9)]
 
 
 @pytest.mark.parametrize(("workers", "hidden"), [(1, "exact"), (2, "hand_over"), (4, "exact"), (4, "jitter")])
@@ -224,7 +231,28 @@ def test_an_epoch_too_short_to_judge_the_new_factor_decides_nothing():
     assert second.message == "only 1 steps were measured with this factor"
 
 
-@pytest.mark.parametrize(("steps", "epochs"), [(STEPS, 8), (16, 40)])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
+def test_epochs_of_fewer_steps_than_say_anything_are_judged_together(point, steps):
+    """Four steps lead to the first decision; two or three decisions later the device is fed, by hardly more than it takes."""
+    world = world_of(point, 3, 2)
+    seen, decided = train(Pipeline(world), TargetIdle(TARGET, max_factor=8), epochs=400 // steps, steps=steps)
+    assert decided[0].reason is Reason.not_measured
+    assert decided[math.ceil(4 / steps) - 1].reason is Reason.starved, "four steps were measured"
+    assert len({decision.factor for decision in decided[-300 // steps :]}) == 1
+    assert decided[-1].factor <= 1.2 * ideal_factor(world, TARGET)
+    assert statistics.mean(observation.idle_fraction for observation in seen[-100:]) <= TARGET
+
+
+def test_how_many_steps_were_measured_is_said_of_all_epochs():
+    pipeline = Pipeline(world_of("after_augmentation", 3, 2))
+    _, decided = train(pipeline, TargetIdle(TARGET), epochs=3, steps=1)
+    assert [decision.message for decision in decided] == [
+        f"only {steps} steps were measured with this factor" for steps in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(STEPS, 8), (16, 40), (1, 60)])
 def test_a_run_that_goes_on_from_its_state_decides_the_same(steps, epochs, tmp_path):
     world = world_of("before_augmentation", 3, 2, **HIDDEN["jitter"])
 

@@ -92,16 +92,18 @@ class Run:
         self.timer = StepTimer(self.machine.new_event if self.on_device else None, self.machine.clock)
         self.begin_epoch()
 
-    def begin_epoch(self):
-        self.timer.begin_epoch()
-        self.waited, self.ends, self.paused, self.arrived = [], [], [0.0], None
+    def begin_epoch(self, *, goes_on=False):
+        self.timer.begin_epoch(goes_on=goes_on)
+        self.goes_on = goes_on
+        self.waited, self.ends, self.paused, self.begun = [], [], [0.0], None
 
     def fetch(self, seconds):
         self.timer.begin_fetch()
+        asked, free_at = self.machine.now, self.machine.free_at
         self.machine.host(seconds)
         self.timer.end_fetch()
-        if self.arrived is None:
-            self.arrived = self.machine.now
+        if self.begun is None:  # the epoch's time, on the host and on the stream
+            self.begun, self.idle_from = asked if self.goes_on else self.machine.now, max(asked, free_at)
 
     def copy(self, seconds):
         self.timer.begin_copy()
@@ -109,7 +111,7 @@ class Run:
         self.timer.end_copy()
 
     def step(self, step):
-        is_first, fetch = self.arrived is None, (step.fetch + 0.0)
+        is_first, fetch = self.begun is None and not self.goes_on, (step.fetch + 0.0)
         if not step.fetches_itself:
             self.fetch(fetch)
             self.copy(step.copy)
@@ -166,8 +168,8 @@ def measured(run):
 
 
 def host_truth(run):
-    """Seconds from step to step, the first from the arrival of the batch, without the validation between them."""
-    begins = [run.arrived, *run.ends]
+    """Seconds from step to step, the first from where the epoch's time begins, without the validation between them."""
+    begins = [run.begun, *run.ends]
     lasted = [end - begin - paused for begin, end, paused in zip(begins, run.ends, run.paused, strict=False)]
     return run.waited, lasted
 
@@ -175,7 +177,8 @@ def host_truth(run):
 def device_truth(run):
     """Of each gap on the stream without validation as much as the host waited; seconds from end to end on the stream."""
     (begin, end), *others = run.machine.busy
-    waited, lasted = [run.waited[0]], [run.waited[0] + end - begin]
+    waited = [min(begin - run.idle_from, run.waited[0]) if run.goes_on else run.waited[0]]
+    lasted = [end - run.idle_from if run.goes_on else waited[0] + end - begin]
     for (begin, until), paused, waiting in zip(others, run.paused[1:], run.waited[1:], strict=False):
         gap = begin - end - paused
         waited.append(min(gap, waiting))
@@ -219,6 +222,34 @@ def test_where_the_step_fetches_itself_such_a_validation_ends_with_the_step_s_be
         Step(fetch=0.25, hooks=0.5, work=1, fetches_itself=True),
     )
     assert measured(run) == ([0, 0.25], [1, 1.75])
+
+
+def test_where_workers_live_on_the_first_batch_is_waited_for_like_any_other():
+    run = host_run(Step(fetch=5, work=1, after=8))
+    measured(run)
+    run.validate(64)
+    run.machine.host(30)
+    run.begin_epoch(goes_on=True)
+    run.machine.host(30)
+    run.step(Step(fetch=9, copy=0.5, hooks=2, work=1, after=8))
+    run.step(Step(fetch=3, work=1))
+    assert run.timer.first_batch_seconds is None
+    assert measured(run) == ([9.5, 3], [12.5, 12])
+    run.begin_epoch()
+    run.step(Step(fetch=5, work=1))
+    assert run.timer.first_batch_seconds == 5
+    assert measured(run) == ([0], [1])
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_validation_before_a_first_batch_that_is_waited_for_is_no_part_of_the_time(resumes):
+    """As where a callback begins an epoch by validating."""
+    for run in (host_run(Step(work=1)), device_run(Step(work=1))):
+        measured(run)
+        run.begin_epoch(goes_on=True)
+        run.validate(64, resumes=resumes)
+        run.step(Step(fetch=9, work=1))
+        assert measured(run) == ([9], [10])
 
 
 def test_what_follows_the_last_step_of_an_epoch_does_not_count():
@@ -281,17 +312,19 @@ steps = st.lists(
 )
 
 
-@given(steps, st.booleans())
-def test_host_times_are_those_of_the_definition(steps, fetches_itself):
+@given(steps, st.booleans(), st.booleans())
+def test_host_times_are_those_of_the_definition(steps, fetches_itself, goes_on):
+    run = Run(on_device=False)
+    run.begin_epoch(goes_on=goes_on)
     for step in steps:
         step.fetches_itself = fetches_itself
-    run = host_run(*steps)
-    assert run.timer.first_batch_seconds == steps[0].fetch
+        run.step(step)
+    assert run.timer.first_batch_seconds == (None if goes_on else steps[0].fetch)
     waited, lasted = measured(run)
     assert (waited, lasted) == host_truth(run)
     assert all(0 <= wait <= seconds for wait, seconds in zip(waited, lasted, strict=True))
     assert (run.timer.waited_seconds, run.timer.seconds) == (sum(waited), sum(lasted))
-    assert run.timer.seconds == run.ends[-1] - run.arrived - sum(run.paused[:-1])
+    assert run.timer.seconds == run.ends[-1] - run.begun - sum(run.paused[:-1])
 
 
 # ---------------------------------------------------------------------- events on a device
@@ -351,7 +384,8 @@ def test_a_step_that_was_not_said_to_begin_counts_from_its_end():
 def test_device_times_are_those_of_the_stream(steps, fetches_itself, epochs):
     run = Run(on_device=True)
     for epoch in range(epochs):
-        run.begin_epoch()
+        run.begin_epoch(goes_on=epoch % 2 == 1)
+        run.machine.launch(3 * MS)  # what came between the epochs may still be at work
         run.machine.busy.clear()
         for step in steps:
             step.fetches_itself, step.launch = fetches_itself, 0.0  # the stream has the step's begin when the batch is there
@@ -394,6 +428,28 @@ def test_events_are_used_again_so_that_their_number_does_not_grow_with_the_steps
         run.step(Step(fetch=8 * MS, work=8 * MS))
     assert len(run.machine.events) <= 2 * (ahead + 3)
     assert len(measured(run)[0]) == 501 + ahead
+
+
+def test_events_are_used_again_from_epoch_to_epoch():
+    run = Run(on_device=True)
+    for epoch in range(100):
+        run.begin_epoch(goes_on=epoch > 0)
+        run.step(Step(fetch=8 * MS, work=8 * MS))
+        assert len(measured(run)[0]) == 1
+    assert len(run.machine.events) <= 4
+
+
+def test_where_workers_live_on_the_device_waits_from_when_the_first_batch_was_asked_for():
+    """It has 5 ms of work left then, 20 ms are waited, and 30 pass before it gets more."""
+    run = device_run(Step(work=8 * MS))
+    measured(run)
+    run.machine.host(40 * MS)
+    run.begin_epoch(goes_on=True)
+    run.machine.launch(5 * MS)
+    run.step(Step(fetch=20 * MS, hooks=10 * MS, work=8 * MS))
+    waited, lasted = measured(run)
+    assert waited == pytest.approx([20 * MS])  # of a gap of 25
+    assert lasted == pytest.approx([33 * MS])
 
 
 def test_steps_that_are_not_counted_use_events_again_too():
