@@ -69,6 +69,7 @@ class Attachment:
         if not asked and not self._takes_echoed:
             raise self._unreachable()
         self.trainer, self.has_echoed, self.echo.is_asked = trainer, True, False
+        self.echo.begin_fit(trainer)
         for instance in asked:
             hook = _Hook(getattr(instance, HOOK), self.echo.train_dataloader).train_dataloader
             self._bound.append((instance, hook, vars(instance).get(HOOK, NOTHING)))

@@ -130,11 +130,17 @@ class EchoCallback(pl.Callback):
         if factor is not None:
             self._echoed(trainer).factor = factor
 
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.attachment.echo.estimate.configured(trainer)  # also of an EchoLoader that was passed to fit
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.check_in_use()
         self._loader = _loaders_in_use(trainer)
         if not trainer.overfit_batches:  # type: ignore[attr-defined]
             self._decider.check(trainer, self._loader)
+            largest = None if self.controller is None else self.controller.largest_factor()
+            if largest is not None:
+                self._echoed(trainer).expect_factor(largest)
         self._last_step = steps_taken(trainer)
         self._meter.start(trainer, pl_module, self._loader)
         self._catch_up(trainer, pl_module)

@@ -154,6 +154,10 @@ class EchoDataModule(StandIn):
     def factor(self, value: float) -> None:
         self._echo.factor = value
 
+    def expect_factor(self, value: float) -> None:
+        """Warns once if a factor, set during training, would make the run longer than a schedule of the learning rate knows."""
+        self._echo.expect_factor(value)
+
     def train_dataloader(self) -> Any:
         """The user's training loader, echoed. Asked again by a reload of the user's, it is the user's new one."""
         return self._echo.train_dataloader(self._inner.train_dataloader)
@@ -161,6 +165,8 @@ class EchoDataModule(StandIn):
     # ------------------------------------------------------------------ hooks that echoing has a part in
 
     def setup(self, stage: str) -> None:
+        if stage == "fit" and self._inner.trainer is not None:
+            self._echo.begin_fit(self._inner.trainer)
         self._inner.setup(stage)
         self._bind_overridden()  # setup may have put loaders on the instance
 

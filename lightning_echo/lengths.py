@@ -1,6 +1,10 @@
-"""A new length of epochs during training: what forbids it, and how a Trainer comes to hear of it.
+"""A new length of epochs during training: what forbids it, what comes to grief by it, and how a Trainer comes to hear of it.
 
 The only public way is to let Lightning ask for the training loader again, once.
+
+A schedule of the learning rate that is stepped with each batch, and built for ``trainer.estimated_stepping_batches``, is through
+before longer epochs are: `OneCycleLR` then fails, others train on at the rate where they end. That the estimate was read shows in
+when the Trainer has its training loader: before optimizers are configured, and not after (`Estimate`).
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from lightning_echo.several import Echoed, parts_of
 
-__all__ = ["Attached", "Reload", "check_factor"]
+__all__ = ["Attached", "Estimate", "Reload", "check_factor", "too_short_schedules"]
 
 
 class Attached(Protocol):
@@ -53,6 +57,30 @@ class Reload:
         return not users
 
 
+class Estimate:
+    """Whether the model of a ``fit`` has read ``trainer.estimated_stepping_batches`` to configure its optimizers.
+
+    Attributes:
+        was_read: See there.
+    """
+
+    def __init__(self) -> None:
+        self.was_read = False
+        self._before: Any = None  # the optimizers of an earlier fit, or none: replaced when they are configured
+
+    def begin(self, trainer: Any) -> None:
+        """A ``fit`` is being set up."""
+        self.was_read, self._before = False, trainer.optimizers
+
+    def asked(self, trainer: Any) -> None:
+        """The Trainer asks for its training loader."""
+        self.was_read |= trainer.optimizers is self._before
+
+    def configured(self, trainer: Any) -> None:
+        """Optimizers are configured, and nothing else has needed the training loader yet: as in ``on_fit_start``."""
+        self.was_read |= trainer.train_dataloader is not None
+
+
 def check_factor(trainer: pl.Trainer, echoed: Echoed, factor: float) -> None:
     """Whether a factor could be set during training, now or later.
 
@@ -72,3 +100,25 @@ def check_factor(trainer: pl.Trainer, echoed: Echoed, factor: float) -> None:
                 "longer than the schedule's total_steps. Use epoch_length='fixed', whose length never changes, or another "
                 "schedule"
             )
+
+
+def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> str:
+    """What to say of schedules that would be through before the run is, were the factor set; empty: there are none.
+
+    Args:
+        trainer: Its model has read ``estimated_stepping_batches``.
+        echoed: What it trains on.
+        factor: To be set during training, now or later.
+    """
+    growing = [each for each in parts_of(echoed).values() if each.epoch_length == "full_pass" and each.has_length]
+    names = {type(config.scheduler).__name__: None for config in trainer.lr_scheduler_configs if config.interval == "step"}
+    steps, limit = trainer.estimated_stepping_batches, trainer.max_steps
+    if not names or all(factor <= each.factor for each in growing) or 0 <= limit <= steps:  # at the limit the run ends anyway
+        return ""
+    return (
+        f"{', '.join(names)} is stepped with each batch (interval='step'), and the model has read "
+        f"trainer.estimated_stepping_batches: {steps:,} steps. With epoch_length='full_pass' a larger factor (up to {factor:g} "
+        "here) makes epochs longer: the schedule is through before the run is, which goes on at the learning rate of its end. "
+        "Use epoch_length='fixed', whose length never changes, or Trainer(max_epochs=-1, max_steps=...), or a schedule that is "
+        "stepped per epoch"
+    )

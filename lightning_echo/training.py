@@ -19,7 +19,7 @@ from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.state import EchoStateError, is_state
 from lightning_echo.forecast import forecast
-from lightning_echo.lengths import Attached, Reload, check_factor
+from lightning_echo.lengths import Attached, Estimate, Reload, check_factor, too_short_schedules
 from lightning_echo.several import Echoed, common_factor, echoed_in, parts_of
 from lightning_echo.ties import Ties
 from lightning_echo.transfer import TransferHooks
@@ -40,6 +40,7 @@ class TrainingEcho:
 
     Attributes:
         is_asked: Whether the Trainer of this ``fit`` asks here for its loader, and so gets one that was wrapped here.
+        estimate: Whether the model has asked how long the run will be.
 
     Raises:
         TypeError: ``shard`` is no truth value.
@@ -64,7 +65,8 @@ class TrainingEcho:
         self._state: dict[str, Any] | None = None  # of a loader that does not exist yet
         self._ties, self._transfer_hooks = Ties(attached, owner), TransferHooks()
         self.is_asked = False
-        self._said = False
+        self.estimate = Estimate()
+        self._said = self._warned = False
 
     @property
     def loader(self) -> Any:
@@ -108,6 +110,7 @@ class TrainingEcho:
         full_passes = [part for part in self._parts.values() if part.epoch_length == "full_pass" and training]
         if full_passes:
             check_factor(trainer, echoed, value)
+            self.expect_factor(value)
         full_passes = [part for part in full_passes if part.has_length]  # else Lightning finds out where an epoch ends
         for loader in self._parts.values():
             loader.check_factor(value)  # all of them, before any is set
@@ -119,7 +122,20 @@ class TrainingEcho:
         if full_passes:
             self._reload.order()
 
+    def expect_factor(self, value: float) -> None:
+        """Warns once if a factor, set during training, would make the run longer than a schedule of the learning rate knows."""
+        if self._echoed is None or self._warned or not self.estimate.was_read:
+            return
+        if said := too_short_schedules(self._attached.trainer, self._echoed, value):
+            self._warned = True
+            rank_zero_warn(f"lightning_echo: {said}")
+
     # ------------------------------------------------------------------ loader
+
+    def begin_fit(self, trainer: Any) -> None:
+        """A ``fit`` is being set up; to be called before its optimizers are."""
+        self._warned = False
+        self.estimate.begin(trainer)
 
     def train_dataloader(self, ask: Callable[[], Any]) -> Any:
         """What the Trainer gets: what the user's ``train_dataloader`` (``ask``) returns, echoed.
@@ -128,6 +144,8 @@ class TrainingEcho:
             MisconfigurationException: The user's loader cannot be echoed, or is already.
         """
         self.is_asked, only_for_length = True, self.end_own_reload()
+        if (trainer := self._attached.trainer) is not None:
+            self.estimate.asked(trainer)
         if self._echoed is not None:
             for loader in self._parts.values():
                 loader.release_length()
@@ -135,7 +153,6 @@ class TrainingEcho:
                 self._order_reload_after_resuming()
                 return self._loader
         given = ask()
-        trainer = self._attached.trainer
         if trainer is not None and trainer.overfit_batches > 0:
             self.close()
             factors = set(self.factors.values())
