@@ -25,6 +25,7 @@ class Reason(Enum):
     at_minimum = "at_minimum"  # less would do, but the factor may not be smaller
     downstream_too_slow = "downstream_too_slow"  # what is redone for each use starves the device by itself
     no_workers = "no_workers"  # nothing overlaps: workers are needed first
+    no_gain = "no_gain"  # the device waits too long, but a larger factor was seen to bring too little
     not_measured = "not_measured"  # too little is known to decide
     scheduled = "scheduled"  # the schedule says so
     guarded = "guarded"  # a metric got no better: less than the wrapped controller wants

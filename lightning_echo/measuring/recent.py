@@ -9,13 +9,14 @@ nothing is known, however many epochs they take.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from typing import Any
 
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.cost import PipelineCosts
 
-__all__ = ["ENOUGH_STEPS", "FEWEST_STEPS", "Recent"]
+__all__ = ["ENOUGH_STEPS", "FEWEST_STEPS", "Recent", "are_alike", "mean_of", "observation_of", "state_of"]
 
 FEWEST_STEPS = 4  # fewer say nothing about a factor
 ENOUGH_STEPS = 100  # 5 % of idle time are then five steps' worth: more than one late batch
@@ -45,35 +46,44 @@ class Recent:
             return seen
         before = self._seen
         if before is not None and before.factor == seen.factor and before.steps and seen.steps < ENOUGH_STEPS:
-            seen = _mean_of(before, seen)
+            seen = mean_of(before, seen, ENOUGH_STEPS)
         self._seen = seen
         return replace(seen, idle_fraction=None, step_seconds=None) if 0 < seen.steps < FEWEST_STEPS else seen
 
     def state_dict(self) -> dict[str, Any]:
         """Plain types; empty before the first epoch."""
-        if self._seen is None:
-            return {}
-        names = ("epoch", "factor", "steps", "idle_fraction", "step_seconds")
-        costs = self._seen.costs
-        return {**{name: getattr(self._seen, name) for name in names}, "costs": None if costs is None else asdict(costs)}
+        return {} if self._seen is None else state_of(self._seen)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a `state_dict`."""
-        if not state:
-            self._seen = None
-            return
-        costs = state["costs"]
-        self._seen = Observation(**{**state, "costs": None if costs is None else PipelineCosts(**costs)})
+        self._seen = observation_of(state) if state else None
 
 
-def _mean_of(before: Observation, now: Observation) -> Observation:
-    """Over the steps of both; where these are more than enough, the older ones count less."""
-    steps = min(before.steps + now.steps, ENOUGH_STEPS)
+def state_of(seen: Observation) -> dict[str, Any]:
+    """What was measured of the pipeline, as plain types."""
+    names = ("epoch", "factor", "steps", "idle_fraction", "step_seconds")
+    return {**{name: getattr(seen, name) for name in names}, "costs": None if seen.costs is None else asdict(seen.costs)}
+
+
+def observation_of(state: dict[str, Any]) -> Observation:
+    """What `state_of` has said."""
+    costs = state["costs"]
+    return Observation(**{**state, "costs": None if costs is None else PipelineCosts(**costs)})
+
+
+def are_alike(one: PipelineCosts, other: PipelineCosts) -> bool:
+    """Whether costs are those of the same pipeline."""
+    return (one.insertion_point, one.workers) == (other.insertion_point, other.workers)
+
+
+def mean_of(before: Observation, now: Observation, enough: float = math.inf) -> Observation:
+    """Over the steps of both, which were measured; where these are more than ``enough``, the older ones count less."""
+    steps = int(min(before.steps + now.steps, enough))
     share = now.steps / steps
     waited = _mean(_waited(before), _waited(now), share)
     seconds = _mean(before.step_seconds or 0.0, now.step_seconds or 0.0, share)
     costs = now.costs
-    if costs is not None and before.costs is not None and _are_alike(costs, before.costs):
+    if costs is not None and before.costs is not None and are_alike(costs, before.costs):
         costs = _mean_costs(before.costs, costs, share)
     return replace(now, steps=steps, idle_fraction=waited / seconds if seconds else 0.0, step_seconds=seconds, costs=costs)
 
@@ -84,10 +94,6 @@ def _waited(seen: Observation) -> float:
 
 def _mean(before: float, now: float, share: float) -> float:
     return (1 - share) * before + share * now
-
-
-def _are_alike(one: PipelineCosts, other: PipelineCosts) -> bool:
-    return (one.insertion_point, one.workers) == (other.insertion_point, other.workers)
 
 
 def _mean_costs(before: PipelineCosts, now: PipelineCosts, share: float) -> PipelineCosts:

@@ -8,7 +8,7 @@ from textwrap import fill
 
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
-from lightning_echo.measuring.target_idle import LARGE_FACTOR
+from lightning_echo.measuring.target_idle import LARGE_FACTOR, NO_GAIN_HELPS
 from lightning_echo.measuring.words import busy, many, no_workers, of_last, percent, short
 
 __all__ = ["advise", "summarize"]
@@ -63,15 +63,20 @@ def advise(observation: Observation, recommended: Decision) -> str:
         return no_workers(1, idle, last=steps)
     if recommended.reason is Reason.downstream_too_slow:
         return f"At this insertion point no factor is enough; {recommended.message}{of_last(steps)}."
-    if recommended.reason is not Reason.at_maximum and recommended.factor == factor == 1:
-        return f"Do not echo: {said}."
     helps = ""
     if recommended.reason is Reason.at_maximum:
         larger = "a larger factor seldom does" if recommended.factor >= LARGE_FACTOR else "or a larger max_factor"
         helps = f"; a faster source helps further, {larger}"
+    if recommended.reason is Reason.no_gain:
+        helps = f", and a larger factor brings too little; {NO_GAIN_HELPS}"
+    if recommended.reason is not Reason.at_maximum and recommended.factor == factor == 1:
+        return f"Do not echo: {said}{helps}."
     if recommended.factor == factor:
         return f"Keep factor {factor:g}: {said}{helps}."
     if recommended.factor < factor:
+        if recommended.reason is Reason.no_gain:
+            less = "Do not echo" if recommended.factor == 1 else f"Lower the factor to {recommended.factor:g}"
+            return f"{less}: {said}{helps}."
         if recommended.reason is Reason.at_maximum:
             why = "a larger one is seldom worth it" if recommended.factor >= LARGE_FACTOR else "max_factor says so"
             return f"Lower the factor to {recommended.factor:g}: {why}."

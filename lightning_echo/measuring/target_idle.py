@@ -2,7 +2,7 @@
 
 It predicts with the cost model, measures, and corrects: where the device waits although the model says that it should not, the
 host is taken for as slow as it was measured. So the first decision is close, and the second one right. Epochs that are too short
-to tell are judged together (`Recent`).
+to tell are judged together (`Recent`). A larger factor that brought far less than was predicted is given up again (`Trials`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.recent import Recent
+from lightning_echo.measuring.trials import Trials, share_gained
+from lightning_echo.measuring.words import percent
 
-__all__ = ["AIM", "LARGE_FACTOR", "TARGET", "TargetIdle", "recommend", "round_up"]
+__all__ = ["AIM", "LARGE_FACTOR", "NO_GAIN_HELPS", "TARGET", "TargetIdle", "recommend", "round_up"]
 
 TARGET = 0.05  # idle fraction to stay under
 LARGE_FACTOR = 4.0  # beyond it the paper saw no gains throughout, see `TargetIdle`
@@ -22,6 +24,7 @@ LARGE_FACTOR = 4.0  # beyond it the paper saw no gains throughout, see `TargetId
 # no room to stay within 10 % of the smallest factor that is enough.
 AIM = 1.07
 _CHANGE = 1.1  # less is no change while idle is under the target
+NO_GAIN_HELPS = "where single reads are far slower than the others, a larger prefetch_factor or more workers help"
 
 
 class TargetIdle(Controller):
@@ -32,6 +35,9 @@ class TargetIdle(Controller):
     arXiv 1907.05550, experiments on the upper bound of the echo factor). Up to 4 is the range in which it saw gains throughout.
     In this project's own small runs (docs/evidence.md) 8 instead of 4 took 0.64 times the fresh examples on scanned digits, and
     1.06 times in a language model: behind a source slower than 4 steps it may be worth a try.
+
+    A larger factor is no cure for single reads that are far slower than the others. Where one brought less than half of what was
+    predicted, it is taken back, and the one before is kept until the measured costs have changed.
 
     Args:
         target: Idle fraction to stay under, in (0, 1).
@@ -63,7 +69,7 @@ class TargetIdle(Controller):
             )
         # How much slower than its costs the host was when the device last waited, and the least of it that was ever needed.
         self._slowness = self._least_slowness = 1.0
-        self._recent = Recent()
+        self._recent, self._trials = Recent(), Trials(self.target)
 
     def __repr__(self) -> str:
         return f"TargetIdle({self.target:g}, min_factor={self.min_factor:g}, max_factor={self.max_factor:g})"
@@ -72,6 +78,8 @@ class TargetIdle(Controller):
         return self.max_factor
 
     def decide(self, observation: Observation) -> Decision:
+        if observation.idle_fraction is not None and observation.steps:
+            self._trials.see(observation)
         observation = self._recent.joined(observation)
         idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
         if idle is None or observation.step_seconds is None:
@@ -79,11 +87,26 @@ class TargetIdle(Controller):
                 factor, Reason.not_measured, f"only {observation.steps} steps were measured with this factor"
             )
         what = f"idle {idle * 100:.3g} %, target {self.target * 100:.3g} %"
+        if (held := self._trials.held) is not None:
+            is_fed = idle <= self.target and factor == held[0].factor
+            return self._within_bounds(factor, Reason.fits, what) if is_fed else self._hold(what, *held)
         if idle <= self.target:
             return self._lower(factor, what, costs)
         if costs is None:
             return self._within_bounds(factor, Reason.not_measured, f"{what}, but what the pipeline costs is not known")
-        return self._raise(factor, what, costs, observation.step_seconds)
+        decision = self._raise(factor, what, costs, observation.step_seconds)
+        if decision.factor > factor:
+            if self._trials.is_doubtful:
+                message = f"{what}: the last raise has brought far less than it should so far, and is given some more time"
+                return self._within_bounds(factor, Reason.no_gain, message)
+            self._trials.raises()
+        return decision
+
+    def _hold(self, what: str, before: Observation, tried: Observation) -> Decision:
+        """A larger factor has brought too little: stays at the one before."""
+        share = percent(max(0.0, share_gained(before, tried) or 0.0))
+        said = f"factor {tried.factor:g} instead of {before.factor:g} brought {share} of what it should; {NO_GAIN_HELPS}"
+        return self._within_bounds(before.factor, Reason.no_gain, f"{what}: {said}")
 
     def _lower(self, factor: float, what: str, costs: PipelineCosts | None) -> Decision:
         """Idle is under the target: less, if much less is enough."""
@@ -126,11 +149,13 @@ class TargetIdle(Controller):
 
     def state_dict(self) -> dict[str, Any]:
         recent = self._recent.state_dict()
-        return {"slowness": self._slowness, "least_slowness": self._least_slowness, "recent": recent}
+        rest = {"recent": recent, "trials": self._trials.state_dict()}
+        return {"slowness": self._slowness, "least_slowness": self._least_slowness, **rest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._slowness, self._least_slowness = state_dict["slowness"], state_dict["least_slowness"]
         self._recent.load_state_dict(state_dict.get("recent", {}))  # older checkpoints have none
+        self._trials.load_state_dict(state_dict.get("trials", {}))
 
 
 def recommend(observation: Observation, target: float = TARGET) -> Decision:

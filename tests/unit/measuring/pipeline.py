@@ -3,7 +3,7 @@
 Nothing of the cost model is in here. ``DataLoader`` hands batch ``k`` to worker ``k % workers`` as soon as batch
 ``k - prefetch_factor * workers`` was fetched; a thread fetches, in order, up to two batches ahead of the training loop; a step
 takes the device a fixed time. How many fresh examples a batch has says the real `EchoPlan`, which fills its buffers up after
-a change.
+a change. Reads may have a heavy tail: single ones that take far longer, each for itself, or all of a worker's at times.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.cost import PipelineCosts
 
-PREFETCH_FACTOR, DEPTH = 2, 2
+DEPTH = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,12 @@ class World:
         unseen: Worker seconds per batch that no clock sees: the hand-over.
         unseen_share: The same, as a share of what the clocks see.
         jitter: Standard deviation of the logarithm of a batch's worker seconds.
-        seed: Of the jitter.
+        slow_share: Share of the reads that are slow.
+        slow_seconds: What a slow read takes beyond its share of `source`.
+        hangs_every: Seconds from one time that a worker's source hangs to the next; 0: it never does.
+        hangs_seconds: What it then takes longer.
+        prefetch_factor: Batches asked of each worker ahead.
+        seed: Of the jitter and of the slow reads.
     """
 
     point: str
@@ -50,6 +55,11 @@ class World:
     unseen: float = 0.0
     unseen_share: float = 0.0
     jitter: float = 0.0
+    slow_share: float = 0.0
+    slow_seconds: float = 0.0
+    hangs_every: float = 0.0
+    hangs_seconds: float = 0.0
+    prefetch_factor: int = 2
     seed: int = 0
 
     @property
@@ -103,7 +113,8 @@ class Pipeline:
         self._epochs = itertools.count()
         self._number = self._read = 0  # batches delivered, batches that workers have made
         self._done = [0.0] * max(world.workers, 1)  # when each worker is free again
-        self._asked = deque([0.0] * PREFETCH_FACTOR * world.workers)  # when the workers are asked for their next batches
+        self._hangs = [world.hangs_every] * len(self._done)  # when each worker's source hangs next
+        self._asked = deque([0.0] * world.prefetch_factor * world.workers)  # when the workers are asked for their next batches
         self._arrived = deque([0.0] * DEPTH)  # when the training loop got the last batches
         self._fetched = self._now = 0.0
         self._seconds = [0.0, 0.0, 0.0]  # of source, rest and collate in the epoch, all workers
@@ -144,7 +155,7 @@ class Pipeline:
 
     def _lookahead(self, factor):
         """Batches that may be in flight: as the loader counts them."""
-        in_flight = PREFETCH_FACTOR * self.world.workers
+        in_flight = self.world.prefetch_factor * self.world.workers
         if not in_flight:
             return 0
         uses = ceil(factor) + 1 if factor > 1 else 1
@@ -159,23 +170,32 @@ class Pipeline:
         """Lets the training loop have its next batch, and returns how long it waited for it."""
         world, share, asked = self.world, next(self._shares), self._now
         if not world.workers:
-            self._now += self._work(share)
+            self._now += self._work(share, 0, self._now)
             return self._now - asked
         self._fetched = max(self._fetched, self._arrived.popleft())
         if share or not world.by_batches:
             worker = self._read % world.workers
-            self._done[worker] = max(self._done[worker], self._asked.popleft()) + self._work(share)
+            begun = max(self._done[worker], self._asked.popleft())
+            self._done[worker] = begun + self._work(share, worker, begun)
             self._fetched = max(self._fetched, self._done[worker])
             self._asked.append(self._fetched)
         self._now = max(asked, self._fetched)
         self._arrived.append(self._now)
         return self._now - asked
 
-    def _work(self, share):
-        """Seconds that a worker takes for a batch."""
+    def _work(self, share, worker, begun):
+        """Seconds that a worker takes for a batch that it begins at this time."""
         world = self.world
         noise = self._random.lognormvariate(-(world.jitter**2) / 2, world.jitter) if world.jitter else 1.0
-        seconds = [share * world.source * noise, world.rest * noise, world.collate * noise]
+        slow = 0.0
+        if world.slow_share:
+            slow += world.slow_seconds * sum(
+                self._random.random() < world.slow_share for _ in range(round(share * world.batch_size))
+            )
+        if world.hangs_every and share and begun >= self._hangs[worker]:
+            slow += world.hangs_seconds
+            self._hangs[worker] = begun + slow + world.hangs_every
+        seconds = [share * world.source * noise + slow, world.rest * noise, world.collate * noise]
         self._seconds = [total + took for total, took in zip(self._seconds, seconds, strict=True)]
         self._fresh += share
         self._read += 1

@@ -110,6 +110,7 @@ def test_the_advice_comes_last_and_no_line_is_longer_than_120_columns():
 
 POINT = "after_augmentation"
 BUSY, LAST = "the accelerator is busy", " (last 100 steps)"
+SLOW_READS = "where single reads are far slower than the others, a larger prefetch_factor or more workers help"
 
 
 def costs(source, *, rest=0.0, collate=0.0, point=POINT, workers=2):
@@ -172,6 +173,27 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
     "too slow after the echo": (
         *(2, costs(0.01, rest=0.04), (2, Reason.downstream_too_slow)),
         f"At this insertion point no factor is enough; the message{LAST}.",
+    ),
+    "a larger factor brought too little": (
+        *(2.5, costs(0.06), (2.5, Reason.no_gain)),
+        f"Keep factor 2.5: {BUSY} 83 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+    ),
+    "a larger factor brings too little": (
+        *(4, costs(0.1), (2.5, Reason.no_gain)),
+        f"Lower the factor to 2.5: {BUSY} 80 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+    ),
+    "no factor brings anything": (
+        *(1, costs(0.025), (1, Reason.no_gain)),
+        f"Do not echo: {BUSY} 80 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+    ),
+    "no factor has brought anything": (
+        *(1.5, costs(0.0375), (1, Reason.no_gain)),
+        f"Do not echo: {BUSY} 80 % of the time{LAST}, and a larger factor brings too little; {SLOW_READS}.",
+    ),
+    "a larger factor brought too little, but not this one": (
+        *(1, costs(0.06), (2, Reason.no_gain)),
+        f"Echo with factor 2, about 2 times as fast: {BUSY} only 33 % of the time{LAST}, and a larger factor brings too little; "
+        f"{SLOW_READS}.",
     ),
     "no workers": (
         *(1, costs(0.03, collate=0.01, workers=0), (1, Reason.no_workers)),
