@@ -126,6 +126,13 @@ def test_where_the_run_gets_no_longer_than_the_schedule_nothing_is_said(model: A
             fit(data, model=model(), callbacks=[SetFactor(data, {0: factor})], **of_fit)
 
 
+def test_each_fit_of_a_callback_is_looked_at_anew() -> None:
+    echo = callback(1, FactorSchedule({0: 1, 1: 2}))
+    for model, words in ((Decaying(), ["LinearLR"]), (Decaying(STEPS), []), (Decaying(), ["LinearLR"])):
+        with warned(*words):
+            fit(Data(), model=model, callbacks=[echo])
+
+
 def test_each_fit_of_a_trainer_is_looked_at_anew() -> None:
     """In a later one there are optimizers already, those of the one before."""
     data = echoed(1, epoch_length="full_pass")

@@ -400,6 +400,21 @@ def test_at_a_factor_that_was_gone_back_to_an_epoch_without_waiting_changes_noth
     assert (controller.decide(elsewhere).factor, controller.decide(elsewhere).reason) == (kept, Reason.no_gain)
 
 
+def test_epochs_that_were_not_measured_change_nothing_of_what_is_looked_at():
+    def decide(is_disturbed):
+        pipeline, controller, decided = Pipeline(HANGS), TargetIdle(TARGET, max_factor=8), []
+        for _ in range(10):
+            seen, (decision,) = train(pipeline, controller, epochs=1)
+            if is_disturbed:
+                controller.decide(Observation(0, decision.factor, steps=3, costs=seen[-1].costs))
+            decided.append(decision)
+        return decided
+
+    expected = decide(is_disturbed=False)
+    assert expected[-1].reason is Reason.no_gain
+    assert decide(is_disturbed=True) == expected
+
+
 def test_a_state_of_before_raises_were_looked_at_is_gone_on_with():
     controller, other = TargetIdle(), TargetIdle()
     controller.decide(observe(1.0, 0.5, costs_of(0.02)))

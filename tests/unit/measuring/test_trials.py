@@ -191,6 +191,14 @@ def test_costs_that_have_changed_let_everything_be_tried_again(ratio: float) -> 
     assert after(trials, *[seen(2, 10, costs=costly(ratio))] * 3) is None
 
 
+def test_costs_that_change_after_a_long_time_are_seen_as_soon() -> None:
+    trials = failed()
+    for _ in range(50):
+        trials.see(seen(2, 10))
+    assert after(trials, seen(2, 10, costs=costly(1.7))) == (2, 4)
+    assert after(trials, *[seen(2, 10, costs=costly(1.7))] * 2) is None
+
+
 def test_a_device_that_has_got_slower_changes_costs_too() -> None:
     assert after(failed(), *[seen(2, 10, costs=replace(COSTS, device_seconds=0.016))] * 3) is None
 
@@ -209,6 +217,12 @@ def test_going_back_shows_whether_the_raise_was_right_after_all(waited: float, h
     trials = failed()
     assert after(trials, *[seen(2, waited)] * 2) == (2, 4), "not seen for long enough"
     assert after(trials, seen(2, waited)) == ((2, 4) if held else None)
+
+
+def test_at_another_factor_nothing_is_shown() -> None:
+    """As where a guard has lowered it further: the model says 30 ms of waiting for factor 1."""
+    assert share_gained(seen(1, 30), seen(4, 9)) == pytest.approx(0.7)
+    assert after(failed(), *[seen(1, 40)] * 3) == (2, 4)
 
 
 def test_a_raise_that_was_right_after_all_is_made_again_and_not_doubted() -> None:
