@@ -114,7 +114,8 @@ class RunMeter:
     def begin_epoch(self, loader: Echoed | None) -> None:
         """An epoch begins, or goes on after a resume; with a loader that a reload has made anew and that counts from 0.
 
-        All ranks must call this together: where workers start on one of them, all wait.
+        All ranks must call this together: where workers start on one of them, all wait. Workers that somebody ends within an
+        epoch are waited for like any others.
         """
         starts = not self._has_stepped or self._starts_workers(loader)
         self.timer.begin_epoch(goes_on=not self._gather([float(starts)]).any())
