@@ -33,6 +33,8 @@ class Upstream:
 
     def __init__(self, loader: EchoLoader, stages: Stages | None = None) -> None:
         self.stages = stages
+        self._delivered_before = (0, 0)  # examples and batches
+        self._is_starting = True  # the first batch of the workers is still to come
         self._expect_start(loader)
         self.begin_epoch(loader)
 
@@ -45,6 +47,9 @@ class Upstream:
 
     def end_step(self, loader: EchoLoader) -> None:
         """A step is over."""
+        if self._is_starting and loader.delivered > self._at_epoch_start:
+            self._is_starting = False
+            self._skip(loader.delivered - 1 - self._at_epoch_start)
         if loader.delivered == self._workers_run_at:
             self._mark(loader)  # the workers' first batches include their start
 
@@ -68,6 +73,13 @@ class Upstream:
     def _expect_start(self, loader: EchoLoader) -> None:
         """The next batch of each worker is its first one."""
         self._workers_run_at = loader.delivered + loader.num_workers
+        self._is_starting = True
+
+    def _skip(self, batches: int) -> None:
+        """The rest of a pass was left out, as where the data set has grown: batches have other numbers from here on."""
+        self._at_epoch_start += batches
+        self._workers_run_at += batches
+        self._delivered_before = (self._delivered_before[0], self._delivered_before[1] + batches)
 
     def _mark(self, loader: EchoLoader) -> None:
         """What workers have spent up to here does not count."""

@@ -77,6 +77,23 @@ def test_workers_that_start_again_for_an_epoch_have_first_batches_again() -> Non
     assert upstream.judged_batches(one) == 6
 
 
+@pytest.mark.parametrize(("workers", "judged"), [(0, 5), (2, 3)])
+def test_batches_that_are_left_out_where_workers_start_again_are_not_taken_for_delivered(workers: int, judged: int) -> None:
+    """As where the data set has grown: the pass under way ends, and batches are numbered from the next one on."""
+    one = loader(workers=workers)
+    upstream = Upstream(one)
+    deliver(one, 4)
+    upstream.end_step(one)
+    one.is_running = False
+    upstream.begin_epoch(one)
+    one.delivered += 30
+    for _ in range(5):
+        deliver(one, 1)
+        upstream.end_step(one)
+    assert upstream.measure(one) == pytest.approx((0.4 / 4 * 8, 0.2, 0.1))
+    assert (upstream.batches(one), upstream.judged_batches(one)) == (5, judged)
+
+
 def test_an_epoch_in_which_nothing_was_measured_keeps_what_was() -> None:
     one = loader()
     upstream = Upstream(one, (1.0, 2.0, 3.0))

@@ -934,3 +934,14 @@ def test_it_runs_from_its_first_batch_until_it_is_closed_or_goes_elsewhere(point
     list(loader)
     loader.restart()
     assert not loader.is_running
+
+
+def test_a_data_set_that_has_grown_needs_other_workers_in_the_next_epoch():
+    data = Noisy()
+    loader = echo(loader=plain_loader(data))
+    list(loader)
+    data.length += BATCH_SIZE
+    assert not loader.is_running
+    with pytest.warns(UserWarning, match="a pass has 49 examples now"):
+        list(loader)
+    assert loader.is_running
