@@ -40,7 +40,7 @@ class EchoLoader:
         buffer_size: Most live examples per rank that echoes are drawn from (batches for ``after_batching`` and
             ``after_transfer``, there in device memory). Default: 16 batches (4 in device memory), of a short pass a quarter,
             two batches per worker at least; less if memory is short. The larger, the fewer fresh examples learning takes. Where
-            it hardly holds a batch, single examples get a use more or less than the factor.
+            it hardly holds a batch, single examples get up to three uses more or fewer than the factor.
         epoch_length: ``"fixed"``: an epoch has as many steps as without echoing. ``"full_pass"``: ``round(factor * steps)``,
             so that it delivers as many fresh examples as one pass over the data holds; over a stream it ends where the stream
             does, and so does every epoch of a loader without a length.

@@ -10,7 +10,7 @@ never sees an index, so that it is the same on all ranks, and ``order.py`` turns
 * Fresh examples per batch by error diffusion too: ``floor(B / e)`` or ``ceil(B / e)``. The rest is drawn without
   replacement from the live examples, each with the same probability, so none is twice in a batch. Drawn one by one, the
   number of those that die would swing; strata by uses left keep it level, and a buffer hardly larger than a batch lasts.
-* Where more would be live than may, or fewer than the next batch needs, single examples get a use less or more; later ones
+* Where more would be live than may, or fewer than the next batch needs, single examples get up to three fewer or more; later ones
   make up for it. So the share of fresh examples, and with it the factor, holds whatever the buffer.
 * The start fills the buffer to the middle between what a batch needs and what may be live, with uses left as in the middle
   of a run; from then on it is level. Below factor 2 only ``e - 1`` of the fresh examples are used again, and as many may live.
