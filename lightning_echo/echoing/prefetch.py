@@ -9,6 +9,10 @@ another.
 Where there is no step to speak of, nothing can be gained, and changing threads for every batch costs 0.1 ms on a busy machine:
 then who asks fetches itself. What is fetched, and in which order, is the same either way. The thread refers to the source alone,
 so that nothing of the loader is kept alive by it.
+
+A worker may die while the thread waits for it: torch's loader looks for that after five seconds, and one that died while it wrote
+has left half a batch in the pipe, for which the thread waits for good. Who asks, or closes, does not wait with it: when nothing
+has come for a while, it looks itself whether something was lost.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 __all__ = ["DEPTH", "Prefetcher", "clear_frames"]
@@ -26,6 +30,7 @@ __all__ = ["DEPTH", "Prefetcher", "clear_frames"]
 DEPTH = 2
 _SHORT_SECONDS = 0.0002  # a step that takes less than the thread costs
 _JOIN_SECONDS = 10.0  # a source that is stuck for longer is left to its daemon thread
+_LOOK_SECONDS = 0.3  # so long nothing comes before it is asked whether something can still come
 
 _Result = tuple[Any, BaseException | None]
 
@@ -36,10 +41,15 @@ class Prefetcher:
     Args:
         source: Any iterator. Its exceptions arrive in order, where the item would have.
         depth: Most items fetched and not yet asked for.
+        lost: Returns an error once the source has lost what it needs to go on, else None; raised in place of what the source
+            makes of it, or waits for.
     """
 
-    def __init__(self, source: Iterator[Any], depth: int = DEPTH) -> None:
+    def __init__(
+        self, source: Iterator[Any], depth: int = DEPTH, lost: Callable[[], BaseException | None] = lambda: None
+    ) -> None:
         self._source: Iterator[Any] | None = source
+        self._lost = lost
         self._depth = depth
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
@@ -58,8 +68,7 @@ class Prefetcher:
         if not is_short:
             self._ask()
         if self._ahead:
-            item, failure = self._results.get()
-            self._ahead -= 1
+            item, failure = self._receive()
             if not is_short:
                 self._ask()
         else:
@@ -68,18 +77,39 @@ class Prefetcher:
             self._left = time.perf_counter()
             return item
         self._source = None
+        lost = None if isinstance(failure, StopIteration) else self._lost()
         try:
-            raise failure
+            if lost is None or str(lost) == str(failure).strip():  # torch knows, too
+                raise failure
+            raise lost from failure
         finally:
-            del failure  # its traceback holds this frame
+            del failure, lost  # their tracebacks hold this frame
 
     def close(self) -> None:
         """Ends the thread; the source is let go of with it."""
         self._source = None
         self._stop.set()
         self._asked.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_SECONDS)
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        left = _JOIN_SECONDS
+        while self._thread.is_alive() and left > 0:
+            self._thread.join(min(left, _LOOK_SECONDS))
+            left -= _LOOK_SECONDS
+            if self._lost() is not None:
+                break  # it ends by itself when torch has looked, too
+
+    def _receive(self) -> _Result:
+        """What the thread has fetched, or the reason why it cannot."""
+        while True:
+            try:
+                result = self._results.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if (lost := self._lost()) is not None:
+                    return None, lost
+            else:
+                self._ahead -= 1
+                return result
 
     def _ask(self) -> None:
         """Lets the thread fetch until it is ``depth`` items ahead."""

@@ -26,6 +26,7 @@ from lightning_echo.echoing.sampler_order import SamplerOrder
 from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.source import Source
+from lightning_echo.echoing.workers import WorkerProcesses
 
 __all__ = ["Layout", "Run", "layout_of", "lookahead", "rank_key", "shape_of"]
 
@@ -126,10 +127,11 @@ class Run:
         # What may draw from the global random states must not do so while the training draws from them too.
         in_thread = source.num_workers > 0 and source.may_run_in_thread
         batches: Iterator[Any] = iter(())
+        self._workers = WorkerProcesses()
         self._reader: PassReader | None = None
         if source.rebuilds:
             key = rank_key(seed, noise_rank)
-            batches = iter(source.rebuild(self._requests, choice.make_stages, key, worker_init_fn))
+            batches = iter(source.rebuild(self._requests, choice.make_stages, key, worker_init_fn, self._workers))
             if not in_thread:
                 batches = PreservingIterator(batches)
             read = RequestedReader(batches).read
@@ -141,7 +143,7 @@ class Run:
             # What workers send, they have no longer.
             are_owned = source.rebuilds and source.num_workers > 0
             batches = LiveBatchEcho(whole, read, are_owned=are_owned) if self._is_live else BatchEcho(whole, read)
-        self._batches: Iterator[Any] | None = Prefetcher(batches) if in_thread else batches
+        self._batches: Iterator[Any] | None = Prefetcher(batches, lost=self._workers.lost) if in_thread else batches
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         """The next batch, its counts and seconds; None: a pass has ended that has no known length.
@@ -173,6 +175,7 @@ class Run:
         batches, self._batches = self._batches, None
         if isinstance(batches, Prefetcher):
             batches.close()
+        self._workers.end_others()
         if self._reader is not None:
             self._reader.close()
 

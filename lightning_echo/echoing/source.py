@@ -26,6 +26,7 @@ from lightning_echo.echoing.sampler_order import draws_by_itself
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.stages import Stages
 from lightning_echo.echoing.streams import StreamEcho
+from lightning_echo.echoing.workers import WorkerProcesses
 
 __all__ = ["Source"]
 
@@ -158,7 +159,9 @@ class Source:
     def _covers_dataset(self) -> bool:
         return self.sampler.data_source is self.loader.dataset and len(self.sampler) == len(self.loader.dataset)
 
-    def rebuild(self, requests: Any, make_stages: Callable[[Any], Stages], key: int, worker_init_fn: Any) -> DataLoader[Any]:
+    def rebuild(
+        self, requests: Any, make_stages: Callable[[Any], Stages], key: int, worker_init_fn: Any, workers: WorkerProcesses
+    ) -> DataLoader[Any]:
         """The user's ``DataLoader`` with the plan as its batch sampler.
 
         Args:
@@ -166,11 +169,14 @@ class Source:
             make_stages: Makes the stages in a worker.
             key: Seed of this rank's random numbers.
             worker_init_fn: Of the user, or set by Lightning on the `EchoLoader`.
+            workers: Notes the processes that it starts.
         """
         cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn)
-        return self._rebuilt(requests, cache, key, worker_init_fn)
+        return self._rebuilt(requests, cache, key, worker_init_fn, workers)
 
-    def rebuild_stream(self, requests: Any, shape: PlanShape, key: int, worker_init_fn: Any) -> DataLoader[Any]:
+    def rebuild_stream(
+        self, requests: Any, shape: PlanShape, key: int, worker_init_fn: Any, workers: WorkerProcesses
+    ) -> DataLoader[Any]:
         """The same for a stream.
 
         Args:
@@ -178,20 +184,20 @@ class Source:
             shape: Sizes of the plan of one worker.
             key: See `rebuild`.
             worker_init_fn: See `rebuild`.
+            workers: See `rebuild`.
         """
         loader = self.loader
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         turn = context.Lock() if self.num_workers else None
         echo = StreamEcho(loader.dataset, shape, key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
-        return self._rebuilt(requests, echo, key, worker_init_fn)
+        return self._rebuilt(requests, echo, key, worker_init_fn, workers)
 
-    def _rebuilt(self, requests: Any, cache: Any, key: int, worker_init_fn: Any) -> DataLoader[Any]:
+    def _rebuilt(self, requests: Any, cache: Any, key: int, worker_init_fn: Any, workers: WorkerProcesses) -> DataLoader[Any]:
         loader = self.loader
-        options: dict[str, Any] = {
-            name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout", "multiprocessing_context")
-        }
+        options: dict[str, Any] = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout")}
         if self.num_workers:
             options["prefetch_factor"] = loader.prefetch_factor
+            options["multiprocessing_context"] = workers.noted_by(loader.multiprocessing_context)
         if getattr(loader, "pin_memory_device", ""):
             options["pin_memory_device"] = loader.pin_memory_device
         generator = loader.generator

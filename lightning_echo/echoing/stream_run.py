@@ -11,6 +11,7 @@ from lightning_echo.echoing.seconds import Report
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.source import Source
 from lightning_echo.echoing.stream_requests import StreamAnswers, StreamPlace, StreamRequests
+from lightning_echo.echoing.workers import WorkerProcesses
 
 __all__ = ["StreamRun"]
 
@@ -48,9 +49,11 @@ class StreamRun:
             factors, pending = ([(at, value) for at, value in state[name]] for name in ("factors", "pending"))
         self._requests = StreamRequests(place, factors, pending, source.prefetched_batches)
         self._places = {delivered: place}  # after the last batches
-        answers = iter(source.rebuild_stream(self._requests, shape, key, worker_init_fn))
+        self._workers = WorkerProcesses()
+        answers = iter(source.rebuild_stream(self._requests, shape, key, worker_init_fn, self._workers))
         items = StreamAnswers(answers, self._requests, place, delivered)
-        self._items: Iterator[Any] | None = Prefetcher(items) if source.num_workers else PreservingIterator(items)
+        in_thread = source.num_workers > 0
+        self._items: Iterator[Any] | None = Prefetcher(items, lost=self._workers.lost) if in_thread else PreservingIterator(items)
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         """The next batch, its counts and seconds; None: a pass has ended.
@@ -77,3 +80,4 @@ class StreamRun:
         items, self._items = self._items, None
         if isinstance(items, Prefetcher):
             items.close()
+        self._workers.end_others()

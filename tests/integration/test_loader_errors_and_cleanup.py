@@ -281,6 +281,86 @@ def test_a_worker_that_dies_while_the_training_waits_for_it_ends_the_wait():
         list(loader)
 
 
+class Waiting(Dataset):
+    """Keeps its workers waiting in a few examples, until a file is there; so a batch of each of two workers is on its way."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __getitem__(self, index):
+        if index >= 24:
+            until(self.file.exists, seconds=60)
+        return index
+
+    def __len__(self):
+        return 40
+
+
+def in_a_thread(target):
+    """Runs it in a thread, where a training may run; torch's signal handler raises in the main thread all the same."""
+    thread = threading.Thread(target=target)
+    thread.start()
+    while True:
+        with contextlib.suppress(RuntimeError):
+            thread.join()
+            return
+
+
+@pytest.mark.usefixtures("only_lost_workers_reported")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("run", [in_a_thread, lambda target: target()], ids=["a thread trains", "the main thread trains"])
+def test_a_killed_worker_is_named_and_the_next_epoch_goes_on_with_new_ones(tmp_path, run, waits):
+    """Whoever trains, and whether or not it waits."""
+    file, delivered, killed, errors = tmp_path / "go on", [], [], []
+    loader = EchoLoader(DataLoader(Waiting(file), batch_size=4, num_workers=2), 1, insertion_point="after_augmentation")
+    before = workers()
+
+    def kill():
+        os.kill(killed[0], signal.SIGKILL)
+
+    def train():
+        try:
+            for batch in loader:
+                delivered.append(batch)
+                if len(delivered) == (6 if waits else 3):
+                    killed.append(min(workers() - before))
+                    if waits:
+                        threading.Timer(0.5, kill).start()
+                    else:
+                        kill()
+                        until(lambda: killed[0] not in workers())
+        except LOST_WORKER as error:
+            errors.append(error)
+
+    with nothing_left_behind():
+        run(train)
+        assert [str(error).strip() for error in errors] == [f"DataLoader worker (pid {killed[0]}) is killed by signal: Killed."]
+        errors.clear()
+        loader.close()  # as a Trainer does: the error may have been raised in the training's own code
+        file.touch()
+        delivered += take(loader, 10 - len(delivered))
+        loader.close()
+    assert [index for batch in delivered for index in batch.tolist()] == list(range(40))
+
+
+@pytest.mark.usefixtures("only_lost_workers_reported")
+@pytest.mark.timeout(60)
+def test_where_one_worker_was_killed_the_others_end_with_the_loader_whatever_they_are_doing(tmp_path):
+    """torch waits for them for five seconds, and does not begin to before it has looked for the dead one: here for longer."""
+    loader = EchoLoader(
+        DataLoader(Waiting(tmp_path / "never"), batch_size=4, num_workers=3), 1, insertion_point="after_augmentation"
+    )
+    before = workers()
+    iterator = iter(loader)
+    with pytest.raises(LOST_WORKER):  # noqa: PT012
+        for number in range(10):
+            next(iterator)
+            if number == 5:
+                threading.Timer(0.5, os.kill, (min(workers() - before), signal.SIGKILL)).start()
+    assert until(lambda: workers() == before, seconds=4)
+
+
 def running_loader(point, num_workers=2):
     loader = EchoLoader(DataLoader(Values(400), batch_size=4, num_workers=num_workers), 2, insertion_point=point, seed=0)
     return loader, iter(loader)

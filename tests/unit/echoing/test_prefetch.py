@@ -306,3 +306,92 @@ def test_a_source_that_is_stuck_does_not_hold_up_closing(monkeypatch, long_steps
     release.set()
     thread.join(PATIENCE)
     assert not thread.is_alive(), "and before, once the source goes on"
+
+
+# --- a source that has lost what it needs: torch's iterator waits for a dead worker for seconds, or for good ---
+
+
+class Stuck:
+    """Yields so many items and then waits until it is released; then it fails."""
+
+    def __init__(self, items=1, error=ConnectionResetError):
+        self.left, self.error = items, error
+        self.is_stuck, self.release = threading.Event(), threading.Event()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.left:
+            self.left -= 1
+            return self.left
+        self.is_stuck.set()
+        assert self.release.wait(PATIENCE)
+        raise self.error("broken off")
+
+
+@pytest.fixture
+def stuck():
+    source = Stuck()
+    yield source
+    source.release.set()
+    for thread in threads():
+        thread.join(PATIENCE)
+
+
+@pytest.mark.timeout(PATIENCE)
+@pytest.mark.parametrize("while_waiting", [False, True])
+def test_who_waits_for_a_source_that_cannot_go_on_is_told_why(stuck, prefetcher, long_steps, while_waiting):
+    answers = chain([None] * 2 * while_waiting, repeat(RuntimeError("worker 7 is dead")))
+    items = prefetcher(stuck, lost=lambda: next(answers))
+    assert next(items) == 0
+    assert stuck.is_stuck.wait(PATIENCE)
+    with pytest.raises(RuntimeError, match="worker 7 is dead"):
+        next(items)
+    with pytest.raises(StopIteration):
+        next(items)
+
+
+@pytest.mark.timeout(PATIENCE)
+def test_closing_does_not_wait_for_a_source_that_cannot_go_on(monkeypatch, long_steps, stuck):
+    monkeypatch.setattr(prefetch, "_JOIN_SECONDS", 1e6)
+    is_dead = []
+    items = Prefetcher(stuck, lost=lambda: RuntimeError("dead") if is_dead else None)
+    assert next(items) == 0
+    assert stuck.is_stuck.wait(PATIENCE)
+    threading.Timer(0.1, is_dead.append, [True]).start()
+    items.close()
+    (thread,) = threads()
+    stuck.release.set()
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), "it ends once the source goes on"
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_was_lost_is_said_in_place_of_what_broke_by_that(prefetcher, monkeypatch, ahead):
+    monkeypatch.setattr(prefetch, "time", StepClock(repeat(1.0 if ahead else 0.0)))
+    items = prefetcher(Watched(0, ConnectionResetError), lost=lambda: RuntimeError("worker 7 is dead"))
+    with pytest.raises(RuntimeError, match="worker 7 is dead") as raised:
+        next(items)
+    assert isinstance(raised.value.__cause__, ConnectionResetError)
+
+
+def test_what_says_the_same_is_not_said_twice(prefetcher, steps):
+    class Dead(RuntimeError):
+        pass
+
+    items = prefetcher(Watched(0, Dead), lost=lambda: RuntimeError("that was all"))
+    with pytest.raises(Dead, match="that was all") as raised:
+        next(items)
+    assert raised.value.__cause__ is None
+
+
+def test_the_end_of_the_source_is_no_loss(prefetcher, steps):
+    items = prefetcher(iter(range(3)), lost=lambda: RuntimeError("workers end at the end"))
+    assert list(items) == [0, 1, 2]
+
+
+def test_while_items_arrive_nobody_asks_whether_something_was_lost(prefetcher, steps):
+    items = prefetcher(iter(range(1000)), lost=lambda: pytest.fail("asked"))
+    assert list(items) == list(range(1000))
+    items._lost = lambda: None
