@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_echo.config import EchoConfig
 from lightning_echo.datamodule import EchoDataModule
+from lightning_echo.other_package import refuse_other_package
 from lightning_echo.several import echoed_in
 from lightning_echo.training import TrainingEcho
 
@@ -55,7 +56,9 @@ class Attachment:
 
         Raises:
             MisconfigurationException: There is nothing to bind it on, or options are given beside an `EchoDataModule`.
+            TypeError: The Trainer is none of the package ``lightning``.
         """
+        refuse_other_package("trainer", trainer)
         self.detach()
         self.has_echoed = False
         if isinstance(trainer.datamodule, EchoDataModule):

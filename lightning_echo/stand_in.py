@@ -14,6 +14,8 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.parsing import save_hyperparameters
 
+from lightning_echo.other_package import refuse_other_package
+
 __all__ = ["StandIn"]
 
 
@@ -33,7 +35,7 @@ class StandIn(pl.LightningDataModule):
 
     def __init__(self, datamodule: pl.LightningDataModule) -> None:
         if not isinstance(datamodule, pl.LightningDataModule):
-            _refuse_other_package("datamodule", datamodule)
+            refuse_other_package("datamodule", datamodule)
             raise TypeError(
                 f"datamodule must be a LightningDataModule, got {type(datamodule).__name__}; for loaders use "
                 f"{type(self).__name__}.from_dataloaders(train_dataloaders, ..., factor=...) or EchoLoader(loader, factor)"
@@ -55,7 +57,7 @@ class StandIn(pl.LightningDataModule):
 
     @trainer.setter
     def trainer(self, trainer: pl.Trainer | None) -> None:
-        _refuse_other_package("trainer", trainer)
+        refuse_other_package("trainer", trainer)
         self._inner.trainer = trainer
         self._bind_overridden()
 
@@ -104,11 +106,3 @@ def _put_hparams_right(datamodule: pl.LightningDataModule) -> None:
     own = {"_class_path": node["class_path"], **node.get("init_args", {}), **node.get("dict_kwargs", {})}
     datamodule.hparams.clear()
     save_hyperparameters(datamodule, given_hparams={**own, "_instantiator": outer["_instantiator"]})
-
-
-def _refuse_other_package(name: str, value: Any) -> None:
-    if any(base.__module__.split(".")[0] == "pytorch_lightning" for base in type(value).__mro__):
-        raise TypeError(
-            f"{name} {type(value).__name__} is of the separate package pytorch_lightning, this is an extension of lightning: "
-            "change 'import pytorch_lightning as pl' to 'import lightning.pytorch as pl'"
-        )

@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 from lightning_echo.collection import leaves_of
 from lightning_echo.datamodule import EchoDataModule
 from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.other_package import refuse_other_package
 
 __all__ = ["TrainingData", "nothing"]
 
@@ -25,9 +26,13 @@ class TrainingData:
 
     Args:
         data: A data module, loaders, or None; echoing around it is taken off.
+
+    Raises:
+        TypeError: It is a data module of the package ``pytorch_lightning``.
     """
 
     def __init__(self, data: Any) -> None:
+        refuse_other_package("datamodule", data)
         if isinstance(data, EchoDataModule):
             data = data.datamodule
         self._data = data.loader if isinstance(data, EchoLoader) else data

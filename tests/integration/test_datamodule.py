@@ -476,33 +476,44 @@ def test_whether_to_shard_is_a_truth_value() -> None:
         EchoDataModule(Data(), 2, shard="no")  # type: ignore[arg-type]
 
 
-def test_objects_of_the_package_pytorch_lightning_are_refused_with_the_import_to_change() -> None:
+def test_objects_of_the_package_pytorch_lightning_are_refused_with_the_ways_out_of_which_one_works() -> None:
     """In a process of its own: importing the other package warns, and slows every other test down."""
     script = """
 import pytorch_lightning
+from pytorch_lightning.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
-from lightning_echo import EchoDataModule, EchoLoader
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, StallAnalyzer, TargetIdle
 
 class Theirs(pytorch_lightning.LightningDataModule):
     def train_dataloader(self):
-        return DataLoader(range(8))
+        return plain
 
-class Model(pytorch_lightning.LightningModule):
-    def training_step(self, batch, batch_idx): ...
-    def configure_optimizers(self): ...
+def fit(data, **options):
+    trainer = pytorch_lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1, limit_val_batches=0, **options
+    )
+    trainer.fit(BoringModel(), **data)
+    return trainer.global_step
 
-def their_trainer(data):
-    trainer = pytorch_lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    return lambda: trainer.fit(Model(), datamodule=data)
-
-ours = EchoDataModule.from_dataloaders(DataLoader(range(8)), factor=2)
-for attempt in (lambda: EchoDataModule(Theirs(), 2), their_trainer(ours)):
+plain = DataLoader(RandomDataset(32, 8))
+ours = EchoDataModule.from_dataloaders(plain, factor=2)
+attempts = (
+    lambda: EchoDataModule(Theirs(), 2),
+    lambda: fit({"datamodule": ours}),
+    lambda: fit({"datamodule": Theirs()}, callbacks=[EchoCallback(echo=EchoConfig(factor=2))]),
+    lambda: fit({"train_dataloaders": EchoLoader(plain, 2)}, callbacks=[EchoCallback(TargetIdle())]),
+    lambda: StallAnalyzer(BoringModel(), Theirs()).run(4),
+)
+for attempt in attempts:
     try:
         attempt()
     except TypeError as error:
         print("refused:", error)
+print("steps:", fit({"train_dataloaders": EchoLoader(plain, 2)}, callbacks=[EchoCallback()]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     refused = [line for line in done.stdout.splitlines() if line.startswith("refused:")]
-    assert len(refused) == 2, done.stdout + done.stderr[-2000:]
-    assert all("pytorch_lightning" in line and "import lightning.pytorch as pl" in line for line in refused), refused
+    assert len(refused) == 5, done.stdout + done.stderr[-2000:]
+    for words in ("pytorch_lightning", "import lightning.pytorch as pl", "pass EchoLoader(loader, factor) to fit"):
+        assert all(words in line for line in refused), refused
+    assert "steps: 8" in done.stdout.splitlines()
