@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_echo.config import EchoConfig
 from lightning_echo.datamodule import EchoDataModule
+from lightning_echo.one_fit import refuse_second_fit
 from lightning_echo.other_package import refuse_other_package
 from lightning_echo.several import echoed_in
 from lightning_echo.training import TrainingEcho
@@ -55,7 +56,8 @@ class Attachment:
         """Binds the hook, but where an `EchoDataModule` echoes already; to be called in ``setup`` of a ``fit``.
 
         Raises:
-            MisconfigurationException: There is nothing to bind it on, or options are given beside an `EchoDataModule`.
+            MisconfigurationException: There is nothing to bind it on, options are given beside an `EchoDataModule`, or another
+                Trainer echoes the same data in a ``fit`` that is under way.
             TypeError: The Trainer is none of the package ``lightning``.
         """
         refuse_other_package("trainer", trainer)
@@ -71,10 +73,13 @@ class Attachment:
         asked = [each for each in (trainer.datamodule, pl_module) if is_overridden(HOOK, each)]
         if not asked and not self._takes_echoed:
             raise self._unreachable()
+        for instance in asked:
+            bound = getattr(vars(instance).get(HOOK), "__self__", None)
+            refuse_second_fit(type(instance).__name__, trainer, bound.trainer if isinstance(bound, _Hook) else None)
         self.trainer, self.has_echoed, self.echo.is_asked = trainer, True, False
         self.echo.begin_fit(trainer)
         for instance in asked:
-            hook = _Hook(getattr(instance, HOOK), self.echo.train_dataloader).train_dataloader
+            hook = _Hook(getattr(instance, HOOK), self.echo.train_dataloader, trainer).train_dataloader
             self._bound.append((instance, hook, vars(instance).get(HOOK, NOTHING)))
             vars(instance)[HOOK] = hook
 
@@ -125,8 +130,11 @@ class _Hook:
     A copy of the instance, and one that is saved whole during training, has a hook that only asks: echoing belongs to this run.
     """
 
-    def __init__(self, ask: Callable[[], Any], answer: Callable[[Callable[[], Any]], Any] | None = None) -> None:
+    def __init__(
+        self, ask: Callable[[], Any], answer: Callable[[Callable[[], Any]], Any] | None = None, trainer: Any = None
+    ) -> None:
         self._ask, self._answer = ask, answer
+        self.trainer = trainer  # whose run it is
 
     def train_dataloader(self) -> Any:
         return self._ask() if self._answer is None else self._answer(self._ask)

@@ -26,6 +26,7 @@ from lightning_echo.measuring.control import Controller, Decision, Observation
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.summary import advise, summarize
 from lightning_echo.meter import RunMeter
+from lightning_echo.one_fit import refuse_second_fit
 from lightning_echo.several import Echoed, echoed_in, parts_of
 from lightning_echo.training import TrainingEcho
 from lightning_echo.wrapping import check_echo
@@ -104,6 +105,7 @@ class EchoCallback(pl.Callback):
         self.attachment = Attachment(echo)
         self.reports: list[EpochReport] = []
         self._echoes = echo is not None or controller is not None
+        self._trainer: pl.Trainer | None = None  # whose fit is under way
         self._begin_fit()
 
     def _begin_fit(self) -> None:
@@ -120,6 +122,9 @@ class EchoCallback(pl.Callback):
         if stage != "fit":
             return
         _check_alone(trainer)
+        if self._trainer is not None:
+            refuse_second_fit("EchoCallback", trainer, self._trainer)
+        self._trainer = trainer
         self._begin_fit()
         if not self._echoes:
             return
@@ -154,12 +159,16 @@ class EchoCallback(pl.Callback):
             rank_zero_info(summarize(self.reports, advise(*self._last)))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self._let_go()
-        self.attachment.detach()
+        self._end_fit(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._let_go()
-        self.attachment.detach()
+        self._end_fit(trainer)
+
+    def _end_fit(self, trainer: pl.Trainer) -> None:
+        if self._trainer is trainer:  # else it is one that was refused
+            self._trainer = None
+            self._let_go()
+            self.attachment.detach()
 
     def _let_go(self) -> None:
         """Of what belongs to the Trainer."""

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_echo.config import EchoConfig
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.one_fit import is_in_fit
 from lightning_echo.stand_in import StandIn
 from lightning_echo.training import TrainingEcho
 from lightning_echo.wrapping import check_configs
@@ -178,6 +179,8 @@ class EchoDataModule(StandIn):
             self._echo.close()
 
     def on_exception(self, exception: BaseException) -> None:
+        if is_in_fit(self.trainer):
+            return  # another Trainer has failed, to attach: one that fails itself is no longer in its fit
         self._echo.end_own_reload()
         try:
             self._inner.on_exception(exception)

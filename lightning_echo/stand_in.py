@@ -14,6 +14,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.parsing import save_hyperparameters
 
+from lightning_echo.one_fit import refuse_second_fit
 from lightning_echo.other_package import refuse_other_package
 
 __all__ = ["StandIn"]
@@ -29,6 +30,7 @@ class StandIn(pl.LightningDataModule):
 
     Raises:
         TypeError: ``datamodule``, or a trainer that is attached, is none of the package ``lightning``.
+        MisconfigurationException: A trainer is attached while another one's ``fit`` is under way.
     """
 
     _own: tuple[str, ...] = ()
@@ -58,6 +60,7 @@ class StandIn(pl.LightningDataModule):
     @trainer.setter
     def trainer(self, trainer: pl.Trainer | None) -> None:
         refuse_other_package("trainer", trainer)
+        refuse_second_fit(f"the data module {type(self._inner).__name__}", trainer, self._inner.trainer)
         self._inner.trainer = trainer
         self._bind_overridden()
 

@@ -216,6 +216,6 @@ class Iterations:
                 epoch.finished = True
                 raise RuntimeError(
                     "this EchoLoader is being iterated already, and a second iteration would take batches away from the first. "
-                    "To look at data during training iterate the loader inside, EchoLoader.loader; if the first iteration was "
-                    "abandoned or is over, drop its iterator"
+                    "To look at data during training iterate the loader inside, EchoLoader.loader; two trainings need an "
+                    "EchoLoader each; if the first iteration was abandoned or is over, drop its iterator"
                 )
