@@ -46,7 +46,7 @@ class EchoLoader:
             does, and so does every epoch of a loader without a length.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
         num_replicas: Number of ranks, as in ``DistributedSampler``; default: ask ``torch.distributed``. 1 (and ``rank=0``)
-            switches sharding off.
+            switches sharding off. To be given where ranks share the work on the same data (tensor parallelism).
         rank: This rank.
 
     Attributes:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
+import sys
 from typing import Any
 
 import torch
 
-__all__ = ["default_seed", "world"]
+__all__ = ["data_parallel", "default_seed", "world"]
+
+_DATA_PARALLEL = "data_parallel"  # the dimension of Lightning's ModelParallelStrategy
 
 
 def world() -> tuple[int, int]:
@@ -16,6 +20,24 @@ def world() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
     return 1, 0
+
+
+def data_parallel() -> tuple[int, int]:
+    """Number of ranks, or groups of ranks, that need data of their own, and which one this is.
+
+    They are those of `world`, unless a device mesh with a dimension ``"data_parallel"`` covers the job: along its other
+    dimensions ranks share the work on the same data. Such a mesh belongs to a strategy, and torch has no list of them; so it is
+    looked for among all objects, where the job has more groups of processes than one. That takes 0.2 s: ask once in a run.
+    """
+    size, rank = world()
+    meshes: Any = sys.modules.get("torch.distributed.device_mesh")
+    if size == 1 or meshes is None or torch.distributed.get_pg_count() == 1:
+        return size, rank
+    for found in gc.get_objects():
+        if type(found) is meshes.DeviceMesh and _DATA_PARALLEL in (found.mesh_dim_names or ()) and found.size() == size:
+            dimension = found.mesh_dim_names.index(_DATA_PARALLEL)
+            return found.size(dimension), found.get_local_rank(dimension)
+    return size, rank
 
 
 def default_seed(loader: Any) -> int:

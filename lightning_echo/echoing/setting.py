@@ -11,7 +11,7 @@ from lightning_echo.echoing.choice import choose
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.passes import is_stateful
 from lightning_echo.echoing.plan import EchoPlan
-from lightning_echo.echoing.ranks import world
+from lightning_echo.echoing.ranks import data_parallel, world
 from lightning_echo.echoing.run import Layout, Run, layout_of, lookahead, rank_key, shape_of
 from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.echoing.sizing import BufferSizing
@@ -139,15 +139,35 @@ class Setting:
         """Tells processes apart also where they all have the same shard."""
         return world()[1] if world()[0] > 1 or self._ranks is None else self._ranks[1]
 
+    def _noise_rank(self) -> int:
+        """Tells apart whose random numbers are to differ: ranks that share the work on the same data draw the same.
+
+        Raises:
+            RuntimeError: The data would be dealt out to them.
+        """
+        replicas, rank = data_parallel()
+        if (replicas, rank) == world():
+            return self.rank_of_process()
+        if self._ranks is None and self._deals_out:
+            raise RuntimeError(
+                f"this EchoLoader would deal its data out to {world()[0]} ranks, but the job's device mesh has {replicas} in its "
+                "data-parallel dimension: the others share the work on the same data (tensor parallelism). Use EchoDataModule or "
+                f"EchoCallback, which ask the Trainer, or EchoLoader(..., num_replicas={replicas}, rank={rank}) on this rank"
+            )
+        return rank
+
+    @property
+    def _deals_out(self) -> bool:
+        """Whether ranks get shares of the data here, and not from the loader itself."""
+        return self.source.rebuilds and not self.source.shards_itself
+
     def layout(self) -> Layout:
         """How a pass is cut into batches and dealt out to the ranks."""
         return layout_of(self.source, self._shards()[0])
 
     def _shards(self) -> tuple[int, int]:
         """Number of shards and the one of this rank."""
-        if not self.source.rebuilds or self.source.shards_itself:
-            return 1, 0
-        return self._ranks or world()
+        return (self._ranks or world()) if self._deals_out else (1, 0)
 
     def epoch_batches(self, factor: float) -> int:
         """Batches in an epoch on this rank, where it `has_length`."""
@@ -195,8 +215,12 @@ class Setting:
     def start(
         self, *, factor: float, seed: int, state: dict[str, Any], position: tuple[int, int], worker_init_fn: Any
     ) -> Run | StreamRun:
-        """A started run, see `Run`."""
-        noise_rank = self.rank_of_process()
+        """A started run, see `Run`.
+
+        Raises:
+            RuntimeError: The data would be dealt out to ranks that need the same.
+        """
+        noise_rank = self._noise_rank()
         if self.by_streams:
             key, stream = rank_key(seed, noise_rank), state.get("stream")
             return StreamRun(

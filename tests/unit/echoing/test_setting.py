@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from lightning_echo.echoing.insertion import InsertionPoint
 from lightning_echo.echoing.setting import Setting
@@ -30,6 +30,49 @@ def test_the_ranks_are_asked_for_when_they_are_needed(monkeypatch):
     monkeypatch.setattr("lightning_echo.echoing.setting.world", lambda: (2, 1))
     assert made_before.layout().replicas == 2
     assert made_before.rank_of_process() == 1
+
+
+def start(of):
+    return of.start(factor=2.0, seed=0, state={"plan": None, "order": None}, position=(0, 0), worker_init_fn=None)
+
+
+@pytest.fixture
+def mesh(monkeypatch):
+    """Rank 3 of a job of 2 data-parallel groups of 2: it is in the second one."""
+    for name, answer in (("world", (4, 3)), ("data_parallel", (2, 1))):
+        monkeypatch.setattr(f"lightning_echo.echoing.setting.{name}", lambda answer=answer: answer)
+
+
+def test_data_is_not_dealt_out_to_ranks_that_share_the_work_on_it(mesh):
+    message = r"to 4 ranks, but the job's device mesh has 2 in its data-parallel.*EchoDataModule.*num_replicas=2, rank=1\)"
+    for point in (EXAMPLES, BATCHES):
+        with pytest.raises(RuntimeError, match=message):
+            start(setting(point))
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 0), (4, 3)])
+def test_ranks_that_share_the_work_on_the_same_data_draw_the_same_noise(mesh, ranks, monkeypatch):
+    ranks_of_noise = []
+    monkeypatch.setattr(
+        "lightning_echo.echoing.setting.Run", lambda *args, **options: ranks_of_noise.append(options["noise_rank"])
+    )
+    start(setting(ranks=ranks))
+    assert ranks_of_noise == [1]
+
+
+def test_a_stream_or_batches_of_which_nothing_is_known_are_not_dealt_out_and_not_refused(mesh):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(8))
+
+    Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, None, 2.0, None).start(
+        factor=2.0, seed=0, state={}, position=(0, 0), worker_init_fn=None
+    )
+    start(Setting([1, 2, 3], BATCHES, None, 2.0, None))
+
+
+def test_a_sampler_that_deals_out_by_itself_is_left_to_it(mesh):
+    start(setting(sampler=DistributedSampler(range(22), num_replicas=2, rank=1)))
 
 
 def test_ranks_that_share_their_data_are_still_told_apart(monkeypatch):

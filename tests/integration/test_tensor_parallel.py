@@ -1,0 +1,59 @@
+"""Ranks that share the work on the same data get the same batches. The runs are those of tensor_parallel_runs.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import tensor_parallel_runs
+import torch
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What both ranks saw."""
+    folder = tmp_path_factory.mktemp("tensor_parallel")
+    environment = {name: value for name, value in os.environ.items() if name not in ("PL_GLOBAL_SEED", "LOCAL_RANK")}
+    command = [sys.executable, tensor_parallel_runs.__file__, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+def indices(run: Any) -> list[tuple[int, ...]]:
+    return [batch[0] for batch in run["batches"]]
+
+
+def test_lightning_gives_both_ranks_the_same_examples(ranks: Any) -> None:
+    plain = [rank["scenario_plain"] for rank in ranks]
+    assert [run["share"] for run in plain] == [{"num_replicas": 1, "rank": 0}] * 2
+    assert indices(plain[0]) == indices(plain[1])
+    assert len(plain[0]["batches"]) == 2 * 6
+
+
+@pytest.mark.parametrize("name", ["module", "callback", "bare_with_ranks"])
+def test_echoed_too_both_ranks_get_the_same_batches_the_noise_included(ranks: Any, name: str) -> None:
+    first, second = (rank[f"scenario_{name}"]["batches"] for rank in ranks)
+    assert first == second
+    assert len(first) == 2 * 6
+    assert len({index for batch in first for index in batch[0]}) == 22
+
+
+def test_a_bare_loader_does_not_deal_its_data_out_to_them(ranks: Any) -> None:
+    for rank in ranks:
+        assert "would deal its data out to 2 ranks, but the job's device mesh has 1 in its data-parallel" in rank["scenario_bare"]
+        assert "EchoLoader(..., num_replicas=1, rank=0) on this rank" in rank["scenario_bare"]
+
+
+def test_with_as_many_data_parallel_ranks_as_there_are_a_bare_loader_deals_out_as_ever(ranks: Any) -> None:
+    first, second = (rank["scenario_bare_without_tensor_parallelism"] for rank in ranks)
+    assert (first["share"], second["share"]) == ({"num_replicas": 2, "rank": 0}, {"num_replicas": 2, "rank": 1})
+    assert [len(batch) for batch in indices(first)] == [4, 4, 3] * 2
+    mine, others = ({index for batch in indices(run) for index in batch} for run in (first, second))
+    assert mine & others == set()
+    assert {number for run in (first,) for batch in run["batches"] for noise in batch[1] for number in noise}.isdisjoint(
+        {number for batch in second["batches"] for noise in batch[1] for number in noise}
+    )
