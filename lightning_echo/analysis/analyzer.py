@@ -7,7 +7,7 @@
     data in memory                          the training, nothing read
     the real run                            the training, nothing in memory
 
-The model that is trained is a copy; the data module that Lightning sets up is a shallow one; the random numbers are put back.
+The model that is trained is a copy, and so is the data that it is trained on (data.py); random numbers are put back (process.py).
 With several ranks all of them measure at the same time, and what the job waits for is the slowest.
 """
 
@@ -35,12 +35,11 @@ from lightning_echo.analysis.measured import MeasuredStages, Spread
 from lightning_echo.analysis.pages import drop_pages
 from lightning_echo.analysis.phases import CHUNKS, LoaderPhases, measure_loader
 from lightning_echo.analysis.predict import Setting, contention
+from lightning_echo.analysis.process import process_kept
 from lightning_echo.analysis.questions import in_words
-from lightning_echo.analysis.random_numbers import random_numbers_kept
 from lightning_echo.analysis.ranks import gathered
 from lightning_echo.analysis.result import Checked, StallAnalysis
 from lightning_echo.analysis.streams import measure_stream
-from lightning_echo.echoing.loader import EchoLoader
 from lightning_echo.echoing.source import Source
 
 __all__ = ["StallAnalyzer"]
@@ -48,6 +47,7 @@ __all__ = ["StallAnalyzer"]
 _FEWEST_STEPS = 4
 _ENDS = ("on_train_epoch_end", "on_train_end", "on_fit_end")
 _HANDED_OVER = _COPIED = 8  # batches of which it is timed
+_NOT_COPIED = "left as it is after the analysis: what was edited in place in {what}, which is too large to be copied"
 _PHASES = 13  # passes and fits; each takes its share of the time at most
 
 
@@ -101,9 +101,9 @@ class StallAnalyzer:
         if not seconds > 0:
             raise ValueError(f"seconds must be > 0, got {seconds!r}")
         share, self._steps, self._begun = seconds / _PHASES, steps, time.perf_counter()
-        with random_numbers_kept() as show:
+        with process_kept():
             model, data = _measured(self._model), TrainingData(self._data)
-            loader = self._prepare(model, data, show)
+            loader = self._prepare(model, data)
             phases = self._loader_alone(loader, steps, share)
             self._trial = Trial(model, data, loader, phases, self._trainer_kwargs, share)
             return StallAnalysis.of_ranks(gathered(self._train(self._trial, steps)))
@@ -124,7 +124,7 @@ class StallAnalyzer:
         drop_pages(phases.files)
         real = Spread.of(trial.clock(phases.real, steps).seconds, workers)
         stages = replace(stages, contention=contention(stages, (cached or real).median))
-        return StallAnalysis(stages, real, cached, phases.transforms, phases.notes)
+        return StallAnalysis(stages, real, cached, phases.transforms, (*phases.notes, *_shared(trial)))
 
     def check(self, analysis: StallAnalysis, **setting: Any) -> StallAnalysis:
         """Trains with a setting and puts what that took beside what was predicted.
@@ -146,8 +146,7 @@ class StallAnalyzer:
             raise RuntimeError("nothing was analyzed yet: call run() first")
         tried = Setting(**setting) if setting else analysis.verdict.setting
         self._say(f"trying {in_words(tried)}")
-        with random_numbers_kept() as show:
-            show(self._trial.loader)
+        with process_kept():
             measured = run_trial(self._trial, tried, self._steps)
         slowest = max(gathered(measured), key=lambda each: each.median)
         return analysis.with_check(Checked(tried, slowest))
@@ -155,11 +154,11 @@ class StallAnalyzer:
     def _say(self, message: str) -> None:
         self._tell(f"{message} ({time.perf_counter() - self._begun:.0f} s)")
 
-    def _prepare(self, model: pl.LightningModule, data: TrainingData, show: Callable[[Any], None]) -> DataLoader[Any]:
+    def _prepare(self, model: pl.LightningModule, data: TrainingData) -> DataLoader[Any]:
         """The training loader as Lightning prepares it."""
         self._say("what the Trainer makes of the data")
         first = Prepared()
-        fit(model, data.as_given(show), 1, first, self._trainer_kwargs)
+        fit(model, data.as_given(model), 1, first, self._trainer_kwargs)
         if not first.was_here:
             raise MisconfigurationException(
                 "trainer_kwargs: the strategy trains in processes that it starts anew for each fit, and nothing comes back from "
@@ -167,7 +166,7 @@ class StallAnalyzer:
             )
         if first.loader is None:
             raise MisconfigurationException("datamodule has no training batch to analyze: its train_dataloader is empty")
-        loader = first.loader.loader if isinstance(first.loader, EchoLoader) else first.loader
+        loader = first.loader
         if not isinstance(loader, DataLoader):
             raise MisconfigurationException(
                 f"datamodule must train on one DataLoader, got {type(loader).__name__}: analyze each loader by itself, "
@@ -248,6 +247,13 @@ def _stages(trial: Trial, hand_over: Spread, copied: Spread, ingestion: StepCloc
         prepare_sharing=phases.prepare_sharing,
         can_have_workers=phases.can_have_workers,
     )
+
+
+def _shared(trial: Trial) -> list[str]:
+    """What is to be said of data that is not a copy: where this process reads it, edits in place are edits of the user's."""
+    if trial.loader.num_workers or not trial.data.too_large:
+        return []
+    return [_NOT_COPIED.format(what=", ".join(trial.data.too_large))]
 
 
 def _usable_cores() -> int:

@@ -1,14 +1,21 @@
-"""Copies of data sets: one to take the transforms out of, one to throw away.
+"""Copies of what a user owns: one to take the transforms out of, and some to throw away.
 
 A data set belongs to its user and is never modified. `shallow_copy` gives an object of the same class with
-the same attributes, on which transforms can be taken out. `ThrowAwayCopy` goes deeper, for a proof that reads
-examples before training: a file that a data set opens at its first read must not be inherited by the workers
-(with fork they corrupt each other's reads, with spawn it cannot be pickled), also when an object that the
-data set holds opens it; and examples that a data set keeps in memory may be edited in place when they are
-read. So plain objects, containers, tensors, arrays and random generators inside are copied as well, transforms
-deeply. What is open already is shared, and so is what is too large: beyond 256 MiB of tensors and arrays, and
-beyond 100,000 members of containers, in all. Objects of the standard library are shared too: a copied lock,
-event or thread would wait forever.
+the same attributes, on which transforms can be taken out. `ThrowAwayCopies` go deeper, for a proof that reads
+examples before training, and for an analysis that trains: a file that a data set opens at its first read must
+not be inherited by the workers (with fork they corrupt each other's reads, with spawn it cannot be pickled),
+also when an object that the data set holds opens it; and examples that a data set keeps in memory may be
+edited in place when they are read, counters move, generators are drawn from. So plain objects (with slots,
+too), containers, tensors, arrays, images and random generators inside are copied as well, transforms deeply,
+and what is bound to them is bound to the copies.
+
+Shared with the original are
+
+* what is too large: beyond so many bytes of tensors, arrays and images, or members of containers, in all; and what is too deep;
+* what is open already, and objects that hold it; data sets, samplers and loaders around it are copied;
+* memory maps, memory of devices, and objects of the standard library: a copied lock, event or thread would wait forever;
+* objects with a copying rule of their own (pandas, arrow): it may read all that they stand for;
+* what code refers to: globals, attributes of classes, variables of enclosing functions.
 
 A copy never runs its class's ``__del__``: it would close what the original still uses.
 """
@@ -16,29 +23,46 @@ A copy never runs its class's ``__del__``: it would close what the original stil
 from __future__ import annotations
 
 import copy
+import functools
 import random
-import sys
 import types
-from collections import OrderedDict, defaultdict
+from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_echo.echoing.holders import (
+    FOLLOWED,
+    attributes_of,
+    blank,
+    is_closed_holder,
+    is_container,
+    is_made_of_attributes,
+    is_memory,
+    is_plain,
+    is_standard,
+    slots_of,
+)
+from lightning_echo.echoing.protect import copy_example
+from lightning_echo.echoing.weight import nbytes
+
+__all__ = ["ThrowAwayCopies", "ThrowAwayCopy", "generator_state", "generators_in", "shallow_copy"]
 
 _FEW = 16  # members of containers in which generators are looked for
-_LONG = 256  # containers with more members hold samples, nothing that is open
 _MOST_MEMBERS = 100_000  # of containers that are copied, in all
-_MOST_BYTES = 256 * 2**20  # of tensors and arrays that are copied, in all
+_MOST_BYTES = 256 * 2**20  # of tensors, arrays and images that are copied, in all
 _DEEP = 12  # levels of objects in objects that are followed
 
 # Attributes of a data set that hold transforms, which may draw from a generator of their own.
 _TRANSFORMS = ("transform", "target_transform", "transforms", "_augment_one")
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-_DICTS = (dict, OrderedDict, defaultdict)
-_COPY_HOOKS = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__")
+_ATOMS = (int, str, float, bool, bytes, type(None))  # most of what there is
+_KEPT_WORKERS = "_iterator"  # of a DataLoader that keeps its workers
 
 
 def shallow_copy(dataset: Any) -> Any:
@@ -47,11 +71,142 @@ def shallow_copy(dataset: Any) -> Any:
     Not ``copy.copy`` where it can be helped: a ``__getstate__`` written for pickling drops what a
     ``worker_init_fn`` has opened.
     """
-    if not _is_plain(type(dataset)):
+    if not is_plain(type(dataset)):
         return copy.copy(dataset)
     copied = blank(dataset)
     copied.__dict__.update(vars(dataset))
     return copied
+
+
+class ThrowAwayCopies:
+    """Copies of objects that can be used without a trace in the originals; what two of them share, their copies share.
+
+    Args:
+        most_members: Of containers that are copied, in all.
+        most_bytes: Of tensors, arrays and images that are copied, in all.
+
+    Attributes:
+        generators: The copies of the generators that were met, those of transforms left out.
+        too_large: Where something was met that is shared for its size: class and attribute.
+    """
+
+    def __init__(self, most_members: int, most_bytes: int) -> None:
+        self.generators: list[Any] = []
+        self.too_large: list[str] = []
+        self._members_left, self._bytes_left = most_members, most_bytes
+        self._memo: dict[int, Any] = {}  # in the format of copy.deepcopy; a copy is the copy of itself
+        self._alive: list[Any] = []  # whose ids are in it
+        self._where = ""
+
+    def of(self, value: Any, sharing: Iterable[Any] = ()) -> Any:
+        """The copy of an object, which is copied whatever it holds; itself where it cannot be.
+
+        Args:
+            value: A data set, a loader, or anything else.
+            sharing: What of it is not copied.
+        """
+        for shared in sharing:
+            self._remember(shared, shared)
+        known = self._memo.get(id(value))
+        if known is not None:
+            return known
+        self._where = type(value).__name__
+        if is_made_of_attributes(type(value)):
+            return self._copy_object(value, 0)
+        copied = self._copy(value, 0)
+        return self._remember(value, copy.copy(value)) if copied is value and hasattr(value, "__getitem__") else copied
+
+    def _copy(self, value: Any, depth: int) -> Any:
+        if type(value) in _ATOMS:
+            return value
+        known = self._memo.get(id(value))
+        if known is not None:
+            return known
+        if isinstance(value, _GENERATORS):
+            return self._copy_generator(value)
+        if is_container(type(value)):
+            return self._copy_container(value, depth + 1) if depth < _DEEP else value
+        if is_memory(value):
+            return self._copy_memory(value, depth)
+        if isinstance(value, types.MethodType):
+            owner = self._copy(value.__self__, depth)
+            return value if owner is value.__self__ else self._remember(value, types.MethodType(value.__func__, owner))
+        if type(value) is functools.partial:
+            func, args, keywords = (self._copy(part, depth) for part in (value.func, value.args, value.keywords))
+            return self._remember(value, functools.partial(func, *args, **keywords))
+        if is_made_of_attributes(type(value)) and (isinstance(value, FOLLOWED) or (depth < _DEEP and is_closed_holder(value))):
+            return self._copy_object(value, depth + 1)
+        return value
+
+    def _copy_generator(self, value: Any) -> Any:
+        if isinstance(value, random.SystemRandom):
+            return value  # it has no state
+        self.generators.append(copy.deepcopy(value))
+        return self._remember(value, self.generators[-1])
+
+    def _copy_container(self, value: Any, depth: int) -> Any:
+        if len(value) > self._members_left:
+            return self._share(value)
+        self._members_left -= len(value)
+        if not isinstance(value, (list, dict, deque)):
+            members = [self._copy(item, depth) for item in value]
+            return self._remember(value, tuple.__new__(type(value), members) if isinstance(value, tuple) else set(members))
+        copied = self._remember(value, copy.copy(value))  # before the members, which may refer back to it
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            copied[key] = self._copy(item, depth)
+        for name, item in getattr(value, "__dict__", {}).items():
+            copied.__dict__[name] = self._copy(item, depth)
+        return copied
+
+    def _copy_memory(self, value: Any, depth: int) -> Any:
+        size = getattr(value, "nbytes", None) or nbytes(value)
+        if size > self._bytes_left:
+            return self._share(value)
+        self._bytes_left -= size
+        if type(value) is torch.Tensor:
+            return self._remember(value, value.detach().clone())
+        if type(value) is not np.ndarray:
+            return self._remember(value, copy_example(value))
+        copied = self._remember(value, value.copy())
+        if value.dtype == object:
+            for place, item in enumerate(value.flat):
+                copied.flat[place] = self._copy(item, depth + 1)
+        return copied
+
+    def _copy_object(self, value: Any, depth: int) -> Any:
+        copied, outside = self._remember(value, blank(value)), self._where  # before the attributes, which may refer back to it
+        in_slots = slots_of(type(value))
+        for name, item in attributes_of(value).items():
+            self._where = f"{type(value).__name__}.{name}"
+            if isinstance(value, DataLoader) and name == _KEPT_WORKERS:
+                item = None  # they read what the original has
+            deeply = name in _TRANSFORMS and (depth == 0 or isinstance(value, Dataset))
+            item = self._copy_deeply(item) if deeply else self._copy(item, depth)
+            if name in in_slots:
+                object.__setattr__(copied, name, item)
+            else:
+                copied.__dict__[name] = item
+        self._where = outside
+        return copied
+
+    def _copy_deeply(self, transform: Any) -> Any:
+        memo = dict(self._memo)
+        try:
+            copied = copy.deepcopy(transform, memo)
+        except Exception:  # it holds a lock or the like: as far as it goes
+            return self._copy(transform, 1)
+        self._memo = memo
+        return copied
+
+    def _remember(self, value: Any, copied: Any) -> Any:
+        self._memo[id(value)] = self._memo[id(copied)] = copied
+        self._alive += value, copied
+        return copied
+
+    def _share(self, value: Any) -> Any:
+        if self._where not in self.too_large:
+            self.too_large.append(self._where)
+        return value
 
 
 class ThrowAwayCopy:
@@ -63,61 +218,8 @@ class ThrowAwayCopy:
     """
 
     def __init__(self, dataset: Any) -> None:
-        self.generators: list[Any] = []
-        self._memo: dict[int, Any] = {}  # in the format of copy.deepcopy
-        self._members_left, self._bytes_left = _MOST_MEMBERS, _MOST_BYTES
-        self.dataset = self._copy_object(dataset, 0) if _is_plain(type(dataset)) else copy.copy(dataset)
-
-    def _copy(self, value: Any, depth: int) -> Any:
-        known = self._memo.get(id(value))
-        if known is not None:
-            return known
-        if isinstance(value, _GENERATORS):
-            copied = copy.deepcopy(value)
-            self.generators.append(copied)
-        elif type(value) in (list, tuple, set, *_DICTS) and depth < _DEEP:
-            copied = self._copy_container(value, depth + 1)
-        elif type(value) in (torch.Tensor, np.ndarray):
-            copied = self._copy_array(value)
-        elif _is_plain(type(value)) and (isinstance(value, Dataset) or _is_closed_holder(value, depth)):
-            return self._copy_object(value, depth + 1)
-        else:
-            return value
-        self._memo[id(value)] = copied
-        return copied
-
-    def _copy_container(self, value: Any, depth: int) -> Any:
-        if len(value) > self._members_left:
-            return value
-        self._members_left -= len(value)
-        if isinstance(value, (list, dict)):
-            copied = self._memo[id(value)] = copy.copy(value)  # before the members, which may refer back to it
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                copied[key] = self._copy(item, depth)
-            return copied
-        return type(value)(self._copy(item, depth) for item in value)
-
-    def _copy_array(self, value: Any) -> Any:
-        if value.nbytes > self._bytes_left or (isinstance(value, torch.Tensor) and value.device.type != "cpu"):
-            return value
-        self._bytes_left -= value.nbytes
-        return value.detach().clone() if isinstance(value, torch.Tensor) else value.copy()
-
-    def _copy_object(self, value: Any, depth: int) -> Any:
-        copied = self._memo[id(value)] = blank(value)  # before the attributes, which may refer back to it
-        for name, item in vars(value).items():
-            deeply = name in _TRANSFORMS and (depth == 0 or isinstance(value, Dataset))
-            copied.__dict__[name] = self._copy_deeply(item) if deeply else self._copy(item, depth)
-        return copied
-
-    def _copy_deeply(self, transform: Any) -> Any:
-        memo = dict(self._memo)
-        try:
-            copied = copy.deepcopy(transform, memo)
-        except Exception:  # it holds a lock or the like: as far as it goes
-            return self._copy(transform, 1)
-        self._memo = memo
-        return copied
+        copies = ThrowAwayCopies(_MOST_MEMBERS, _MOST_BYTES)
+        self.dataset, self.generators = copies.of(dataset), copies.generators
 
 
 def generators_in(dataset: Any) -> list[Any]:
@@ -135,13 +237,13 @@ def generators_in(dataset: Any) -> list[Any]:
         seen[id(value)] = value
         if isinstance(value, _GENERATORS):
             found[id(value)] = value
-        elif type(value) in (list, tuple, set, *_DICTS):
+        elif is_container(type(value)):
             members = value.values() if isinstance(value, dict) else value
             left += [(member, depth + 1) for member in islice(members, _FEW)]
-        elif isinstance(value, Dataset) or depth == 0 or (_is_plain(type(value)) and _is_ours_to_follow(type(value))):
-            attributes = getattr(value, "__dict__", {})
+        elif isinstance(value, FOLLOWED) or depth == 0 or (is_made_of_attributes(type(value)) and not is_standard(type(value))):
             holds_transforms = depth == 0 or isinstance(value, Dataset)
-            left += [(item, depth + 1) for name, item in attributes.items() if not (holds_transforms and name in _TRANSFORMS)]
+            attributes = attributes_of(value).items()
+            left += [(item, depth + 1) for name, item in attributes if not (holds_transforms and name in _TRANSFORMS)]
     return list(found.values())
 
 
@@ -152,56 +254,3 @@ def generator_state(generator: Any) -> Any:
     if isinstance(generator, (np.random.RandomState, torch.Generator)):
         return generator.get_state()
     return None if isinstance(generator, random.SystemRandom) else generator.getstate()
-
-
-def _is_plain(kind: type) -> bool:
-    """Whether an instance is its ``__dict__`` and nothing else."""
-    return (
-        getattr(kind, "__new__") is object.__new__  # noqa: B009 - mypy compares the signatures
-        and getattr(kind, "__dictoffset__", 0) != 0
-        and not any(base.__dict__.get("__slots__") for base in kind.__mro__)
-    )
-
-
-def _is_closed_holder(value: Any, depth: int) -> bool:
-    """Whether an object may open something later: no copying rule of its own, and nothing open yet."""
-    return (
-        depth < _DEEP
-        and _is_ours_to_follow(type(value))
-        and all(getattr(type(value), hook, None) is getattr(object, hook, None) for hook in _COPY_HOOKS)
-        and not _is_open(value, {id(value)})
-    )
-
-
-def _is_ours_to_follow(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] not in sys.stdlib_module_names
-
-
-def _is_open(value: Any, seen: set[int]) -> bool:
-    """Whether an object holds a file, a connection or the like: something built in that can be closed."""
-    for item in list(vars(value).values()):
-        members = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else [item]
-        for member in islice(members, _LONG):
-            if id(member) in seen:
-                continue
-            seen.add(id(member))
-            if _is_open(member, seen) if _is_plain(type(member)) else _can_be_closed(member):
-                return True
-    return False
-
-
-def _can_be_closed(value: Any) -> bool:
-    return not isinstance(value, type) and callable(getattr(value, "close", None))
-
-
-def blank(value: Any) -> Any:
-    """Returns an object of the same class without attributes, whose ``__del__`` does nothing."""
-    kind = type(value)
-    if hasattr(kind, "__del__"):
-        names = {"__del__": _leave_open, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        kind = types.new_class(kind.__name__, (kind,), exec_body=lambda body: body.update(names))
-    return object.__new__(kind)
-
-
-def _leave_open(copied: Any) -> None:
-    """The ``__del__`` of a copy: what it holds is the original's."""

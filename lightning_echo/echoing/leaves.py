@@ -22,8 +22,9 @@ from lightning_echo.echoing.conventions import (
     is_pair,
     like,
 )
-from lightning_echo.echoing.copies import blank, shallow_copy
+from lightning_echo.echoing.copies import shallow_copy
 from lightning_echo.echoing.cuts import Transform, chained, cut, name_of
+from lightning_echo.echoing.holders import blank
 from lightning_echo.echoing.staged import batched
 from lightning_echo.echoing.stages import ProtocolStages, Stages, then, unchanged
 from lightning_echo.echoing.watch import LookedAt, Placeholder, Watch

@@ -4,15 +4,22 @@ import copy
 import random
 import threading
 import zipfile
-from collections import OrderedDict
+from array import array
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torchvision.tv_tensors import Mask
 
 from lightning_echo.echoing import copies
-from lightning_echo.echoing.copies import ThrowAwayCopy, generator_state, generators_in, shallow_copy
+from lightning_echo.echoing.copies import ThrowAwayCopies, ThrowAwayCopy, generator_state, generators_in, shallow_copy
 
 
 class Numbers(Dataset):
@@ -282,3 +289,203 @@ class TestGeneratorsInside:
 
     def test_objects_of_the_standard_library_are_left_alone(self):
         assert generators_in(Numbers(lock=threading.Lock(), path=zipfile.Path)) == []
+
+    def test_no_state_is_asked_of_the_operating_systems_generator(self):
+        system = random.SystemRandom()
+        throw_away = ThrowAwayCopy(Numbers(random=system))
+        assert throw_away.dataset.random is system
+        assert throw_away.generators == []
+
+
+def made(most_members=1000, most_bytes=1000):
+    return ThrowAwayCopies(most_members, most_bytes)
+
+
+@dataclass(slots=True)
+class Slotted:
+    items: list
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    items: list
+
+
+class SlotsAndMore(Slotted):
+    """Has a ``__dict__``, too."""
+
+    def __init__(self):
+        super().__init__([0])
+        self.extra = [0]
+
+
+class Named(list):
+    """Has attributes beside its members."""
+
+
+class Tagged(dict):
+    pass
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def named():
+    value = Named([[0]])
+    value.name = [0]
+    return value
+
+
+def tagged():
+    value = Tagged(a=[0])
+    value.tag = [0]
+    return value
+
+
+def objects():
+    array = np.empty(1, object)
+    array[0] = [0]
+    return array
+
+
+class TestWhatIsCopied:
+    @pytest.mark.parametrize(
+        ("value", "parts"),
+        [
+            (Slotted([0]), [lambda held: held.items]),
+            (Frozen([0]), [lambda held: held.items]),
+            (SlotsAndMore(), [lambda held: held.items, lambda held: held.extra]),
+            (SimpleNamespace(items=[0]), [lambda held: held.items]),
+            (named(), [lambda held: held[0], lambda held: held.name]),
+            (tagged(), [lambda held: held["a"], lambda held: held.tag]),
+            (Pair([0], [0]), [lambda held: held.left, lambda held: held.right]),
+            (deque([[0]], maxlen=4), [lambda held: held[0]]),
+            (defaultdict(list, a=[0]), [lambda held: held["a"]]),
+            (objects(), [lambda held: held[0]]),
+            (partial(print, [0], end=[0]), [lambda held: held.args[0], lambda held: held.keywords["end"]]),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_what_an_object_holds_by_any_means_is_the_copys_own(self, value, parts):
+        copied = ThrowAwayCopy(Numbers(held=value)).dataset.held
+        assert type(copied) is type(value)
+        for part in parts:
+            part(copied).append(1)
+            assert (part(copied), part(value)) == ([0, 1], [0])
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            Counter("a"),
+            deque([1, 2], maxlen=2),
+            bytearray(b"ab"),
+            array("d", [1.0]),
+            {1, 2},
+            np.ma.masked_array([1, 2], mask=[True, False]),
+            torch.ones(2).share_memory_(),
+            Mask(torch.ones(2, 2)),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_what_is_edited_by_itself_is_copied_whole(self, value):
+        copied = ThrowAwayCopy(Numbers(held=value)).dataset.held
+        assert copied is not value
+        assert type(copied) is type(value)
+        assert repr(copied) == repr(value)
+        assert not (isinstance(value, torch.Tensor) and copied.data_ptr() == value.data_ptr())
+
+    def test_images_are_copied_unless_they_are_files_that_are_still_open(self, tmp_path):
+        image = Image.new("L", (2, 2))
+        image.save(tmp_path / "image.png")
+        with Image.open(tmp_path / "image.png") as opened:
+            copied = ThrowAwayCopy(Numbers(image=image, opened=opened)).dataset
+            assert copied.opened is opened
+        copied.image.putpixel((0, 0), 7)
+        assert image.getpixel((0, 0)) == 0
+
+    def test_a_method_is_bound_to_the_copy_of_what_it_is_bound_to_and_of_a_class_to_that(self, archive):
+        reader = Reader(archive)
+        copied = ThrowAwayCopy(Numbers(reader=reader, read=reader.read, of_class=Path.cwd)).dataset
+        assert copied.read.__self__ is copied.reader is not reader
+        assert copied.of_class == Path.cwd
+
+    def test_what_is_mapped_from_a_file_or_on_a_device_is_shared(self, tmp_path):
+        mapped = np.memmap(tmp_path / "map", "f4", "w+", shape=4)
+        held = {"mapped": mapped, "view": np.asarray(mapped)[1:], "meta": torch.empty(2, device="meta")}
+        held["weight"] = torch.nn.Parameter(torch.zeros(2))
+        copied = ThrowAwayCopy(Numbers(**held)).dataset
+        assert all(getattr(copied, name) is value for name, value in held.items())
+
+    def test_an_object_with_a_copying_rule_of_its_own_is_shared(self):
+        class Ruled:
+            def __deepcopy__(self, memo):
+                raise AssertionError("it would read all that it stands for")
+
+        ruled = Ruled()
+        assert ThrowAwayCopy(Numbers(ruled=ruled)).dataset.ruled is ruled
+
+    def test_a_loader_its_samplers_and_its_data_set_stay_one(self, archive):
+        """Also where the data set has a file open: what its samplers hold is a data set, which is copied."""
+        dataset = Numbers(reader=Reader(archive))
+        dataset.reader.read("0")
+        loader = DataLoader(dataset, 2, shuffle=True, generator=torch.Generator().manual_seed(1))
+        copied = made().of(loader)
+        assert type(copied) is DataLoader
+        assert copied.dataset is copied.sampler.data_source is copied.batch_sampler.sampler.data_source is not dataset
+        assert copied.dataset.reader is dataset.reader
+        assert copied.generator is copied.sampler.generator is not loader.generator
+        before = loader.generator.get_state()
+        assert sorted(torch.cat(list(copied)).tolist()) == [0, 1, 2]
+        assert torch.equal(loader.generator.get_state(), before)
+        dataset.reader.close()
+
+    def test_workers_that_a_loader_keeps_stay_with_it(self):
+        loader = DataLoader(Numbers(), num_workers=1, persistent_workers=True)
+        iter(loader)
+        assert made().of(loader)._iterator is None
+
+
+class TestThrowAwayCopies:
+    def test_what_was_copied_before_is_that_copy_and_a_copy_is_its_own(self):
+        several, inner = made(), Numbers(items=[])
+        first = several.of(Subset(inner, [0]))
+        second = several.of(Subset(inner, [1]))
+        assert first.dataset is second.dataset is several.of(inner)
+        third = several.of(Subset(first.dataset, [0]))
+        assert third.dataset is first.dataset
+        assert several.of(first) is first
+
+    def test_an_object_that_is_gone_leaves_no_place_that_another_could_take(self):
+        several, copied = made(), []
+        for number in range(100):
+            copied.append(several.of(Numbers(items=[number])))
+        assert [each.items for each in copied] == [[number] for number in range(100)]
+
+    def test_what_shall_be_shared_is(self):
+        inner = Numbers(items=[])
+        copied = made().of(Subset(inner, [0]), sharing=[inner, None])
+        assert copied.dataset is inner
+
+    def test_what_is_shared_for_its_size_is_told_once_by_where_it_was_met(self):
+        several = made(most_members=5, most_bytes=100)
+        several.of(Numbers(few=[1], many=list(range(9)), tensors=[torch.zeros(20), torch.zeros(20), torch.zeros(20)]))
+        several.of([0] * 9)
+        assert several.too_large == ["Numbers.many", "Numbers.tensors", "list"]
+
+    def test_what_lies_deeper_than_twelve_levels_is_shared(self):
+        levels = [[]]
+        for _ in range(20):
+            levels.insert(0, [levels[0]])
+        copied, depth = made().of(Numbers(nested=levels[0])).nested, 0
+        while copied is not levels[depth]:
+            copied, depth = copied[0], depth + 1
+        assert depth == 12
+
+    def test_what_cannot_be_copied_is_returned_as_it_is(self):
+        for value in (iter([]), (number for number in range(3)), None, 7, print):
+            assert made().of(value) is value
+
+    def test_a_list_is_a_data_set_too(self):
+        examples = [[0], [1]]
+        made().of(DataLoader(examples)).dataset[0].append(7)
+        assert examples == [[0], [1]]
