@@ -1,6 +1,7 @@
 """Copies of data sets leave no trace in the original, and copy nothing large."""
 
 import copy
+import mmap
 import random
 import threading
 import zipfile
@@ -411,18 +412,32 @@ class TestWhatIsCopied:
 
     def test_what_is_mapped_from_a_file_or_on_a_device_is_shared(self, tmp_path):
         mapped = np.memmap(tmp_path / "map", "f4", "w+", shape=4)
-        held = {"mapped": mapped, "view": np.asarray(mapped)[1:], "meta": torch.empty(2, device="meta")}
-        held["weight"] = torch.nn.Parameter(torch.zeros(2))
+        buffer = np.frombuffer(mmap.mmap(-1, 16), "f4")
+        held = {"mapped": mapped, "view": np.asarray(mapped)[1:], "buffer": buffer, "meta": torch.empty(2, device="meta")}
+        held |= {"weight": torch.nn.Parameter(torch.zeros(2)), "sparse": torch.eye(2).to_sparse()}
         copied = ThrowAwayCopy(Numbers(**held)).dataset
         assert all(getattr(copied, name) is value for name, value in held.items())
 
-    def test_an_object_with_a_copying_rule_of_its_own_is_shared(self):
-        class Ruled:
+    @pytest.mark.parametrize("base", [object, list, dict])
+    def test_an_object_with_a_copying_rule_of_its_own_is_shared(self, base):
+        class Ruled(base):
             def __deepcopy__(self, memo):
                 raise AssertionError("it would read all that it stands for")
 
         ruled = Ruled()
         assert ThrowAwayCopy(Numbers(ruled=ruled)).dataset.ruled is ruled
+
+    def test_what_refers_to_a_data_set_with_an_open_file_or_to_an_image_is_not_open_itself(self, archive):
+        reader = Reader(archive)
+        reader.read("0")
+        batches = SimpleNamespace(dataset=Numbers(reader=reader), order=[0])
+        drawn = SimpleNamespace(image=Image.new("L", (2, 2)), count=[0])
+        copied = ThrowAwayCopy(Numbers(batches=batches, drawn=drawn)).dataset
+        assert copied.batches is not batches
+        assert copied.batches.dataset is not batches.dataset
+        assert copied.batches.dataset.reader is reader
+        assert copied.drawn.image is not drawn.image
+        reader.close()
 
     def test_a_loader_its_samplers_and_its_data_set_stay_one(self, archive):
         """Also where the data set has a file open: what its samplers hold is a data set, which is copied."""
@@ -472,13 +487,16 @@ class TestThrowAwayCopies:
         several.of([0] * 9)
         assert several.too_large == ["Numbers.many", "Numbers.tensors", "list"]
 
-    def test_what_lies_deeper_than_twelve_levels_is_shared(self):
-        levels = [[]]
+    @pytest.mark.parametrize(
+        "around", [lambda inner: [inner], lambda inner: SimpleNamespace(inner=inner)], ids=["list", "object"]
+    )
+    def test_what_lies_deeper_than_twelve_levels_is_shared(self, around):
+        levels = [around(0)]
         for _ in range(20):
-            levels.insert(0, [levels[0]])
+            levels.insert(0, around(levels[0]))
         copied, depth = made().of(Numbers(nested=levels[0])).nested, 0
         while copied is not levels[depth]:
-            copied, depth = copied[0], depth + 1
+            copied, depth = copied[0] if isinstance(copied, list) else copied.inner, depth + 1
         assert depth == 12
 
     def test_what_cannot_be_copied_is_returned_as_it_is(self):
