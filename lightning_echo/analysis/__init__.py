@@ -7,7 +7,8 @@
     pages.py, transforms.py     what is seen in a worker: files, and transforms in a Compose
     loading.py      a loader run alone, part of it at a time
     phases.py, streams.py       the loader's phases: in parts, or as a whole
-    data.py, fits.py, copying.py        a training: over any loader, how long its steps take, and its copies
+    data.py, process.py                 copies of the user's data; what of this process is put back
+    fits.py, copying.py                 a training: how long its steps take, and the copies to the device
     ranks.py        what ranks tell each other
     checks.py       a setting tried
     analyzer.py     the phases in their order

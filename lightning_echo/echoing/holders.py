@@ -69,9 +69,7 @@ def slots_of(kind: type) -> frozenset[str]:
     found = _SLOTS.get(kind)
     if found is None:
         members = (item for base in kind.__mro__ if "__slots__" in vars(base) for item in vars(base).items())
-        found = frozenset(
-            name for name, member in members if isinstance(member, types.MemberDescriptorType) and name != "__dict__"
-        )
+        found = frozenset(name for name, member in members if isinstance(member, types.MemberDescriptorType))
         _SLOTS[kind] = found
     return found
 
@@ -151,4 +149,4 @@ def _is_open(value: Any, seen: set[int]) -> bool:
 
 
 def _can_be_closed(value: Any) -> bool:
-    return not isinstance(value, type) and callable(getattr(value, "close", None)) and not is_memory(value)
+    return not isinstance(value, type) and callable(getattr(value, "close", None))
