@@ -41,12 +41,12 @@ class Prefetcher:
     Args:
         source: Any iterator. Its exceptions arrive in order, where the item would have.
         depth: Most items fetched and not yet asked for.
-        lost: Returns an error once the source has lost what it needs to go on, else None; raised in place of what the source
-            makes of it, or waits for.
+        lost: Returns an error once the source has lost what it needs to go on, else None, after so many seconds; raised in place
+            of what the source makes of it, or waits for.
     """
 
     def __init__(
-        self, source: Iterator[Any], depth: int = DEPTH, lost: Callable[[], BaseException | None] = lambda: None
+        self, source: Iterator[Any], depth: int = DEPTH, lost: Callable[[float], BaseException | None] = lambda within: None
     ) -> None:
         self._source: Iterator[Any] | None = source
         self._lost = lost
@@ -77,7 +77,7 @@ class Prefetcher:
             self._left = time.perf_counter()
             return item
         self._source = None
-        lost = None if isinstance(failure, StopIteration) else self._lost()
+        lost = None if isinstance(failure, StopIteration) else self._lost(_LOOK_SECONDS if _is_broken_off(failure) else 0.0)
         try:
             if lost is None or str(lost) == str(failure).strip():  # torch knows, too
                 raise failure
@@ -96,7 +96,7 @@ class Prefetcher:
         while self._thread.is_alive() and left > 0:
             self._thread.join(min(left, _LOOK_SECONDS))
             left -= _LOOK_SECONDS
-            if self._lost() is not None:
+            if self._lost(0.0) is not None:
                 break  # it ends by itself when torch has looked, too
 
     def _receive(self) -> _Result:
@@ -105,7 +105,7 @@ class Prefetcher:
             try:
                 result = self._results.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                if (lost := self._lost()) is not None:
+                if (lost := self._lost(0.0)) is not None:
                     return None, lost
             else:
                 self._ahead -= 1
@@ -150,6 +150,11 @@ def _pump(
         if failed:
             stop.wait()
     del source  # here and last: torch ends the workers with it, and in the main thread its signal handler would interrupt that
+
+
+def _is_broken_off(failure: BaseException) -> bool:
+    """Whether a connection may have broken, so that who was at its other end is dying."""
+    return isinstance(failure, (OSError, EOFError))
 
 
 def clear_frames(error: BaseException | None) -> None:

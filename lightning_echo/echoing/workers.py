@@ -11,10 +11,13 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import signal
+import time
 from multiprocessing.context import BaseContext
 from typing import Any
 
 __all__ = ["WorkerProcesses"]
+
+_BETWEEN_LOOKS = 0.005
 
 
 class WorkerProcesses:
@@ -40,12 +43,20 @@ class WorkerProcesses:
         vars(noting)["Process"] = process
         return noting
 
-    def lost(self) -> RuntimeError | None:
-        """The error that torch raises for a worker that has died; None: none has. One that ended with status 0 has not died."""
-        for process in self._processes:
-            if process.exitcode:
-                return RuntimeError(f"DataLoader worker (pid {process.pid}) {_how(process.exitcode)}")
-        return None
+    def lost(self, within: float = 0.0) -> RuntimeError | None:
+        """The error that torch raises for a worker that has died; None: none has. One that ended with status 0 has not died.
+
+        Args:
+            within: Seconds to wait for one that is dying: its connections break before it is dead.
+        """
+        deadline = time.monotonic() + within
+        while True:
+            for process in self._processes:
+                if process.exitcode:
+                    return RuntimeError(f"DataLoader worker (pid {process.pid}) {_how(process.exitcode)}")
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_BETWEEN_LOOKS)
 
     def end_others(self) -> None:
         """Ends those that live where one has died: who would end them by torch's means may wait for the dead one for a while.

@@ -177,7 +177,14 @@ def plain_sizes(length, batch_size, drop_last):
 
 def workers():
     """The pids of this process's children."""
-    return {child.pid for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
+    return {child.pid for child in psutil.Process().children(recursive=True) if _runs(child)}
+
+
+def _runs(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it has just ended
+        return False
 
 
 @contextlib.contextmanager

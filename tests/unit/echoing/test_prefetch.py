@@ -343,7 +343,7 @@ def stuck():
 @pytest.mark.parametrize("while_waiting", [False, True])
 def test_who_waits_for_a_source_that_cannot_go_on_is_told_why(stuck, prefetcher, long_steps, while_waiting):
     answers = chain([None] * 2 * while_waiting, repeat(RuntimeError("worker 7 is dead")))
-    items = prefetcher(stuck, lost=lambda: next(answers))
+    items = prefetcher(stuck, lost=lambda within: next(answers))
     assert next(items) == 0
     assert stuck.is_stuck.wait(PATIENCE)
     with pytest.raises(RuntimeError, match="worker 7 is dead"):
@@ -356,7 +356,7 @@ def test_who_waits_for_a_source_that_cannot_go_on_is_told_why(stuck, prefetcher,
 def test_closing_does_not_wait_for_a_source_that_cannot_go_on(monkeypatch, long_steps, stuck):
     monkeypatch.setattr(prefetch, "_JOIN_SECONDS", 1e6)
     is_dead = []
-    items = Prefetcher(stuck, lost=lambda: RuntimeError("dead") if is_dead else None)
+    items = Prefetcher(stuck, lost=lambda within: RuntimeError("dead") if is_dead else None)
     assert next(items) == 0
     assert stuck.is_stuck.wait(PATIENCE)
     threading.Timer(0.1, is_dead.append, [True]).start()
@@ -367,10 +367,17 @@ def test_closing_does_not_wait_for_a_source_that_cannot_go_on(monkeypatch, long_
     assert not thread.is_alive(), "it ends once the source goes on"
 
 
+@pytest.mark.parametrize(("error", "waits"), [(ConnectionResetError, True), (EOFError, True), (ValueError, False)])
+def test_where_a_connection_breaks_it_is_waited_for_who_is_dying(prefetcher, steps, error, waits):
+    items = prefetcher(Watched(0, error), lost=lambda within: RuntimeError("worker 7 is dead") if within else None)
+    with pytest.raises(RuntimeError if waits else error, match="worker 7 is dead" if waits else "that was all"):
+        next(items)
+
+
 @pytest.mark.parametrize("ahead", [True, False])
 def test_what_was_lost_is_said_in_place_of_what_broke_by_that(prefetcher, monkeypatch, ahead):
     monkeypatch.setattr(prefetch, "time", StepClock(repeat(1.0 if ahead else 0.0)))
-    items = prefetcher(Watched(0, ConnectionResetError), lost=lambda: RuntimeError("worker 7 is dead"))
+    items = prefetcher(Watched(0, ConnectionResetError), lost=lambda within: RuntimeError("worker 7 is dead"))
     with pytest.raises(RuntimeError, match="worker 7 is dead") as raised:
         next(items)
     assert isinstance(raised.value.__cause__, ConnectionResetError)
@@ -380,18 +387,18 @@ def test_what_says_the_same_is_not_said_twice(prefetcher, steps):
     class Dead(RuntimeError):
         pass
 
-    items = prefetcher(Watched(0, Dead), lost=lambda: RuntimeError("that was all"))
+    items = prefetcher(Watched(0, Dead), lost=lambda within: RuntimeError("that was all"))
     with pytest.raises(Dead, match="that was all") as raised:
         next(items)
     assert raised.value.__cause__ is None
 
 
 def test_the_end_of_the_source_is_no_loss(prefetcher, steps):
-    items = prefetcher(iter(range(3)), lost=lambda: RuntimeError("workers end at the end"))
+    items = prefetcher(iter(range(3)), lost=lambda within: RuntimeError("workers end at the end"))
     assert list(items) == [0, 1, 2]
 
 
 def test_while_items_arrive_nobody_asks_whether_something_was_lost(prefetcher, steps):
-    items = prefetcher(iter(range(1000)), lost=lambda: pytest.fail("asked"))
+    items = prefetcher(iter(range(1000)), lost=lambda within: pytest.fail("asked"))
     assert list(items) == list(range(1000))
-    items._lost = lambda: None
+    items._lost = lambda within: None

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 
 import pytest
 from torch.utils.data import DataLoader
@@ -47,6 +48,20 @@ def test_a_process_that_was_killed_is_told_with_its_pid_and_signal(method):
     process.kill()
     process.join()
     assert str(workers.lost()) == f"DataLoader worker (pid {process.pid}) is killed by signal: Killed."
+
+
+def test_one_that_is_dying_is_waited_for():
+    workers = WorkerProcesses()
+    process = a_process(workers, signal.pause)
+    threading.Timer(0.1, process.kill).start()
+    assert str(workers.lost(within=PATIENCE)) == f"DataLoader worker (pid {process.pid}) is killed by signal: Killed."
+
+
+def test_one_that_lives_is_not_waited_for_any_longer():
+    workers = WorkerProcesses()
+    process = a_process(workers, signal.pause)
+    assert workers.lost(within=0.01) is None
+    process.kill()
 
 
 def test_a_process_that_ended_by_itself_is_told_with_its_status_unless_that_is_0():
