@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 from loader_cases import POINTS, Values, nothing_left_behind, same, take, until, workers
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from lightning_echo import EchoLoader, StagedDataset
 
@@ -344,20 +344,38 @@ def test_a_killed_worker_is_named_and_the_next_epoch_goes_on_with_new_ones(tmp_p
     assert [index for batch in delivered for index in batch.tolist()] == list(range(40))
 
 
+class WaitingStream(IterableDataset):
+    """The same, dealt out to the workers."""
+
+    def __init__(self, file):
+        self.examples = Waiting(file)
+
+    def __iter__(self):
+        info = get_worker_info()
+        return map(self.examples.__getitem__, range(info.id, len(self.examples), info.num_workers))
+
+
 @pytest.mark.usefixtures("only_lost_workers_reported")
 @pytest.mark.timeout(60)
-def test_where_one_worker_was_killed_the_others_end_with_the_loader_whatever_they_are_doing(tmp_path):
+@pytest.mark.parametrize("run", [in_a_thread, lambda target: target()], ids=["a thread trains", "the main thread trains"])
+@pytest.mark.parametrize("kind", [Waiting, WaitingStream])
+def test_where_one_worker_was_killed_the_others_end_with_the_loader_whatever_they_are_doing(tmp_path, kind, run):
     """torch waits for them for five seconds, and does not begin to before it has looked for the dead one: here for longer."""
-    loader = EchoLoader(
-        DataLoader(Waiting(tmp_path / "never"), batch_size=4, num_workers=3), 1, insertion_point="after_augmentation"
-    )
-    before = workers()
-    iterator = iter(loader)
-    with pytest.raises(LOST_WORKER):  # noqa: PT012
-        for number in range(10):
-            next(iterator)
-            if number == 5:
-                threading.Timer(0.5, os.kill, (min(workers() - before), signal.SIGKILL)).start()
+    plain = DataLoader(kind(tmp_path / "never"), batch_size=4, num_workers=3)
+    loader = EchoLoader(plain, 1, insertion_point="after_augmentation")
+    before, errors = workers(), []
+
+    def train():
+        try:
+            for number, _ in enumerate(loader):
+                if number == 5:
+                    threading.Timer(0.5, os.kill, (min(workers() - before), signal.SIGKILL)).start()
+        except LOST_WORKER as error:
+            errors.append(str(error))
+
+    run(train)
+    assert len(errors) == 1
+    assert "is killed by signal: Killed." in errors[0]
     assert until(lambda: workers() == before, seconds=4)
 
 
