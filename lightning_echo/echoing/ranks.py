@@ -27,17 +27,22 @@ def data_parallel() -> tuple[int, int]:
 
     They are those of `world`, unless a device mesh with a dimension ``"data_parallel"`` covers the job: along its other
     dimensions ranks share the work on the same data. Such a mesh belongs to a strategy, and torch has no list of them; so it is
-    looked for among all objects, where the job has more groups of processes than one. That takes 0.2 s: ask once in a run.
+    looked for among all objects, where the job has more groups of processes than one. That takes 0.2 s: ask once in a run. Where
+    earlier trainings of this process have left others, the one counts that makes the fewest groups, which is the cautious answer.
     """
     size, rank = world()
     meshes: Any = sys.modules.get("torch.distributed.device_mesh")
     if size == 1 or meshes is None or torch.distributed.get_pg_count() == 1:
         return size, rank
-    for found in gc.get_objects():
-        if type(found) is meshes.DeviceMesh and _DATA_PARALLEL in (found.mesh_dim_names or ()) and found.size() == size:
-            dimension = found.mesh_dim_names.index(_DATA_PARALLEL)
-            return found.size(dimension), found.get_local_rank(dimension)
-    return size, rank
+    found = [each for each in gc.get_objects() if type(each) is meshes.DeviceMesh and _covers(each, size)]
+    dimensions = [mesh.mesh_dim_names.index(_DATA_PARALLEL) for mesh in found]
+    groups = [(mesh.size(dim), mesh.get_local_rank(dim)) for mesh, dim in zip(found, dimensions, strict=True)]
+    return min(groups, default=(size, rank))
+
+
+def _covers(mesh: Any, size: int) -> bool:
+    """Whether a mesh is one of the whole job that says what is data parallel."""
+    return _DATA_PARALLEL in (mesh.mesh_dim_names or ()) and mesh.size() == size
 
 
 def default_seed(loader: Any) -> int:

@@ -49,6 +49,14 @@ def test_a_mesh_says_which_of_them_do(names, shape, place, expected):
     del mesh
 
 
+def test_of_several_meshes_the_one_with_the_fewest_groups_counts():
+    names = "data_parallel", "tensor_parallel"
+    meshes = [Mesh(names, (4, 1), (3, 0)), Mesh(names, (1, 4), (0, 3)), Mesh(names, (2, 2), (1, 1))]
+    assert ranks.data_parallel() == (1, 0)
+    del meshes[1]
+    assert ranks.data_parallel() == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("names", "shape"),
     [
