@@ -265,12 +265,16 @@ def test_validation_is_sharded_as_without_echoing(ranks: Ranks) -> None:
 @pytest.mark.parametrize("factor", ["2.75", "2.25", "1.75"], ids=["sharded", "not sharded", "the user's own sampler"])
 def test_what_was_chosen_is_said_once_for_all_ranks(ranks: Ranks, factor: str) -> None:
     assert ranks.printed.count(f"factor {factor}: reuse [") == 1
-    assert len(re.findall(rf"epochs x \d+ steps = .+ passes over the data at factor {factor}\n", ranks.printed)) == 1
+    assert len(re.findall(rf"epochs x \d+ steps = .+ passes over the data at factor {factor}[,\n]", ranks.printed)) == 1
 
 
 def test_the_fit_line_counts_the_steps_and_passes_of_a_rank(ranks: Ranks) -> None:
-    # 24 examples on two ranks in batches of 4, five times over, each of them used 2.75 times
-    assert "5 epochs x 3 steps = 1.82 passes over the data at factor 2.75\n" in ranks.printed
+    # 24 examples on two ranks in batches of 4, five times over, each of them used 2.75 times, and 12 examples are a rank's pass
+    said = re.search(r"5 epochs x 3 steps = 1.82 passes over the data at factor 2.75, ([\d.]+) with the fresh ex", ranks.printed)
+    assert said is not None
+    for rank in ranks.of("default_run"):
+        fresh = sum(map(len, first_uses(rank["batches"])))  # while the buffer fills, more than one in 2.75 uses is
+        assert float(said[1]) == pytest.approx(fresh / 12, abs=0.005)
 
 
 def test_an_iterable_that_nobody_can_shard_has_all_its_batches_on_both_ranks(ranks: Ranks) -> None:
