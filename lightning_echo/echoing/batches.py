@@ -93,12 +93,16 @@ def count_examples(batch: Any) -> int:
 
     An object may say it: ``batch_size`` (PyTorch Geometric, DGL, TensorDict), of a graph with several types of nodes the sum over
     those that have one, else ``num_nodes``. Sequences of one length side by side (``zip(*examples)``) have an example each; else
-    it is the leading dimension of the first tensor found, else the length of a list, else 1.
+    it is the leading dimension of the first tensor found, or the ``batch_size`` of an object before it, else the length of a
+    list, else 1.
     """
     if isinstance(batch, torch.Tensor):  # first, since asking for a Mapping costs more than all the rest
         return len(batch) if batch.ndim else 1
-    if not isinstance(batch, list | tuple | dict | str | bytes | None) and (said := _said_by(batch)) is not None:
-        return said
+    if _may_say(batch):
+        said = _said_by(batch)
+        said = _size_in(batch, "num_nodes") if said is None else said
+        if said is not None:
+            return said
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     is_sequence = isinstance(batch, list | tuple) and len(batch) > 0
@@ -106,14 +110,18 @@ def count_examples(batch: Any) -> int:
         lengths = {len(part) for part in batch}
         if len(lengths) == 1:
             return int(lengths.pop())
-    tensor = _first_tensor(batch)
-    if tensor is not None:
-        return len(tensor) if tensor.ndim else 1
+    found = _first_size(batch)
+    if found is not None:
+        return found
     return len(batch) if is_sequence else 1
 
 
+def _may_say(batch: Any) -> bool:
+    return not isinstance(batch, list | tuple | dict | str | bytes | None)
+
+
 def _said_by(batch: Any) -> int | None:
-    """What an object says of its size, if anything."""
+    """What an object says of the examples in it, if anything."""
     if (size := _size_in(batch, "batch_size")) is not None:
         return size
     stores = getattr(batch, "node_stores", None)  # of a graph with nodes of several types
@@ -121,7 +129,7 @@ def _said_by(batch: Any) -> int | None:
         sizes = [size for store in stores if (size := _size_in(store, "batch_size")) is not None]
         if sizes:
             return sum(sizes)
-    return _size_in(batch, "num_nodes")
+    return None
 
 
 def _size_in(batch: Any, name: str) -> int | None:
@@ -131,13 +139,14 @@ def _size_in(batch: Any, name: str) -> int | None:
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
 
 
-def _first_tensor(batch: Any) -> torch.Tensor | None:
+def _first_size(batch: Any) -> int | None:
+    """What the first tensor, or object that says its size, counts."""
     if isinstance(batch, torch.Tensor):
-        return batch
+        return len(batch) if batch.ndim else 1
     if isinstance(batch, list | tuple):
         parts: Iterable[Any] = batch
-    elif isinstance(batch, Mapping):
-        parts = batch.values()
     else:
-        parts = vars(batch).values() if is_dataclass(batch) else ()
-    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+        if _may_say(batch) and (said := _said_by(batch)) is not None:
+            return said
+        parts = batch.values() if isinstance(batch, Mapping) else vars(batch).values() if is_dataclass(batch) else ()
+    return next((found for part in parts if (found := _first_size(part)) is not None), None)

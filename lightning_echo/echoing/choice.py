@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from lightning_echo.echoing.fallback import WatchedStages
 from lightning_echo.echoing.insertion import InsertionPoint
-from lightning_echo.echoing.proof import read_plainly
+from lightning_echo.echoing.proof import ignores_index, read_plainly
 from lightning_echo.echoing.raw import ReadRefused
 from lightning_echo.echoing.source import Source
 from lightning_echo.echoing.splits import Split, SplitRefused, find_split, make_stages
@@ -41,6 +41,7 @@ class Choice:
         reused: What an echo reuses, for people.
         redone: What each use redoes.
         item_bytes: Estimated memory of a live example, or of a live batch where batches are reused; 0 if unknown.
+        caution: What about the data set makes a resumed run another one; empty if nothing is known.
     """
 
     point: InsertionPoint
@@ -49,6 +50,7 @@ class Choice:
     reused: tuple[str, ...]
     redone: tuple[str, ...]
     item_bytes: int
+    caution: str = ""
 
 
 def choose(source: Source, point: InsertionPoint) -> Choice:
@@ -122,12 +124,19 @@ def _readable_indices(source: Source) -> Any:
 
 def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
     reused, redone = _OF_WHOLE[point]
-    item_bytes = 0
+    item_bytes, caution = 0, ""
     if (index := source.readable_index) is not None:
-        item_bytes = nbytes(read_plainly(source.loader.dataset, [index]).examples[0])
+        dataset = source.loader.dataset
+        item_bytes = nbytes(read_plainly(dataset, [index]).examples[0])
         if point.by_batches:
             item_bytes *= source.loader.batch_size
-    return Choice(point, reason, WholeDataset, reused, redone, item_bytes)
+        others = _readable_indices(source) or range(len(dataset))
+        if len(others) > 1 and ignores_index(dataset, index, others[1]):
+            caution = (
+                f"{type(dataset).__name__} returns what comes next, whatever index it is asked for: "
+                "an example that is read again after a resume is another one"
+            )
+    return Choice(point, reason, WholeDataset, reused, redone, item_bytes, caution)
 
 
 def _split(split: Split, *, is_asked: bool) -> Choice:

@@ -61,23 +61,29 @@ def conventions_of(dataset: Any) -> list[Convention]:
     if isinstance(dataset, StagedDataset):
         return found  # it says so itself
     transform, target_transform, transforms = (callable_of(dataset, name) for name in ATTRIBUTES)
-    if transform or target_transform:
+    if transform is not None or target_transform is not None:  # not by their truth: MONAI's may be empty
         found.append(Convention.transform)
-    if transforms and not _is_pair_of(transforms, transform, target_transform):
+    if transforms is not None and not _is_pair_of(transforms, transform, target_transform):
         found.append(Convention.transforms_joint)
         if not is_pair(transforms):
             found.append(Convention.transforms)
-    if transform:
+    if transform is not None:
         found += [Convention.transform_joint, Convention.transform_whole, *NAMES]
-    if not found and any(getattr(dataset, name, False) is None for name in ATTRIBUTES):
+    if not found and any(getattr(dataset, attribute_of(dataset, name), False) is None for name in ATTRIBUTES):
         found.append(Convention.transform)  # it has a place for transforms, and none is there
     return found
 
 
 def callable_of(dataset: Any, name: str) -> Transform | None:
-    """Returns the attribute of that name if it can be called."""
-    value = getattr(dataset, name, None)
+    """Returns the attribute of that name, public or not, if it can be called."""
+    value = getattr(dataset, attribute_of(dataset, name), None)
     return value if callable(value) else None
+
+
+def attribute_of(dataset: Any, name: str) -> str:
+    """Returns where a data set keeps a transform: TorchIO's in ``_transform``. A method of that name is none."""
+    private = f"_{name}"
+    return private if private in getattr(dataset, "__dict__", {}) and not hasattr(dataset, name) else name
 
 
 def is_pair(transforms: Any) -> bool:

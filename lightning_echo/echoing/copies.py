@@ -28,13 +28,13 @@ import random
 import types
 from collections import deque
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from lightning_echo.echoing.generators import GENERATORS, TRANSFORMS
 from lightning_echo.echoing.holders import (
     FOLLOWED,
     attributes_of,
@@ -44,23 +44,17 @@ from lightning_echo.echoing.holders import (
     is_made_of_attributes,
     is_memory,
     is_plain,
-    is_standard,
     slots_of,
 )
 from lightning_echo.echoing.protect import copy_example
 from lightning_echo.echoing.weight import nbytes
 
-__all__ = ["ThrowAwayCopies", "ThrowAwayCopy", "generator_state", "generators_in", "shallow_copy"]
+__all__ = ["ThrowAwayCopies", "ThrowAwayCopy", "shallow_copy"]
 
-_FEW = 16  # members of containers in which generators are looked for
 _MOST_MEMBERS = 100_000  # of containers that are copied, in all
 _MOST_BYTES = 256 * 2**20  # of tensors, arrays and images that are copied, in all
 _DEEP = 12  # levels of objects in objects that are followed
 
-# Attributes of a data set that hold transforms, which may draw from a generator of their own.
-_TRANSFORMS = ("transform", "target_transform", "transforms", "_augment_one")
-
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _ATOMS = (int, str, float, bool, bytes, type(None))  # most of what there is
 _KEPT_WORKERS = "_iterator"  # of a DataLoader that keeps its workers
 
@@ -86,12 +80,10 @@ class ThrowAwayCopies:
         most_bytes: Of tensors, arrays and images that are copied, in all.
 
     Attributes:
-        generators: The copies of the generators that were met, those of transforms left out.
         too_large: Where something was met that is shared for its size: class and attribute.
     """
 
     def __init__(self, most_members: int, most_bytes: int) -> None:
-        self.generators: list[Any] = []
         self.too_large: list[str] = []
         self._members_left, self._bytes_left = most_members, most_bytes
         self._memo: dict[int, Any] = {}  # in the format of copy.deepcopy; a copy is the copy of itself
@@ -122,8 +114,8 @@ class ThrowAwayCopies:
         known = self._memo.get(id(value))
         if known is not None:
             return known
-        if isinstance(value, _GENERATORS):
-            return self._copy_generator(value)
+        if isinstance(value, GENERATORS):
+            return value if isinstance(value, random.SystemRandom) else self._remember(value, copy.deepcopy(value))
         if is_container(type(value)):
             return self._copy_container(value, depth + 1) if depth < _DEEP else value
         if is_memory(value):
@@ -137,12 +129,6 @@ class ThrowAwayCopies:
         if is_made_of_attributes(type(value)) and (isinstance(value, FOLLOWED) or (depth < _DEEP and is_closed_holder(value))):
             return self._copy_object(value, depth + 1)
         return value
-
-    def _copy_generator(self, value: Any) -> Any:
-        if isinstance(value, random.SystemRandom):
-            return value  # it has no state
-        self.generators.append(copy.deepcopy(value))
-        return self._remember(value, self.generators[-1])
 
     def _copy_container(self, value: Any, depth: int) -> Any:
         if len(value) > self._members_left:
@@ -180,7 +166,7 @@ class ThrowAwayCopies:
             self._where = f"{type(value).__name__}.{name}"
             if isinstance(value, DataLoader) and name == _KEPT_WORKERS:
                 item = None  # they read what the original has
-            deeply = name in _TRANSFORMS and (depth == 0 or isinstance(value, Dataset))
+            deeply = name in TRANSFORMS and (depth == 0 or isinstance(value, Dataset))
             item = self._copy_deeply(item) if deeply else self._copy(item, depth)
             if name in in_slots:
                 object.__setattr__(copied, name, item)
@@ -214,43 +200,7 @@ class ThrowAwayCopy:
 
     Attributes:
         dataset: the copy.
-        generators: the copies of the generators that it holds, those of transforms left out.
     """
 
     def __init__(self, dataset: Any) -> None:
-        copies = ThrowAwayCopies(_MOST_MEMBERS, _MOST_BYTES)
-        self.dataset, self.generators = copies.of(dataset), copies.generators
-
-
-def generators_in(dataset: Any) -> list[Any]:
-    """Returns the random generators that a data set and those inside it hold, in plain objects too; transforms left out.
-
-    As `ThrowAwayCopy` finds them, but without copying anything, and of containers the first few members only.
-    """
-    found: dict[int, Any] = {}
-    seen: dict[int, Any] = {}
-    left = [(dataset, 0)]
-    while left:
-        value, depth = left.pop()
-        if id(value) in seen or depth > _DEEP:
-            continue
-        seen[id(value)] = value
-        if isinstance(value, _GENERATORS):
-            found[id(value)] = value
-        elif is_container(type(value)):
-            members = value.values() if isinstance(value, dict) else value
-            left += [(member, depth + 1) for member in islice(members, _FEW)]
-        elif isinstance(value, FOLLOWED) or depth == 0 or (is_made_of_attributes(type(value)) and not is_standard(type(value))):
-            holds_transforms = depth == 0 or isinstance(value, Dataset)
-            attributes = attributes_of(value).items()
-            left += [(item, depth + 1) for name, item in attributes if not (holds_transforms and name in _TRANSFORMS)]
-    return list(found.values())
-
-
-def generator_state(generator: Any) -> Any:
-    """Returns the state of a private generator, None if it has none (the operating system's)."""
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, (np.random.RandomState, torch.Generator)):
-        return generator.get_state()
-    return None if isinstance(generator, random.SystemRandom) else generator.getstate()
+        self.dataset = ThrowAwayCopies(_MOST_MEMBERS, _MOST_BYTES).of(dataset)

@@ -6,7 +6,8 @@ random: subclasses, ``Lambda``, functions, containers with anything else in them
 RandomHorizontalFlip, RandAugment, GaussianNoise and a dozen other random classes of v2 show no sign from
 outside, while a transform taken for random by mistake costs only time.
 
-Classes are known by qualified name, so that torchvision need not be imported.
+Classes are known by qualified name, so that torchvision need not be imported. MONAI's say themselves whether they are random
+(``monai.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from lightning_echo.echoing import monai
 
 Transform = Callable[..., Any]
 
@@ -67,7 +70,13 @@ def cut(transform: Transform | None) -> tuple[list[Transform], list[Transform]]:
 
 
 def is_deterministic(transform: Transform) -> bool:
-    """Whether ``transform`` stands in the list and calls nobody else's code."""
+    """Whether ``transform`` stands in the list and calls nobody else's code, or is one of MONAI's that does neither."""
+    if isinstance(transform, monai.Part):
+        return transform.is_first
+    return _is_listed(transform) or monai.is_deterministic(transform, _is_listed)
+
+
+def _is_listed(transform: Transform) -> bool:
     return (
         _qualified_name(transform) in _DETERMINISTIC
         and not _has_hooks(transform)
@@ -75,9 +84,28 @@ def is_deterministic(transform: Transform) -> bool:
     )
 
 
-def name_of(transform: Transform) -> str:
-    """Returns what people call ``transform``: a function's own name, else that of its class."""
-    return str(getattr(transform, "__name__", type(transform).__name__))
+def is_container(value: Any) -> bool:
+    """Whether a transform does nothing but apply others in a row."""
+    return _qualified_name(value) in _CONTAINERS
+
+
+def members_of(value: Any) -> list[Any]:
+    """Returns the transforms in a container, of anything else nothing."""
+    if not is_container(value):
+        return []
+    return list(value if isinstance(value, torch.nn.Sequential) else value.transforms)
+
+
+def names_in(transform: Transform) -> tuple[str, ...]:
+    """Returns what people call ``transform``, or those that it consists of: a function's own name, else that of the class."""
+    if isinstance(transform, monai.Part):
+        return transform.names
+    return (str(getattr(transform, "__name__", type(transform).__name__)),)
+
+
+def put_in_place(transform: Transform | None, keep: Transform) -> Transform:
+    """Returns what can be put in the place of ``transform``: ``keep``, or what looks like a ``transform`` and calls it."""
+    return monai.stand_in(transform, keep, _is_listed) if monai.is_compose(transform) else keep
 
 
 def chained(transforms: list[Transform], joint: bool) -> Transform | None:
@@ -104,10 +132,11 @@ def chained(transforms: list[Transform], joint: bool) -> Transform | None:
 
 
 def _taken_apart(transform: Transform) -> list[Transform]:
-    if _qualified_name(transform) not in _CONTAINERS or _has_hooks(transform):
+    if monai.is_compose(transform):
+        return list(monai.parts_of(transform, _is_listed))
+    if not is_container(transform) or _has_hooks(transform):
         return [transform]
-    members: Any = transform if isinstance(transform, torch.nn.Sequential) else transform.transforms  # type: ignore[attr-defined]
-    return [single for member in members for single in _taken_apart(member)]
+    return [single for member in members_of(transform) for single in _taken_apart(member)]
 
 
 def _qualified_name(transform: Transform) -> str:

@@ -1,7 +1,8 @@
 """Where two examples differ, in words. Stricter than ``==``: types and metadata count; NaN equals NaN.
 
-A class whose ``==`` compares by identity (PyTorch Geometric's ``Data``) is compared by what its objects hold. Weak references are
-not followed: what they refer to is compared where it is held.
+A class whose ``==`` compares by identity (PyTorch Geometric's ``Data``), or raises since tensors give no single answer, is
+compared by what its objects hold, a mapping by its items. Weak references are not followed: what they refer to is compared where
+it is held.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 _Pairs = set[tuple[int, int]]
+# What MONAI notes down of a transform that it has applied. Its "id" is the address of the object: another one in each copy.
+_TRACE = {"class", "id", "tracing", "do_transforms"}
 
 
 def difference(left: Any, right: Any, path: str = "", seen: _Pairs | None = None) -> str | None:
@@ -39,18 +43,15 @@ def difference(left: Any, right: Any, path: str = "", seen: _Pairs | None = None
         return _between_tensors(left, right, path, seen)
     if isinstance(left, np.ndarray):
         return _between_arrays(left, right, path, seen)
-    if isinstance(left, dict):
-        return _between_dicts(left, right, path, seen)
+    if isinstance(left, Mapping):
+        return _between_mappings(left, right, path, seen)
     if isinstance(left, (list, tuple)):
         return _between_sequences(left, right, path, seen)
     if _is_image(left):
         return _between_images(left, right, path)
     if hasattr(type(left), "__dataclass_fields__") or not _has_own_equality(type(left)):
         return _between_objects(left, right, path, seen)
-    where = _between_values(left, right, path)
-    if where is None or not hasattr(left, "__dict__") or not _differs_from_its_copy(left):
-        return where
-    return _between_objects(left, right, path, seen)
+    return _between_values(left, right, path, seen)
 
 
 def _at(path: str, text: str) -> str:
@@ -98,8 +99,10 @@ def _between_arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], pat
     return _at(path, f"arrays that differ in {count} of {left.size} elements") if count else None
 
 
-def _between_dicts(left: dict[Any, Any], right: dict[Any, Any], path: str, seen: _Pairs) -> str | None:
-    if left.keys() != right.keys():
+def _between_mappings(left: Mapping[Any, Any], right: Mapping[Any, Any], path: str, seen: _Pairs) -> str | None:
+    if left.keys() >= _TRACE and right.keys() >= _TRACE:
+        left, right = ({key: value for key, value in trace.items() if key != "id"} for trace in (left, right))
+    if set(left) != set(right):
         return _at(path, f"keys {list(left)} and {list(right)}")
     return _first(difference(left[key], right[key], f"{path}[{key!r}]", seen) for key in left)
 
@@ -129,6 +132,20 @@ def _between_images(left: Any, right: Any, path: str) -> str | None:
     return None if left.tobytes() == right.tobytes() else _at(path, "images with different pixels")
 
 
+def _between_values(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
+    """Objects of a class that says itself what is equal."""
+    try:
+        if bool(left == right) or bool(left != left and right != right):
+            return None
+    except Exception as error:  # the value's own comparison
+        if _holds_attributes_only(left):
+            return _between_objects(left, right, path, seen)
+        return _at(path, f"two objects of {_name(left)}, which cannot be compared ({error})")
+    if _holds_attributes_only(left) and _differs_from_its_copy(left):
+        return _between_objects(left, right, path, seen)
+    return _at(path, f"{left!r} and {right!r}")
+
+
 def _between_objects(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
     """Objects that compare by identity alone are compared by what they hold."""
     if (id(left), id(right)) in seen:
@@ -150,6 +167,16 @@ def _attribute(value: Any, name: str, missing: object) -> Any:
     return attributes[name] if name in attributes else getattr(value, name, missing)
 
 
+def _holds_attributes_only(value: Any) -> bool:
+    """Whether there is something in its ``__dict__``, and nothing elsewhere."""
+    kind = type(value)
+    return (
+        getattr(kind, "__new__") is object.__new__  # noqa: B009 - mypy compares the signatures
+        and bool(getattr(value, "__dict__", None))
+        and not any(base.__dict__.get("__slots__") for base in kind.__mro__)
+    )
+
+
 def _differs_from_its_copy(value: Any) -> bool:
     """Whether ``==`` says nothing about what objects of this class hold."""
     try:
@@ -160,14 +187,6 @@ def _differs_from_its_copy(value: Any) -> bool:
 
 def _has_own_equality(kind: type) -> bool:
     return any("__eq__" in base.__dict__ for base in kind.__mro__[:-1])
-
-
-def _between_values(left: Any, right: Any, path: str) -> str | None:
-    try:
-        same = bool(left == right) or bool(left != left and right != right)
-    except Exception as error:  # the value's own comparison
-        return _at(path, f"two objects of {_name(left)}, which cannot be compared ({error})")
-    return None if same else _at(path, f"{left!r} and {right!r}")
 
 
 def _first(differences: Any) -> str | None:

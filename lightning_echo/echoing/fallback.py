@@ -13,11 +13,10 @@ of that batch are read again one by one, and so are those of all batches that fo
 from __future__ import annotations
 
 from enum import Enum
-from functools import partial
 from typing import Any
 
 from lightning_echo.echoing.conventions import SplitRefused
-from lightning_echo.echoing.copies import generator_state, generators_in
+from lightning_echo.echoing.generators import places_of_generators
 from lightning_echo.echoing.randomness import DrawingTrap, preserved_random_states
 from lightning_echo.echoing.staged import batched
 from lightning_echo.echoing.stages import Load, Stages
@@ -71,7 +70,7 @@ class WatchedStages(Stages):
             augment_routes=stages.augment_routes,
         )
         self._stages, self._dataset, self._refusal = stages, dataset, refusal
-        self._trap = DrawingTrap([partial(generator_state, each) for each in generators_in(dataset)])
+        self._trap = DrawingTrap([place.state for place in places_of_generators(dataset)])
         many = stages.load_many
         self._load_one: Load = stages.load if many is None else lambda index: many([index])[0]
         self._checks_each = False  # whether random states are looked at for each example, and not for each batch

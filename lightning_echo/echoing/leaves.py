@@ -17,13 +17,14 @@ from lightning_echo.echoing.conventions import (
     NAMES,
     Convention,
     SplitRefused,
+    attribute_of,
     callable_of,
     elements_of,
     is_pair,
     like,
 )
 from lightning_echo.echoing.copies import shallow_copy
-from lightning_echo.echoing.cuts import Transform, chained, cut, name_of
+from lightning_echo.echoing.cuts import Transform, chained, cut, names_in, put_in_place
 from lightning_echo.echoing.holders import blank
 from lightning_echo.echoing.staged import batched
 from lightning_echo.echoing.stages import ProtocolStages, Stages, then, unchanged
@@ -78,8 +79,8 @@ def _without_transforms(dataset: Any, stand_in: Callable[[str], Transform]) -> A
     if source is dataset or getattr(source, "__dict__", None) is getattr(dataset, "__dict__", source):
         raise SplitRefused(f"a copy of {type(dataset).__name__} is not independent of it")
     for name in ATTRIBUTES:
-        if callable_of(dataset, name) is not None:
-            _replace(source, dataset, name, stand_in(name))
+        if (transform := callable_of(dataset, name)) is not None:
+            _replace(source, dataset, attribute_of(dataset, name), put_in_place(transform, stand_in(name)))
     return source
 
 
@@ -165,4 +166,5 @@ def _on_named(transform: Transform, names: tuple[str, ...]) -> Transform:
 
 def names_of(image: list[Transform], target: list[Transform]) -> tuple[str, ...]:
     """Returns what people call the transforms of image and target."""
-    return (*map(name_of, image), *(f"target {name_of(transform)}" for transform in target))
+    on_image, on_target = ([name for transform in transforms for name in names_in(transform)] for transforms in (image, target))
+    return (*on_image, *(f"target {name}" for name in on_target))

@@ -22,9 +22,11 @@ import numpy as np
 import torch
 
 from lightning_echo.echoing.conventions import SplitRefused
-from lightning_echo.echoing.copies import ThrowAwayCopy, generator_state
+from lightning_echo.echoing.copies import ThrowAwayCopy
 from lightning_echo.echoing.difference import difference
+from lightning_echo.echoing.generators import Place, places_of_generators
 from lightning_echo.echoing.protect import copy_example
+from lightning_echo.echoing.seeding import seeders
 from lightning_echo.echoing.stages import Stages
 from lightning_echo.echoing.weight import nbytes
 
@@ -49,19 +51,24 @@ class PlainRead:
 def read_plainly(dataset: Any, indices: list[Any]) -> PlainRead:
     """Reads examples as the plain loader does, from a throw-away copy; exceptions are the data set's own."""
     with _seeded():
-        copied = ThrowAwayCopy(dataset).dataset
-        many = getattr(copied, "__getitems__", None)
-        examples = list(many(indices)) if callable(many) else [copied[index] for index in indices]
-        return PlainRead(indices, examples, _global_states())
+        copied = _seeded_copy(dataset).dataset
+        return PlainRead(indices, _read_all(copied, indices), _global_states())
 
 
-def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead) -> int:
+def _read_all(dataset: Any, indices: list[Any]) -> list[Any]:
+    many = getattr(dataset, "__getitems__", None)
+    return list(many(indices)) if callable(many) else [dataset[index] for index in indices]
+
+
+def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, again: bool = True) -> int:
     """Checks that stages return what the data set returns by itself.
 
     Args:
         dataset: the data set that ``plain`` was read from.
         make: makes the stages of a copy of it.
         plain: what they have to return.
+        again: whether to begin again where a second plain read is another: a data set may return something else the first time
+            that an example is read (MONAI's ``PersistentDataset``, which then finds it on disk).
 
     Returns:
         The bytes of the largest reused example.
@@ -70,31 +77,56 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead) -> int:
         SplitRefused: they return something else, or cannot be run one without the other.
     """
     with _seeded():
-        throw_away = ThrowAwayCopy(dataset)
+        throw_away = _seeded_copy(dataset)
         stages = make(throw_away.dataset)
-        loaded = _load(stages, plain.indices, throw_away.generators)
+        loaded = _load(stages, plain.indices, places_of_generators(throw_away.dataset))
         example_bytes = max(map(nbytes, loaded))
         augmented = _augment(stages, plain.indices, loaded)
         where = _where_different(plain, augmented) or _who_drew(plain.states)
-    if where is not None and _is_repeatable(dataset, plain):
+    if where is None:
+        return example_bytes
+    second = read_plainly(dataset, plain.indices)
+    where_again = difference(plain.examples, second.examples)
+    if where_again is None:
         raise SplitRefused(where)
-    if where is not None:
-        raise SplitRefused(
-            f"{_read(plain.indices)} came out differently when read again under the same seeds, so that no split "
-            "can be proved: it draws from a generator that cannot be copied"
-        )
-    return example_bytes
+    if again:
+        return prove(dataset, make, second, again=False)
+    raise SplitRefused(
+        f"{_read(plain.indices)} came out differently when read again under the same seeds ({where_again}), so that no split "
+        "can be proved; it may draw from a generator that cannot be copied"
+    )
 
 
-def _load(stages: Stages, indices: list[Any], generators: list[Any]) -> list[Any]:
-    before, private = _global_states(), [generator_state(generator) for generator in generators]
+def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
+    """Whether a data set returns what comes next, whatever index it is asked for (TorchIO's ``Queue``).
+
+    After a first read, ``one`` and ``other`` are read from the same state of the data set and under the same seeds: what comes is
+    the same for both, and not what came at first.
+
+    Args:
+        dataset: is read from throw-away copies.
+        one: an index.
+        other: another one.
+    """
+    try:
+        with _seeded():
+            begun = _seeded_copy(dataset).dataset
+            first = _read_all(begun, [one])
+        again = read_plainly(begun, [one]).examples
+        return difference(first, again) is not None and difference(again, read_plainly(begun, [other]).examples) is None
+    except Exception:  # whatever the data set raises: what is needed of it has been read
+        return False
+
+
+def _load(stages: Stages, indices: list[Any], places: list[Place]) -> list[Any]:
+    before, private = _global_states(), [place.state() for place in places]
     with _only_in_stages(f"loading {_read(indices)}"):
         loaded = [stages.load(index) for index in indices] if stages.load_many is None else stages.load_many(indices)
     what = f"what would be reused ({', '.join(stages.reused)}) draws random numbers"
     drew = [name for name, state in _global_states().items() if difference(before[name], state)]
     if drew:
         raise SplitRefused(f"{what} from {' and '.join(drew)}")
-    if difference(private, [generator_state(generator) for generator in generators]):
+    if difference(private, [place.state() for place in places]):
         raise SplitRefused(f"{what} from a generator that the data set holds")
     if len(loaded) != len(indices):
         raise SplitRefused(f"{len(indices)} examples were to be loaded, and {len(loaded)} came")
@@ -124,11 +156,6 @@ def _who_drew(states: dict[str, Any]) -> str | None:
     return f"it does not draw the same random numbers ({', '.join(drew)}) by itself and in stages"
 
 
-def _is_repeatable(dataset: Any, plain: PlainRead) -> bool:
-    again = read_plainly(dataset, plain.indices)
-    return difference(plain.examples, again.examples) is None
-
-
 @contextmanager
 def _only_in_stages(doing: str) -> Iterator[None]:
     """Turns exceptions into a refusal: the data set by itself raised none."""
@@ -142,6 +169,16 @@ def _only_in_stages(doing: str) -> Iterator[None]:
 
 def _read(indices: list[Any]) -> str:
     return " and ".join(f"dataset[{index}]" for index in indices)
+
+
+def _seeded_copy(dataset: Any) -> ThrowAwayCopy:
+    """A copy to be thrown away, whose transforms with generators of their own are seeded, but those that it shares."""
+    throw_away = ThrowAwayCopy(dataset)
+    shared = seeders(dataset).keys()
+    for place, (identity, seed) in enumerate(seeders(throw_away.dataset).items()):
+        if identity not in shared:
+            seed(_SEED + place)
+    return throw_away
 
 
 # --- the three global random states ------------------------------------------------------------------------

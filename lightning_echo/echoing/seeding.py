@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import Dataset
 
+from lightning_echo.echoing.cuts import members_of
 from lightning_echo.echoing.hashing import mix
 from lightning_echo.echoing.randomness import seed_all
-from lightning_echo.echoing.staged import AugmentedDataset
 
-__all__ = ["BATCH", "EXAMPLE", "Seeding"]
+__all__ = ["BATCH", "EXAMPLE", "Seeding", "seeders"]
 
 BATCH, EXAMPLE = 1, 2  # what a seed is for
-_MISSING = object()
+_FEW = 16  # members of containers that are looked at
+_DEEP = 8  # levels of data sets, containers and transforms that are followed
 
 
 class Seeding:
-    """Seeds the three global generators, and transforms with generators of their own (``set_random_seed``).
+    """Seeds the three global generators, and those that transforms and data sets hold and have a method to seed (`seeders`).
 
     Args:
         dataset: Looked through for such transforms.
@@ -27,27 +31,51 @@ class Seeding:
 
     def __init__(self, dataset: Any, key: int) -> None:
         self._key = key
-        self._seeders = list(_seeders(dataset))
+        self._seeders = list(seeders(dataset).values())
 
     def seed(self, purpose: int, number: int) -> None:
         """Seeds all of them for a batch (`BATCH`) or for reading an example (`EXAMPLE`)."""
         seed = mix(self._key, purpose, number)
         seed_all(seed)
-        for set_random_seed in self._seeders:
-            set_random_seed(seed & 0x7FFFFFFF)
+        for place, seed_one in enumerate(self._seeders):  # each with a number of its own: two of them must not draw in step
+            seed_one(seed + place & 0x7FFFFFFF)
 
 
-def _seeders(dataset: Any) -> Iterable[Callable[[int], Any]]:
-    """``set_random_seed`` of transforms, wherever the chain of data sets holds them."""
-    if isinstance(dataset, Subset):
-        yield from _seeders(dataset.dataset)
-    elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            yield from _seeders(part)
-    else:
-        inner = dataset._inner if isinstance(dataset, AugmentedDataset) else _MISSING
-        for value in getattr(dataset, "__dict__", {}).values():
-            if callable(set_random_seed := getattr(value, "set_random_seed", None)):
-                yield set_random_seed
-            elif value is inner or isinstance(value, Subset | ConcatDataset):
-                yield from _seeders(value)
+def seeders(dataset: Any) -> dict[int, Callable[[int], Any]]:
+    """Returns what seeds generators of their own, wherever a chain of data sets holds them, by the ``id`` of who has them.
+
+    ``set_random_seed(seed)`` of Albumentations, ``set_random_state(seed=seed)`` of MONAI.
+    """
+    found: dict[int, Callable[[int], Any]] = {}
+    seen: dict[int, Any] = {}
+    left = deque([(dataset, 0)])
+    while left:
+        value, depth = left.popleft()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        seeder = _seeder_of(value)
+        if seeder is not None:
+            found[id(value)] = seeder
+        is_dataset = depth == 0 or isinstance(value, Dataset)
+        if depth < _DEEP and (is_dataset or seeder is None):  # a transform seeds its members itself
+            left += [(part, depth + 1) for part in _parts(value, is_dataset)]
+    return found
+
+
+def _parts(value: Any, is_dataset: bool) -> Iterable[Any]:
+    if is_dataset:
+        return list(getattr(value, "__dict__", {}).values())
+    if type(value) in (list, tuple):  # exactly: a subclass may read what it is asked for
+        return list(value[:_FEW])
+    return islice(value.values(), _FEW) if type(value) is dict else members_of(value)
+
+
+def _seeder_of(value: Any) -> Callable[[int], Any] | None:
+    kind = type(value)  # not the object, which may answer to any name
+    if callable(getattr(kind, "set_random_seed", None)):
+        seeder: Callable[[int], Any] = value.set_random_seed
+        return seeder
+    if callable(method := getattr(kind, "set_random_state", None)) and "seed" in inspect.signature(method).parameters:
+        return lambda seed: value.set_random_state(seed=seed)
+    return None

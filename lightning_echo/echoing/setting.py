@@ -124,6 +124,8 @@ class Setting:
                 "a checkpoint from within a pass cannot be resumed: that needs state_dict() and load_state_dict(state) of the "
                 f"{'data set' if self.by_streams else 'loader'}, or torchdata's StatefulDataLoader"
             )
+        if self.choice.caution:
+            remarks.append(self.choice.caution)
         if not self.has_length:
             remarks.append(
                 "an epoch ends where the loader's pass ends" if self.by_batches else "an epoch ends where the stream ends"

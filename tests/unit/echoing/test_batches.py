@@ -197,6 +197,10 @@ class Pairs:
             6,
         ),
         (SimpleNamespace(node_stores=[SimpleNamespace()], num_nodes=9), 9),
+        ((SimpleNamespace(batch_size=7), SimpleNamespace(batch_size=7)), 7),  # pairs of graphs
+        ({"graph": SimpleNamespace(batch_size=7), "labels": torch.zeros(9)}, 7),
+        ({"labels": torch.zeros(9), "graph": SimpleNamespace(batch_size=7)}, 9),
+        ([SimpleNamespace(num_nodes=7)] * 3, 3),  # a list of graphs
         (UserDict(batch_size=torch.zeros(3), x=torch.zeros(4)), 3),
         (Pairs(torch.zeros(5, 2), torch.zeros(5)), 5),
         (SimpleNamespace(x=torch.zeros(3)), 1),

@@ -20,7 +20,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision.tv_tensors import Mask
 
 from lightning_echo.echoing import copies
-from lightning_echo.echoing.copies import ThrowAwayCopies, ThrowAwayCopy, generator_state, generators_in, shallow_copy
+from lightning_echo.echoing.copies import ThrowAwayCopies, ThrowAwayCopy, shallow_copy
+from lightning_echo.echoing.generators import generator_state
 
 
 class Numbers(Dataset):
@@ -204,7 +205,7 @@ class TestThrowAwayCopy:
         assert ThrowAwayCopy(Subset(original, [0])).dataset[0] == b"a"
         assert original[2] == b"c"
 
-    def test_generators_inside_are_copied_and_listed(self):
+    def test_generators_inside_are_copied(self):
         generators = {
             "a": np.random.default_rng(3),
             "b": np.random.RandomState(3),
@@ -229,9 +230,8 @@ class TestThrowAwayCopy:
             generators["c"].random(),
             torch.rand((), generator=generators["d"]).item(),
         ]
-        assert len(throw_away.generators) == 5
 
-    def test_transforms_are_copied_deeply_and_their_generators_are_not_listed(self):
+    def test_transforms_are_copied_deeply(self):
         class Noise:
             def __init__(self):
                 self.rng = np.random.default_rng(0)
@@ -240,7 +240,6 @@ class TestThrowAwayCopy:
         throw_away = ThrowAwayCopy(Subset(Numbers(transform=Noise()), [0]))
         original, copied = Noise(), throw_away.dataset.dataset.transform
         assert copied.rng.random() == original.rng.random()
-        assert throw_away.generators == []
 
     def test_a_transform_that_cannot_be_copied_deeply_is_copied_as_far_as_it_goes(self):
         class Guarded:
@@ -269,33 +268,9 @@ class TestThrowAwayCopy:
         assert original.transform(0) == 1
 
 
-class TestGeneratorsInside:
-    def test_those_of_the_data_sets_and_of_plain_objects_but_not_those_of_transforms(self):
-        class Noise:
-            def __init__(self):
-                self.rng = np.random.default_rng(1)
-
-        inner = Numbers(rng=torch.Generator(), transform=Noise(), noise=Noise())
-        outer = Numbers(parts=[Subset(inner, [0]), inner], more={"py": random.Random(2)}, itself=None)
-        outer.itself = outer  # is followed once
-        found = generators_in(outer)
-        assert {id(each) for each in found} == {id(inner.rng), id(inner.noise.rng), id(outer.more["py"])}
-        assert len(found) == 3
-
-    def test_long_containers_are_looked_into_no_further_than_their_start(self):
-        numbers = [random.Random(number) for number in range(1000)]
-        found = generators_in(Numbers(samples=numbers))
-        assert 0 < len(found) < 50
-        assert {id(each) for each in found} <= {id(each) for each in numbers[:50]}
-
-    def test_objects_of_the_standard_library_are_left_alone(self):
-        assert generators_in(Numbers(lock=threading.Lock(), path=zipfile.Path)) == []
-
-    def test_no_state_is_asked_of_the_operating_systems_generator(self):
-        system = random.SystemRandom()
-        throw_away = ThrowAwayCopy(Numbers(random=system))
-        assert throw_away.dataset.random is system
-        assert throw_away.generators == []
+def test_the_operating_systems_generator_is_shared():
+    system = random.SystemRandom()
+    assert ThrowAwayCopy(Numbers(random=system)).dataset.random is system
 
 
 def made(most_members=1000, most_bytes=1000):
