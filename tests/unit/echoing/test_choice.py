@@ -296,3 +296,55 @@ def test_what_kept_an_example_from_being_read_is_said() -> None:
     by_name = choose(Source(DataLoader(Named(), batch_size=3, sampler=Names())), InsertionPoint.auto)
     assert "its sampler (Names) seems to yield no integers, since reading by one raised KeyError: " in by_name.reason
     assert by_name.reason.endswith("if the data set augments, its echoes repeat that, and StagedDataset can have it redone")
+
+
+class Queue(Dataset[int]):
+    """As TorchIO's: returns what comes next from a list of its own, whatever index it is asked for."""
+
+    def __init__(self) -> None:
+        self.patches: list[int] = []
+        self.filled = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if not self.patches:
+            self.patches = [10 * self.filled + patch for patch in (3, 2, 1)]
+            self.filled += 1
+        return self.patches.pop()
+
+
+class Counting(Queue):
+    """Counts its reads, and returns what it is asked for."""
+
+    def __getitem__(self, index: int) -> int:
+        return index + 0 * super().__getitem__(index)
+
+
+class Noisy(Queue):
+    """Draws at each read."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(())
+
+
+class Once(Queue):
+    """Can be read once."""
+
+    def __getitem__(self, index: int) -> int:
+        if self.filled:
+            raise RuntimeError("only once")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"), [(Queue(), True), (Counting(), False), (Noisy(), False), (Once(), False), ([1, 1], False)]
+)
+def test_a_data_set_that_ignores_its_index_is_found_by_its_answers_and_said(dataset: Any, expected: bool) -> None:
+    choice = choose(Source(DataLoader(dataset, 4)), InsertionPoint.auto)
+    assert choice.point == "after_augmentation"
+    assert ("returns what comes next, whatever index it is asked for" in choice.caution) is expected
+    if expected:
+        assert choice.caution.startswith("Queue ")
+        assert (dataset.patches, dataset.filled) == ([], 0)  # asked of copies

@@ -5,6 +5,7 @@ import dataclasses
 import re
 import weakref
 from collections import namedtuple
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -206,6 +207,53 @@ def test_where_equality_compares_contents_it_decides():
 
     assert difference(Rounded(1.1), Rounded(1.2)) is None
     assert "Rounded" in difference(Rounded(1.1), Rounded(2.2))
+
+
+class Items(Mapping):
+    """A mapping whose ``==`` asks the members of each other."""
+
+    def __init__(self, **members):
+        self.members = members
+
+    def __getitem__(self, name):
+        return self.members[name]
+
+    def __iter__(self):
+        return iter(self.members)
+
+    def __len__(self):
+        return len(self.members)
+
+
+def test_a_mapping_is_compared_by_its_items():
+    assert difference(Items(x=torch.zeros(3), y=1), Items(y=1, x=torch.zeros(3))) is None
+    assert difference(Items(x=torch.zeros(3)), Items(x=torch.ones(3))) == "at ['x']: tensors that differ in 3 of 3 elements"
+    assert difference(Items(x=1), Items(y=1)) == "keys ['x'] and ['y']"
+
+
+def test_where_equality_raises_since_tensors_give_no_single_answer_contents_are_compared():
+    class Wrapped:
+        def __init__(self, value):
+            self.value = value
+
+        def __eq__(self, other):
+            return bool(self.value == other.value)
+
+        __hash__ = None
+
+    assert difference(Wrapped(torch.arange(3)), Wrapped(torch.arange(3))) is None
+    assert difference(Wrapped(torch.zeros(3)), Wrapped(torch.ones(3))) == "at .value: tensors that differ in 3 of 3 elements"
+
+
+def trace(name="Resize", number=1):
+    """What MONAI notes down of a transform that it has applied."""
+    return {"class": name, "id": number, "tracing": True, "do_transforms": True}
+
+
+def test_the_address_that_a_trace_notes_down_does_not_count():
+    assert difference([trace(number=1)], [trace(number=2)]) is None
+    assert difference(trace(), trace("Crop")) == "at ['class']: 'Resize' and 'Crop'"
+    assert difference({"id": 1, "class": "a"}, {"id": 2, "class": "a"}) == "at ['id']: 1 and 2"
 
 
 def test_objects_that_refer_to_each_other_are_compared_once():

@@ -291,3 +291,42 @@ def test_nor_in_a_worker_which_has_no_copy_to_throw_away(name):
     with pytest.raises(SplitRefused, match=reason):
         make_stages(dataset, [Convention.transform])
     assert contents(dataset) == before
+
+
+class Private(Dataset):
+    """Keeps its transform where only it looks, as TorchIO's ``SubjectsDataset``."""
+
+    def __init__(self, transform=add):
+        self._transform = transform
+
+    def __getitem__(self, index):
+        image = torch.tensor(float(index))
+        return (image if self._transform is None else self._transform(image)), index
+
+    def __len__(self):
+        return 8
+
+
+class Method(Plain):
+    """A method of that name applies the transform, as in MONAI's ``Dataset``."""
+
+    def _transform(self, index):
+        return Plain.__getitem__(self, index)
+
+    def __getitem__(self, index):
+        return self._transform(index)
+
+
+@pytest.mark.parametrize("make", [Private, Method])
+def test_a_transform_may_be_kept_in_a_private_attribute(make):
+    dataset = make()
+    before = contents(dataset)
+    stages = make_stages(dataset, find_split(dataset).conventions)
+    assert stages.redone == ("add",)
+    assert stages.load(5) == (torch.tensor(5.0), 5)
+    assert stages.augment(5, stages.load(5))[0] >= 1005
+    assert contents(dataset) == before
+
+
+def test_a_private_place_without_a_transform_is_a_place_too():
+    assert find_split(Private(None)).conventions == find_split(Plain(None)).conventions
