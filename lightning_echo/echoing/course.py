@@ -25,7 +25,7 @@ from lightning_echo.echoing.run import Layout, Run
 from lightning_echo.echoing.setting import Setting
 from lightning_echo.echoing.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
 from lightning_echo.echoing.stream_run import StreamRun
-from lightning_echo.echoing.succession import predecessor_of
+from lightning_echo.echoing.succession import Beginning, predecessor_of
 
 __all__ = ["Course"]
 
@@ -46,7 +46,8 @@ class Course:
         delivery: What has been delivered.
         name: Of the loader among several, see `EchoLoader`.
         heard_epoch: Number of the epoch, as Lightning told it; -1 if it did not.
-        predecessor: The run of the loader that was made before over the same data, until this one has begun.
+        beginning: How it began.
+        predecessor: The run of the loader that was made before over the same data, if it lives, until this one has begun.
     """
 
     _pipeline: Pipeline
@@ -55,6 +56,7 @@ class Course:
         self._setting, self.seed, self.name = setting, seed, ""
         self.factor, self.delivery = RunFactor(factor), Delivery()
         self.heard_epoch = -1
+        self.beginning = Beginning()
         self.predecessor = predecessor_of(self, setting.source.loader)
         self._said = False
         self._note = ""  # of a worker, to be said
@@ -116,12 +118,22 @@ class Course:
             keeps_length: As in `Progress.begin`.
             is_alone: Whether nobody carries the run on from one loader to the next.
         """
-        before, self.predecessor = self.predecessor, None
+        predecessor, before = self.predecessor, self.beginning.before
+        self.predecessor = self.beginning.before = None
         if is_alone and self.is_at_start:
-            self._succeed(before)
+            self._succeed(predecessor, before)
         if not self.delivery.progress.resuming:
             self._follow_length()
         self.delivery.begin_epoch(self.length(), keeps_length=keeps_length)
+        self._note_beginning()
+
+    def _note_beginning(self) -> None:
+        beginning, progress, items = self.beginning, self.delivery.progress, self._setting.layout().batches_per_pass
+        beginning.epochs += 1
+        beginning.heard_epoch, beginning.seed = self.heard_epoch, self.seed
+        if beginning.epochs == 1:
+            in_epoch = progress.epoch_batches / self.factor.value
+            beginning.share = in_epoch / items if items and progress.epoch_batches > 0 else 1.0
 
     def _has_other_length(self) -> bool:
         """Whether the data set has grown or shrunk since the workers were started."""
@@ -143,21 +155,21 @@ class Course:
         self._pipeline.go_to(number * now.items_per_pass(setting.by_batches), number * now.batches_per_pass)
         self.delivery.progress.delivered = number * now.batches_per_pass
 
-    def _succeed(self, before: Course | None) -> None:
+    def _succeed(self, predecessor: Course | None, before: Beginning | None) -> None:
         """Goes on with the run of a predecessor where it should; see succession.py."""
         if self.heard_epoch <= 0:
             if before is not None and self._begins_again(before):
                 self.warn(
                     "this EchoLoader begins where the one before it over the same data set began, with the same seed: each "
-                    f"training has the same {before.passes:.0%} of a pass. To go on, make the EchoLoader once and pass it to "
+                    "training has the same part of a pass. To go on, make the EchoLoader once and pass it to "
                     "each fit, or use EchoCallback(echo=...); to begin again on purpose, give another seed"
                 )
             return
-        seeds = {self.seed, None if before is None else before.seed} - {None}
-        if before is not None and before.heard_epoch == self.heard_epoch - 1 and len(seeds) < 2:
+        seeds = {self.seed, None if predecessor is None else predecessor.seed} - {None}
+        if predecessor is not None and predecessor.heard_epoch == self.heard_epoch - 1 and len(seeds) < 2:
             factor, self._said = self.factor.value, True
-            self.follow(before)
-            before.close()
+            self.follow(predecessor)
+            predecessor.close()
             if factor != self.factor.value:
                 self.change_factor(factor)
             return
@@ -168,12 +180,11 @@ class Course:
             "go on"
         )
 
-    def _begins_again(self, before: Course) -> bool:
+    def _begins_again(self, before: Beginning) -> bool:
         """Whether this delivers what a predecessor has: the same seed, and no more than an epoch of that, within a pass."""
         seed = self.seed if self.seed is not None else os.environ.get("PL_GLOBAL_SEED")
         same_seed = seed is not None and before.seed is not None and int(seed) == before.seed
-        first_epoch = before.heard_epoch == self.heard_epoch == 0 and before.delivery.progress.epoch == 0
-        return same_seed and first_epoch and before.passes < 1 and before.factor.value > 1
+        return same_seed and before.epochs == 1 and before.heard_epoch == self.heard_epoch == 0 and before.share < 1
 
     def fetch(self, worker_init_fn: Any) -> Any:
         """The next batch, from workers that are started where there are none.
@@ -221,7 +232,7 @@ class Course:
     def _start(self, worker_init_fn: Any) -> Run | StreamRun:
         setting = self._setting
         if self.seed is None:
-            self.seed = named_seed(default_seed(setting.source.loader), self.name)
+            self.seed = self.beginning.seed = named_seed(default_seed(setting.source.loader), self.name)
         resumed = self._pipeline.state(self.delivery.batches)["plan"] is not None
         state, position = self._where_to_go_on()
         run = setting.start(
@@ -349,7 +360,12 @@ class Course:
 
     def __getstate__(self) -> dict[str, Any]:
         """For processes that are spawned with a loader."""
-        return {**vars(self), "_pipeline": self._pipeline.resting(self.delivery.batches), "predecessor": None}
+        return {
+            **vars(self),
+            "_pipeline": self._pipeline.resting(self.delivery.batches),
+            "predecessor": None,
+            "beginning": Beginning(),
+        }
 
     # ------------------------------------------------------------------ saying
 
