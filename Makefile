@@ -7,14 +7,16 @@ BIN := .venv/bin
 OLDEST_BIN := .venv-oldest/bin
 MOSAIC_BIN := .venv-mosaic/bin
 PEERS_BIN := .venv-peers/bin
+OUTSIDE_BIN := .venv-outside/bin
 # One stamp per environment, newer than what its packages were chosen from: a second call installs nothing.
 INSTALLED := .venv/.installed
 OLDEST_INSTALLED := .venv-oldest/.installed
 MOSAIC_INSTALLED := .venv-mosaic/.installed
 PEERS_INSTALLED := .venv-peers/.installed
+OUTSIDE_INSTALLED := .venv-outside/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench evidence wallclock peers test-oldest test-mosaic clean
+.PHONY: help install demo test lint bench evidence wallclock peers test-oldest test-mosaic test-outside clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -58,8 +60,11 @@ test-oldest: $(OLDEST_INSTALLED) ## run unit and Trainer tests on the oldest dec
 test-mosaic: $(MOSAIC_INSTALLED) ## run the tests of mosaicml-streaming, which needs an older numpy than the rest may have
 	$(MOSAIC_BIN)/python -m pytest tests/outside $(ARGS)
 
+test-outside: $(OUTSIDE_INSTALLED) ## run the tests with public projects (PyG, MONAI, TorchIO, Lhotse, Kornia and others)
+	OMP_NUM_THREADS=1 $(OUTSIDE_BIN)/python -m pytest tests/outside $(ARGS)
+
 clean: ## remove all environments, what the runs wrote, and the tools' caches
-	rm -rf .venv .venv-oldest .venv-mosaic .venv-peers runs lightning_logs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-mosaic .venv-peers .venv-outside runs lightning_logs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch and torchvision must come from the same source, or torchvision does not import: hence one
@@ -91,6 +96,13 @@ $(PEERS_INSTALLED): pyproject.toml
 	@echo 'Creating .venv-peers: torch and what is compared (timm, MONAI, TensorFlow), some gigabytes; takes a few minutes ...'
 	$(PYTHON) -m venv --clear .venv-peers
 	$(PEERS_BIN)/python -m pip install -q --disable-pip-version-check -e '.[peers]'
+	@touch $@
+
+$(OUTSIDE_INSTALLED): pyproject.toml
+	@$(call require_python,(3, 11) <= version,3.11 or newer (kornia and torchgeo run on no older one))
+	@echo 'Creating .venv-outside: torch and the projects whose data is tested, some gigabytes; takes a few minutes ...'
+	$(PYTHON) -m venv --clear .venv-outside
+	$(OUTSIDE_BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,test-outside]'
 	@touch $@
 
 # $(call require_python,condition on `version`,the same in words)

@@ -100,11 +100,11 @@ def _between_arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], pat
 
 
 def _between_mappings(left: Mapping[Any, Any], right: Mapping[Any, Any], path: str, seen: _Pairs) -> str | None:
-    if left.keys() >= _TRACE and right.keys() >= _TRACE:
-        left, right = ({key: value for key, value in trace.items() if key != "id"} for trace in (left, right))
-    if set(left) != set(right):
+    keys = set(left)  # not keys(): a class may return something that is no set (PyTorch Geometric's storages)
+    if keys != set(right):
         return _at(path, f"keys {list(left)} and {list(right)}")
-    return _first(difference(left[key], right[key], f"{path}[{key!r}]", seen) for key in left)
+    left_out = {"id"} if keys >= _TRACE else set()
+    return _first(difference(left[key], right[key], f"{path}[{key!r}]", seen) for key in left if key not in left_out)
 
 
 def _between_sequences(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:

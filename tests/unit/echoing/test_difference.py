@@ -5,7 +5,7 @@ import dataclasses
 import re
 import weakref
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import numpy as np
 import pytest
@@ -193,6 +193,46 @@ def test_where_equality_is_identity_contents_are_compared():
     other = ByIdentity(x=torch.tensor([0.0, 1.0, 3.0]), label="a")
     assert difference(one, other) == "at .store.content['x']: tensors that differ in 1 of 3 elements"
     assert difference(one, ByIdentity(x=torch.arange(3.0))) == "at .store.content: keys ['x', 'label'] and ['x']"
+
+
+class Storage(MutableMapping):
+    """As PyTorch Geometric's: a mapping whose views are no sets."""
+
+    def __init__(self, **content):
+        self.content = content
+
+    def __getitem__(self, key):
+        return self.content[key]
+
+    def __setitem__(self, key, value):
+        self.content[key] = value
+
+    def __delitem__(self, key):
+        del self.content[key]
+
+    def __iter__(self):
+        return iter(self.content)
+
+    def __len__(self):
+        return len(self.content)
+
+    def keys(self):
+        return View(self)
+
+
+class View:
+    def __init__(self, mapping):
+        self.mapping = mapping
+
+    def __iter__(self):
+        return iter(self.mapping)
+
+
+def test_a_mapping_whose_keys_are_no_set_is_compared_by_its_items():
+    one, same, other, fewer = Storage(x=1, y=2), Storage(x=1, y=2), Storage(x=1, y=3), Storage(x=1)
+    assert difference(one, same) is None
+    assert difference(one, other) == "at ['y']: 2 and 3"
+    assert difference(one, fewer) == "keys ['x', 'y'] and ['x']"
 
 
 def test_where_equality_compares_contents_it_decides():
