@@ -1,8 +1,8 @@
 """What the tests of public projects share: a model that remembers what it was given, two ways into a Trainer, what must hold.
 
 A project's own data set, loader or data module is trained on as it is: nothing of it is exchanged. A test says how a batch is
-taken apart into examples: the number that the test has written into each, and what the model sees of it. Which of them are
-fresh is told by the loader's counts: the fresh examples of a batch come first.
+taken apart into examples: the number that the test has written into each, and what the model sees of it. Which of them are fresh
+is told by the loader's counts: the fresh examples of a batch come first.
 """
 
 from __future__ import annotations

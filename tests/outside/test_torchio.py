@@ -85,18 +85,16 @@ def test_two_runs_with_the_same_seed_draw_the_same_noise() -> None:
     assert_repeatable(once)
 
 
-def test_subjects_as_they_are_in_lists() -> None:
-    """A collate function of the user's that leaves the subjects alone, at the points where batches are reused."""
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+def test_batches_that_are_reused_keep_their_noise(workers: int, way: str) -> None:
     data = torchio.SubjectsDataset(in_memory(), transform=torchio.RandomNoise(std=0.01))
 
-    def see_subjects(batch: Any) -> Any:
-        return [(one["number"], tuple(one["mri"].data.flatten().tolist())) for one in batch]
-
     def make() -> Any:
-        return torchio.SubjectsLoader(data, collate_fn=list, batch_size=BATCH)
+        return torchio.SubjectsLoader(data, batch_size=BATCH, shuffle=True, num_workers=workers)
 
-    run = train(make, see_subjects, insertion_point="after_batching")
+    run = train(make, see, way=way, insertion_point="after_batching")
     assert_exact(run, range(LENGTH))
+    assert_epochs(run, 6)
     assert_noise_reused(run)
 
 
