@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
+import pytest
 import torch
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader
@@ -197,6 +199,47 @@ def assert_repeatable(train_once: Callable[[int], Run]) -> None:
     first, second, other = train_once(3), train_once(3), train_once(4)
     assert first.model.batches == second.model.batches
     assert first.model.batches != other.model.batches
+
+
+class _Killed(Exception):
+    """The end of a run that was meant to be killed."""
+
+
+class _DieAt(pl.Callback):
+    """Saves a checkpoint after a step, counted over the run, and dies."""
+
+    def __init__(self, path: str, step: int) -> None:
+        self.path, self.step = path, step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        del args
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+            raise _Killed
+
+
+def kill(data: Callable[[], Any], see: See, folder: Path, step: int, **how: Any) -> str:
+    """Path of the checkpoint of a run that was killed after a step."""
+    path = str(folder / f"step-{step}.ckpt")
+    torch.manual_seed(1)
+    with pytest.raises(_Killed):
+        train(data, see, callbacks=[_DieAt(path, step)], **how)
+    return path
+
+
+def assert_resumes_exactly(data: Callable[[], Any], see: See, folder: Path, steps: Iterable[int], **how: Any) -> None:
+    """Killed after each of the steps, a run goes on with the batches of the uninterrupted one, random numbers included."""
+    torch.manual_seed(1)
+    whole = train(data, see, **how)
+    for step in steps:
+        path = kill(data, see, folder, step, **how)
+        torch.manual_seed(2)  # as in a process that was started later
+        resumed = train(data, see, ckpt_path=path, **how)
+        expected = [[(use.index, use.value) for use in batch] for batch in whole.model.batches[step:]]
+        assert [[(use.index, use.value) for use in batch] for batch in resumed.model.batches] == expected, f"after step {step}"
+        assert len(expected) > 0
+        assert resumed.loader.counts.fresh == whole.loader.counts.fresh
+        assert resumed.loader.counts.echoed == whole.loader.counts.echoed
 
 
 # ------------------------------------------------------------------ what was said

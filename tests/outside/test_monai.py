@@ -16,6 +16,7 @@ from project_runs import (
     assert_noise_redone,
     assert_noise_reused,
     assert_repeatable,
+    assert_resumes_exactly,
     assert_unchanged,
     said,
     train,
@@ -148,6 +149,15 @@ def test_two_runs_with_the_same_seed_draw_the_same_noise(workers: int, files: An
         return train(lambda: DataLoader(data, batch_size=BATCH, num_workers=workers), see, epochs=2, seed=seed)
 
     assert_repeatable(once)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_goes_on_with_the_same_noise(workers: int, files: Any, tmp_path: Path) -> None:
+    def make() -> Any:
+        data = Dataset(files, Compose([*deterministic(), noise()]))
+        return DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=workers)
+
+    assert_resumes_exactly(make, see, tmp_path, (1, 6, 9), epochs=2)
 
 
 @pytest.mark.parametrize(("workers", "way"), WAYS)

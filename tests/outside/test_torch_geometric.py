@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from project_runs import (
     assert_exact,
     assert_noise_redone,
     assert_repeatable,
+    assert_resumes_exactly,
     assert_unchanged,
     said,
     train,
@@ -108,6 +110,14 @@ def test_two_runs_with_the_same_seed_jitter_alike() -> None:
         return train(lambda: DataLoader(Graphs(RandomJitter(0.1)), BATCH, num_workers=2), see_noise, epochs=2, seed=seed)
 
     assert_repeatable(once)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_goes_on_with_the_same_noise(workers: int, tmp_path: Path) -> None:
+    def make() -> Any:
+        return DataLoader(Graphs(RandomJitter(0.1)), BATCH, shuffle=True, num_workers=workers)
+
+    assert_resumes_exactly(make, see_noise, tmp_path, (1, 6, 9), epochs=2)
 
 
 @pytest.mark.parametrize("point", ["auto", "after_batching"])

@@ -1,0 +1,203 @@
+"""Lhotse: its samplers make batches of cuts, which its data sets read; both ways into a ``DataLoader(batch_size=None)``."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from project_runs import (
+    WAYS,
+    Watcher,
+    assert_exact,
+    assert_noise_reused,
+    assert_repeatable,
+    assert_resumes_exactly,
+    assert_unchanged,
+    kill,
+    said,
+    train,
+)
+from torch.utils.data import DataLoader
+
+from lightning_echo.echoing.state import EchoStateError
+
+lhotse = pytest.importorskip("lhotse", reason="lhotse is not installed: pip install 'lightning-echo[test-outside]'")
+soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed: pip install 'lightning-echo[test-outside]'")
+
+from lhotse.dataset import (  # noqa: E402
+    AudioSamples,
+    DynamicBucketingSampler,
+    DynamicCutSampler,
+    IterableDatasetWrapper,
+    K2SpeechRecognitionDataset,
+    SimpleCutSampler,
+    UnsupervisedWaveformDataset,
+)
+
+LENGTH = 22
+RATE = 8000
+
+
+@pytest.fixture
+def cuts(tmp_path: Path) -> Any:
+    """Recordings of their own number, of several lengths, with a text."""
+    made = []
+    for number in range(LENGTH):
+        path = tmp_path / f"{number:02}.wav"
+        soundfile.write(path, np.full(400 + 40 * (number % 5), number / 32, np.float32), RATE, subtype="FLOAT")
+        recording = lhotse.Recording.from_file(path)
+        cut = recording.to_cut()
+        spoken = lhotse.SupervisionSegment(str(number), recording.id, start=0, duration=recording.duration, text=f"text {number}")
+        cut.supervisions.append(spoken)
+        made.append(cut)
+    lhotse.CutSet.from_cuts(made).to_jsonl(tmp_path / "cuts.jsonl")
+    return lhotse.CutSet.from_jsonl_lazy(tmp_path / "cuts.jsonl")
+
+
+def see(batch: Any) -> Any:
+    """Number and sound of each cut, without what pads it."""
+    return [
+        (int(cut.recording_id), tuple(sound[:length].tolist()))
+        for cut, sound, length in zip(batch["cuts"], batch["audio"], batch["audio_lens"].tolist(), strict=True)
+    ]
+
+
+def plain(cuts: Any) -> dict[int, Any]:
+    return {int(cut.recording_id): tuple(cut.load_audio()[0].tolist()) for cut in cuts}
+
+
+SAMPLERS: dict[str, Any] = {
+    "simple": lambda cuts: SimpleCutSampler(cuts.to_eager(), max_cuts=4, shuffle=True),
+    "dynamic": lambda cuts: DynamicCutSampler(cuts, max_duration=0.25, shuffle=True),
+    "buckets": lambda cuts: DynamicBucketingSampler(cuts, max_duration=0.25, num_buckets=2, shuffle=True, seed=1),
+}
+
+
+def loader(cuts: Any, kind: str, workers: int, data: Any = None) -> Any:
+    data = UnsupervisedWaveformDataset() if data is None else data
+    return DataLoader(data, sampler=SAMPLERS[kind](cuts), batch_size=None, num_workers=workers)
+
+
+def stream(cuts: Any, kind: str, workers: int) -> Any:
+    return DataLoader(
+        IterableDatasetWrapper(UnsupervisedWaveformDataset(), SAMPLERS[kind](cuts)), batch_size=None, num_workers=workers
+    )
+
+
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_its_batches_are_reused_and_an_epoch_ends_where_the_sampler_does(
+    kind: str, workers: int, way: str, cuts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        run = train(lambda: loader(cuts, kind, workers), see, way=way)
+    assert run.loader.insertion_point == "after_batching"
+    assert "what it calls an example is opaque" in said(caplog)
+    assert "an epoch ends where the loader's pass ends" in said(caplog)
+    assert_exact(run, range(LENGTH), passes=3)
+    assert len(run.fresh) == 3 * LENGTH
+    assert_unchanged(run, plain(cuts))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_with_the_sampler_in_the_worker_it_is_a_stream_of_batches(kind: str, workers: int, cuts: Any) -> None:
+    """With more workers each would deliver all cuts, unless those are dealt out in shards: Lhotse's own rule."""
+    run = train(lambda: stream(cuts, kind, workers), see)
+    assert run.loader.insertion_point == "after_batching"
+    assert_exact(run, range(LENGTH), passes=3)
+    assert len(run.fresh) == 3 * LENGTH
+    assert_unchanged(run, plain(cuts))
+
+
+@pytest.mark.parametrize("make", [loader, stream])
+def test_that_it_cannot_be_resumed_within_a_pass_is_said_with_the_way_out(
+    make: Any, cuts: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with caplog.at_level("INFO"):
+        path = kill(lambda: make(cuts, "simple", 0), see, tmp_path, 3)
+    assert "a checkpoint from within a pass cannot be resumed" in said(caplog)
+    assert "or torchdata's StatefulDataLoader" in said(caplog)
+    with pytest.raises(EchoStateError, match="state_dict"):
+        train(lambda: make(cuts, "simple", 0), see, ckpt_path=path)
+
+
+# torchdata 0.11 calls a torch function that torch 2.15 deprecates, in every loader.
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_torchdatas_loader_a_killed_run_goes_on_exactly(workers: int, cuts: Any, tmp_path: Path) -> None:
+    torchdata = pytest.importorskip(
+        "torchdata.stateful_dataloader", reason="torchdata is not installed: pip install 'lightning-echo[test-outside]'"
+    )
+
+    def make() -> Any:
+        data, sampler = UnsupervisedWaveformDataset(), SAMPLERS["simple"](cuts)
+        return torchdata.StatefulDataLoader(data, sampler=sampler, batch_size=None, num_workers=workers)
+
+    one = len(train(make, see, epochs=1).model.batches)
+    assert_resumes_exactly(make, see, tmp_path, (1, one - 1, one, one + 2), epochs=2)
+
+
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+def test_fresh_batches_come_in_the_samplers_own_order(workers: int, way: str, cuts: Any) -> None:
+    """Epoch for epoch as in a run without echoing: the sampler shuffles by the epoch that Lightning tells it."""
+
+    class Plain(Watcher):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            del batch_idx
+            self.batches.append([number for number, _ in self.see(batch)])
+            return self.weight * 1.0
+
+    unechoed = Plain(see)
+    without: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    pl.Trainer(accelerator="cpu", max_epochs=3, enable_model_summary=False, **without).fit(
+        unechoed, loader(cuts, "simple", workers)
+    )
+    run = train(lambda: loader(cuts, "simple", workers), see, way=way)
+    assert run.fresh == [number for batch in unechoed.batches for number in batch]
+
+
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+def test_batches_for_speech_recognition(workers: int, way: str, cuts: Any) -> None:
+    """Tensors, texts and cuts, nested; counted by the first tensor."""
+
+    def see_speech(batch: Any) -> Any:
+        said = batch["supervisions"]
+        assert [f"text {int(cut.recording_id)}" for cut in said["cut"]] == said["text"]
+        sounds = zip(batch["inputs"], said["num_samples"].tolist(), strict=True)
+        return [(int(cut.recording_id), tuple(one[:n].tolist())) for cut, (one, n) in zip(said["cut"], sounds, strict=True)]
+
+    def make() -> Any:
+        return loader(cuts, "simple", workers, K2SpeechRecognitionDataset(return_cuts=True, input_strategy=AudioSamples()))
+
+    run = train(make, see_speech, way=way)
+    assert_exact(run, range(LENGTH), passes=3)
+    assert_unchanged(run, plain(cuts))
+
+
+class Louder(UnsupervisedWaveformDataset):
+    """Draws a volume for each batch that it reads."""
+
+    def __getitem__(self, cuts: Any) -> Any:
+        batch = super().__getitem__(cuts)
+        return {**batch, "audio": batch["audio"] + 0.01 * random.random()}
+
+
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+def test_what_the_data_set_draws_is_reused_with_the_batch(workers: int, way: str, cuts: Any) -> None:
+    run = train(lambda: loader(cuts, "simple", workers, Louder()), see, way=way)
+    assert_exact(run, range(LENGTH), passes=3)
+    assert_noise_reused(run)
+
+
+def test_two_runs_with_the_same_seed_draw_the_same(cuts: Any) -> None:
+    def once(seed: int) -> Any:
+        torch.manual_seed(seed)  # of a loader that is not rebuilt torch seeds the workers, by the training's random state
+        return train(lambda: loader(cuts, "simple", 2, Louder()), see, seed=seed)
+
+    assert_repeatable(once)
