@@ -1,0 +1,184 @@
+"""TorchGeo: rasters indexed by place, its samplers of patches, its data modules, which augment on the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from project_runs import (
+    WAYS,
+    assert_epochs,
+    assert_exact,
+    assert_noise_redone,
+    assert_repeatable,
+    assert_resumes_exactly,
+    assert_unchanged,
+    said,
+    train,
+)
+from torch.utils.data import DataLoader
+
+torchgeo = pytest.importorskip("torchgeo", reason="torchgeo is not installed: pip install 'lightning-echo[test-outside]'")
+
+import rasterio  # noqa: E402
+from kornia import augmentation as aug  # noqa: E402
+from torchgeo.datamodules import GeoDataModule, NonGeoDataModule  # noqa: E402
+from torchgeo.datasets import NonGeoDataset, RasterDataset, stack_samples  # noqa: E402
+from torchgeo.samplers import GridGeoSampler, RandomGeoSampler  # noqa: E402
+
+pytestmark = [
+    # rasterio 1.4 multiplies matrices as affine 3 no longer wants it.
+    pytest.mark.filterwarnings("ignore:Use `@` matmul:PendingDeprecationWarning"),
+    # TorchGeo's data modules have validation data, the model here has no use for it.
+    pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no `validation_step`"),
+]
+
+SIDE, PATCH, BATCH = 32, 8, 4
+PIXELS = np.arange(SIDE * SIDE, dtype=np.float32).reshape(SIDE, SIDE)
+LENGTH = 22  # of what has no place
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A raster whose pixels have a number each."""
+    options: dict[str, Any] = {"driver": "GTiff", "count": 1, "height": SIDE, "width": SIDE, "dtype": "float32"}
+    place = rasterio.transform.from_origin(500_000, 4_000_000, 1, 1)
+    with rasterio.open(tmp_path / "field.tif", "w", crs="EPSG:32610", transform=place, **options) as file:
+        file.write(PIXELS, 1)
+    return str(tmp_path)
+
+
+class Fields(RasterDataset):
+    filename_glob = "*.tif"
+
+    def __init__(self, paths: str, split: str = "train", transforms: Any = None) -> None:
+        del split
+        super().__init__(paths, transforms=transforms)
+
+
+class Scenes(NonGeoDataset):
+    def __init__(self, split: str = "train", transforms: Any = None) -> None:
+        self.split, self.transforms = split, transforms
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        sample = {"image": torch.full((3, 4, 4), 10.0 * index) + torch.arange(16).reshape(4, 4) / 100, "label": index}
+        return sample if self.transforms is None else self.transforms(sample)
+
+
+def see(batch: Any) -> Any:
+    """A patch is known by the pixel in its corner."""
+    patches = batch["image"].flatten(1).tolist()
+    return [(int(one[0]), tuple(one)) for one in patches]
+
+
+def see_label(batch: Any) -> Any:
+    images = batch["image"].flatten(1).tolist()
+    return [(number, tuple(one)) for number, one in zip(batch["label"].tolist(), images, strict=True)]
+
+
+def patch_at(number: int) -> tuple[float, ...]:
+    row, column = divmod(number, SIDE)
+    return tuple(PIXELS[row : row + PATCH, column : column + PATCH].flatten().tolist())
+
+
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+def test_each_patch_of_a_grid_is_fresh_once_in_a_pass(
+    workers: int, way: str, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> Any:
+        data = Fields(folder)
+        sampler = GridGeoSampler(data, size=PATCH, stride=PATCH)
+        return DataLoader(data, BATCH, sampler=sampler, num_workers=workers, collate_fn=stack_samples)
+
+    with caplog.at_level("INFO"):
+        run = train(make, see, way=way, epochs=4)
+    assert run.loader.insertion_point == "after_augmentation"
+    assert "its sampler (GridGeoSampler) seems to yield no integers" in said(caplog)
+    corners = PIXELS[::PATCH, ::PATCH].flatten().astype(int).tolist()
+    assert_exact(run, corners, passes=2)
+    assert_epochs(run, 4)
+    assert_unchanged(run, {number: patch_at(number) for number in corners})
+
+
+def random_patches(folder: str, workers: int, generator: Any = None) -> Any:
+    data = Fields(folder)
+    sampler = RandomGeoSampler(data, size=PATCH, length=16, generator=generator)
+    return DataLoader(data, BATCH, sampler=sampler, num_workers=workers, collate_fn=stack_samples)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_patches_are_repeatable_though_their_sampler_draws_from_several_random_states(workers: int, folder: str) -> None:
+    assert_repeatable(lambda seed: train(lambda: random_patches(folder, workers), see, epochs=2, seed=seed))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_goes_on_with_the_same_patches(workers: int, folder: str, tmp_path: Path) -> None:
+    def make() -> Any:
+        return random_patches(folder, workers, torch.Generator().manual_seed(5))
+
+    assert_resumes_exactly(make, see, tmp_path, (1, 4, 6), epochs=2)
+
+
+def test_of_a_sampler_without_a_generator_a_resumed_run_cannot_know_and_says_so(folder: str, tmp_path: Path) -> None:
+    """This one keeps nothing from pass to pass, so that it is exact nevertheless."""
+    with pytest.warns(UserWarning, match="RandomGeoSampler has neither state_dict and load_state_dict, nor a torch generator"):
+        assert_resumes_exactly(lambda: random_patches(folder, 0), see, tmp_path, (1, 4, 6), epochs=2)
+
+
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+def test_its_data_module_for_places_is_echoed_by_batches(workers: int, way: str, folder: str) -> None:
+    """Its sampler makes the batches, its hook takes the place out of them and normalises them on the device."""
+    data = GeoDataModule(Fields, batch_size=BATCH, patch_size=PATCH, length=16, num_workers=workers, paths=folder)
+
+    def see_scaled(batch: Any) -> Any:
+        assert "bounds" not in batch or "crs" not in batch
+        return see({"image": (batch["image"] * 255).round()})
+
+    run = train(data, see_scaled, way=way)
+    assert run.loader.insertion_point == "after_batching"
+    assert run.loader.counts.delivered == len(run.uses)
+    assert run.loader.counts.echoed > 0
+    assert_epochs(run, 4)
+    assert_unchanged(run, {use.index: patch_at(use.index) for use in run.uses})
+
+
+class Noisy(NonGeoDataModule):
+    """As TorchGeo's own: what augments runs in its hook after the transfer."""
+
+    def __init__(self, workers: int, **options: Any) -> None:
+        super().__init__(Scenes, BATCH, workers, **options)
+        self.train_aug = aug.AugmentationSequential(aug.RandomGaussianNoise(std=0.01, p=1.0), data_keys=None, keepdim=True)
+
+
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+@pytest.mark.parametrize("point", ["auto", "after_transfer"])
+def test_its_data_module_for_scenes_augments_every_use(point: str, workers: int, way: str) -> None:
+    run = train(Noisy(workers), see_label, way=way, insertion_point=point)
+    assert run.loader.insertion_point == ("before_augmentation" if point == "auto" else point)
+    assert_epochs(run, LENGTH // BATCH)
+    assert run.loader.counts.delivered == len(run.uses) == 3 * (LENGTH // BATCH) * BATCH
+    assert_noise_redone(run)
+    for use in run.uses:
+        assert abs(use.value[0] - 10 * use.index) < 0.5
+
+
+def darker(sample: Any) -> Any:
+    return {**sample, "image": sample["image"] - 0.01 * torch.rand(())}
+
+
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+def test_transforms_of_a_whole_sample_are_redone(workers: int, way: str, caplog: pytest.LogCaptureFixture) -> None:
+    data = Scenes(transforms=darker)
+    with caplog.at_level("INFO"):
+        run = train(lambda: DataLoader(data, BATCH, shuffle=True, num_workers=workers), see_label, way=way)
+    assert run.loader.insertion_point == "before_augmentation"
+    assert "reuse [load], redo [darker]; " in said(caplog)
+    assert_exact(run, range(LENGTH))
+    assert_epochs(run, 6)
+    assert_noise_redone(run)
