@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from lightning_echo.echoing.cuts import members_of
 from lightning_echo.echoing.hashing import mix
@@ -44,7 +44,8 @@ class Seeding:
 def seeders(dataset: Any) -> dict[int, Callable[[int], Any]]:
     """Returns what seeds generators of their own, wherever a chain of data sets holds them, by the ``id`` of who has them.
 
-    ``set_random_seed(seed)`` of Albumentations, ``set_random_state(seed=seed)`` of MONAI.
+    ``set_random_seed(seed)`` of Albumentations, ``set_random_state(seed=seed)`` of MONAI. A stream's own is left alone: by it a
+    stream shuffles, in step in all workers, what it deals out among them (MONAI's ``ShuffleBuffer``).
     """
     found: dict[int, Callable[[int], Any]] = {}
     seen: dict[int, Any] = {}
@@ -54,7 +55,7 @@ def seeders(dataset: Any) -> dict[int, Callable[[int], Any]]:
         if id(value) in seen:
             continue
         seen[id(value)] = value
-        seeder = _seeder_of(value)
+        seeder = None if isinstance(value, IterableDataset) else _seeder_of(value)
         if seeder is not None:
             found[id(value)] = seeder
         is_dataset = depth == 0 or isinstance(value, Dataset)

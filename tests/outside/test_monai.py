@@ -24,16 +24,37 @@ from project_runs import (
 
 monai = pytest.importorskip("monai", reason="monai is not installed: pip install 'lightning-echo[test-outside]'")
 
-from monai.data import CacheDataset, DataLoader, Dataset, PersistentDataset, SmartCacheDataset, ThreadDataLoader  # noqa: E402
+from monai.data import (  # noqa: E402
+    ArrayDataset,
+    CacheDataset,
+    CacheNTransDataset,
+    DataLoader,
+    Dataset,
+    GridPatchDataset,
+    IterableDataset,
+    PatchIter,
+    PersistentDataset,
+    ShuffleBuffer,
+    SmartCacheDataset,
+    ThreadDataLoader,
+    decollate_batch,
+)
 from monai.transforms import (  # noqa: E402
     Compose,
+    EnsureChannelFirstd,
+    LoadImage,
     LoadImaged,
     OneOf,
+    Orientationd,
     RandAdjustContrastd,
     RandFlipd,
+    RandGaussianNoise,
     RandGaussianNoised,
+    RandomOrder,
     RandSpatialCropSamplesd,
     ScaleIntensityRanged,
+    SomeOf,
+    Spacingd,
 )
 
 LENGTH, BATCH = 22, 4
@@ -79,7 +100,7 @@ def persistent(folder: Path) -> Callable[[Any, Any], Any]:
 
 
 @pytest.mark.parametrize(("workers", "way"), WAYS)
-@pytest.mark.parametrize("kind", ["Dataset", "CacheDataset", "CacheDataset in part", "PersistentDataset"])
+@pytest.mark.parametrize("kind", ["Dataset", "CacheDataset", "CacheDataset in part", "PersistentDataset", "CacheNTransDataset"])
 def test_the_deterministic_part_is_reused_and_the_noise_redone(
     kind: str, workers: int, way: str, files: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +109,9 @@ def test_the_deterministic_part_is_reused_and_the_noise_redone(
         "CacheDataset": cached,
         "CacheDataset in part": lambda data, transform: cached(data, transform, cache_num=10),
         "PersistentDataset": persistent(tmp_path),
+        "CacheNTransDataset": lambda data, transform: CacheNTransDataset(
+            data, transform, cache_n_trans=1, cache_dir=tmp_path / "n"
+        ),
     }[kind]
     data = make(files, Compose([*deterministic(), noise()]))
     with caplog.at_level("INFO"):
@@ -132,12 +156,107 @@ def test_where_it_may_put_off_resampling_what_belongs_together_is_redone_togethe
     assert_noise_redone(run)
 
 
-def test_a_choice_between_transforms_is_random(files: Any, caplog: pytest.LogCaptureFixture) -> None:
-    either = OneOf([RandGaussianNoised("image", prob=1.0), RandAdjustContrastd("image", prob=1.0)])
+@pytest.mark.parametrize("some", [OneOf, SomeOf, RandomOrder])
+def test_a_choice_between_transforms_is_random(some: Any, files: Any, caplog: pytest.LogCaptureFixture) -> None:
+    choice = some([RandGaussianNoised("image", prob=1.0), RandAdjustContrastd("image", prob=1.0)])
     with caplog.at_level("INFO"):
-        run = train(lambda: DataLoader(Dataset(files, Compose([*deterministic(), either])), batch_size=BATCH), see)
-    assert "reuse [load, LoadImaged, ScaleIntensityRanged], redo [OneOf]" in said(caplog)
+        run = train(lambda: DataLoader(Dataset(files, Compose([*deterministic(), choice])), batch_size=BATCH), see)
+    assert f"reuse [load, LoadImaged, ScaleIntensityRanged], redo [{some.__name__}]" in said(caplog)
     assert_exact(run, range(LENGTH))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_image_and_label_that_its_array_data_set_augments_stay_alike(workers: int, files: Any) -> None:
+    """It seeds the transforms of both with one number, which it draws from a generator of its own."""
+    paths = [file["image"] for file in files]
+
+    def make() -> Any:
+        both = [Compose([LoadImage(reader="NumpyReader", image_only=True), RandGaussianNoise(prob=1.0, std=0.01)]) for _ in "ab"]
+        return DataLoader(ArrayDataset(paths, both[0], paths, both[1]), batch_size=BATCH, num_workers=workers)
+
+    def see_both(batch: Any) -> Any:
+        images, labels = batch
+        assert (images == labels).all()
+        return [(round(float(image.mean())), tuple(image.flatten().tolist())) for image in images]
+
+    run = train(make, see_both)
+    assert run.loader.insertion_point == "after_augmentation"
+    assert_exact(run, range(LENGTH))
+    assert_noise_reused(run)
+    assert_repeatable(lambda seed: train(make, see_both, epochs=2, seed=seed))
+
+
+def see_metadata(batch: Any) -> Any:
+    """All that MONAI notes down of an image but the address of a transform, which is another one in each process."""
+    for one in decollate_batch(batch):
+        image = one["image"]
+        applied = [{key: value for key, value in trace.items() if key != "id"} for trace in image.applied_operations]
+        name = Path(image.meta["filename_or_obj"]).name
+        yield int(one["number"]), (name, str(applied), tuple(image.affine.flatten().tolist()), tuple(image.flatten().tolist()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("point", ["auto", "after_augmentation", "after_batching", "after_transfer"])
+def test_images_keep_their_metadata_at_every_point(point: str, workers: int, tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed: pip install 'lightning-echo[test-outside]'")
+    listed = []
+    for number in range(LENGTH):
+        path = tmp_path / f"{number}.nii"
+        nibabel.save(nibabel.Nifti1Image(np.full((4, 4, 4), number, np.float32), np.diag([2.0, 2.0, 1.0, 1.0])), path)
+        listed.append({"image": str(path), "number": number})
+    steps = [
+        LoadImaged("image"),
+        EnsureChannelFirstd("image"),
+        Orientationd("image", axcodes="LPS", labels=None),
+        Spacingd("image", pixdim=(1, 1, 1)),
+    ]
+    data = Dataset(listed, Compose(steps))
+    plain = {number: seen for batch in DataLoader(data, batch_size=BATCH) for number, seen in see_metadata(batch)}
+    run = train(
+        lambda: DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=workers), see_metadata, insertion_point=point
+    )
+    assert_exact(run, range(LENGTH))
+    assert_unchanged(run, plain)
+
+
+STREAMS: dict[str, Any] = {
+    "IterableDataset": lambda data, transform: IterableDataset(data, transform),
+    "ShuffleBuffer": lambda data, transform: ShuffleBuffer(data, transform, buffer_size=6, seed=0),
+}
+
+
+@pytest.mark.parametrize(("workers", "way"), WAYS)
+@pytest.mark.parametrize("kind", STREAMS)
+def test_its_streams_end_their_epochs_and_reuse_their_noise(
+    kind: str, workers: int, way: str, files: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> Any:
+        data = STREAMS[kind](files, Compose([*deterministic(), noise()]))
+        return DataLoader(data, batch_size=BATCH, num_workers=workers)
+
+    with caplog.at_level("INFO"):
+        run = train(make, see, way=way)
+    assert run.loader.insertion_point == "after_augmentation"
+    assert "an epoch ends where the stream ends" in said(caplog)
+    assert "state_dict() and load_state_dict(state) of the data set, or torchdata's StatefulDataLoader" in said(caplog)
+    assert_exact(run, range(LENGTH), passes=3)
+    assert len(run.fresh) == 3 * LENGTH
+    assert_noise_reused(run)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_patches_on_a_grid_are_a_stream(workers: int) -> None:
+    """Four patches of each image, known by the pixel in their corner."""
+    images = [100.0 * number + np.arange(16, dtype=np.float32).reshape(1, 4, 4) for number in range(8)]
+
+    def make() -> Any:
+        patches = PatchIter(patch_size=(2, 2), start_pos=(0, 0))
+        return DataLoader(GridPatchDataset(images, patches, with_coordinates=False), batch_size=BATCH, num_workers=workers)
+
+    run = train(make, lambda batch: [(int(patch.flatten()[0]), tuple(patch.flatten().tolist())) for patch in batch])
+    corners = [100 * number + corner for number in range(8) for corner in (0, 2, 8, 10)]
+    assert_exact(run, corners)
+    assert_unchanged(run, {corner: tuple(float(corner + step) for step in (0, 1, 4, 5)) for corner in corners})
 
 
 @pytest.mark.parametrize("workers", [0, 2])

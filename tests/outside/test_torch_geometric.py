@@ -35,6 +35,12 @@ from torch_geometric.loader import (  # noqa: E402
 )
 from torch_geometric.transforms import Compose, RandomJitter  # noqa: E402
 
+pytestmark = [
+    # Lightning says so of a model with this hook beside any data module.
+    pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer` in `LightningModule`"),
+    pytest.mark.filterwarnings("ignore:.*was edited in place:UserWarning"),
+]
+
 LENGTH, BATCH = 22, 4
 
 
@@ -127,6 +133,34 @@ def test_graphs_with_several_types_of_nodes(point: str) -> None:
     assert_exact(run, range(LENGTH))
     assert_epochs(run, 6)
     assert_unchanged(run, {number: (2.0 * number, 3.0 * number) for number in range(LENGTH)})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("point", ["auto", "after_batching", "after_transfer"])
+def test_what_a_hook_does_to_a_batch_does_not_reach_its_echo(point: str, workers: int) -> None:
+    """Nodes edited in place, a column added, another one removed."""
+
+    def on_device(batch: Any) -> Any:
+        assert "doubled" not in batch
+        batch.doubled = 2 * batch.x
+        batch.x.add_(100)
+        del batch.pos
+        return batch
+
+    def see_edited(batch: Any) -> Any:
+        assert (batch.x - 100 == batch.doubled / 2).all()
+        for one in batch.to_data_list():
+            plain = Data(x=one.x - 100, edge_index=one.edge_index, number=one.number, pos=torch.zeros(one.num_nodes, 3))
+            yield int(one.number), content(plain)
+
+    run = train(
+        lambda: DataLoader(Graphs(), BATCH, shuffle=True, num_workers=workers),
+        see_edited,
+        on_device=on_device,
+        insertion_point=point,
+    )
+    assert_exact(run, range(LENGTH))
+    assert_unchanged(run, PLAIN)
 
 
 def test_batches_of_a_dynamic_size_are_counted_by_their_graphs() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 from collections import Counter
 from types import SimpleNamespace
 
@@ -62,6 +63,33 @@ class ItsOwnIterator(IterableDataset):
         if self.at == self.length:
             raise StopIteration
         return torch.tensor([self.at])
+
+
+class SeededNoise:
+    """A transform with a generator of its own, as MONAI's."""
+
+    def __init__(self):
+        self.seeds = []
+
+    def set_random_state(self, seed=None, state=None):
+        self.seeds.append(seed)
+
+
+class DealtOutInStep(IterableDataset):
+    """As MONAI's ``ShuffleBuffer``: every worker shuffles alike, by a generator of the stream's own, and takes its share."""
+
+    def __init__(self, length, worker):
+        self.length, self.worker, self.noise, self.generator = length, worker, SeededNoise(), random.Random(5)
+
+    def set_random_state(self, seed=None, state=None):
+        self.generator.seed(seed)
+
+    def __iter__(self):
+        numbers = list(range(self.length))
+        for place in range(self.length):
+            number = numbers.pop(self.generator.randrange(len(numbers)))
+            if place % 2 == self.worker:
+                yield torch.tensor([number])
 
 
 def echo_of(dataset, batch_size=4, buffer_size=8, drop_last=False, collate_fn=list, turn=None):
@@ -339,6 +367,27 @@ class TestSeeds:
             return [float(example[1]) for example in echo_of(Noisy(30)).fetch(StreamRequest(0, 2.0))[0]]
 
         assert not set(noise(0)) & set(noise(1))
+
+    def test_what_a_stream_shuffles_by_in_step_in_all_workers_is_left_alone(self, monkeypatch):
+        """Else one worker's share of its order is not what the others leave: examples would come twice, others never."""
+
+        def passes_of(worker):
+            info = SimpleNamespace(id=worker, num_workers=2, dataset=None)
+            monkeypatch.setattr("lightning_echo.echoing.streams.get_worker_info", lambda: info)
+            dataset = DealtOutInStep(30, worker)
+            echo = echo_of(dataset)
+            fresh = []
+            for number in range(3):
+                batches, reports = fetch_pass(echo, number, 2.0)
+                firsts = zip(batches, reports, strict=True)
+                fresh.append([example for batch, report in firsts for example in batch[: report.fresh]])
+            return fresh, dataset.noise.seeds
+
+        (one, one_seeds), (other, other_seeds) = passes_of(0), passes_of(1)
+        assert [sorted(first + second) for first, second in zip(one, other, strict=True)] == [list(range(30))] * 3
+        assert len(set(map(tuple, one))) == 3
+        assert one_seeds  # what augments is seeded, and not alike
+        assert not set(one_seeds) & set(other_seeds)
 
     def test_what_collating_draws_is_a_function_of_the_batch_whatever_was_drawn_before(self):
         def drawn(before):
