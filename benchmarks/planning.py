@@ -13,10 +13,10 @@ import tracemalloc
 from report import Table, progress, verdict
 from workloads import WORKERS
 
-from lightning_echo.echoing.order import ShuffledOrder
-from lightning_echo.echoing.plan import EchoPlan
-from lightning_echo.echoing.requests import ExampleRequests
-from lightning_echo.echoing.shape import PlanShape
+from lightning_echo.fetching.requests import ExampleRequests
+from lightning_echo.planning.order import ShuffledOrder
+from lightning_echo.planning.plan import EchoPlan
+from lightning_echo.planning.shape import PlanShape
 
 _LENGTHS = (10**4, 10**8)
 _REQUIRED_MICROSECONDS = 3.0

@@ -19,7 +19,7 @@ Words, the same in code, logs and docs:
     idle fraction    share of training time in which the accelerator had nothing to do because input was not there
 
 `EchoCallback` echoes what a Trainer trains on, `EchoDataModule` a data module, `EchoLoader` a loader; `EchoConfig` holds their
-options. How it works: ``echoing/README.md``. `StallAnalyzer` measures what a training waits for, and says what would help.
+options. How it works: ``lightning_echo/README.md``. `StallAnalyzer` measures what a training waits for, and says what would help.
 """
 
 import logging
@@ -27,15 +27,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_echo.config import EchoConfig
-from lightning_echo.echoing.counts import EchoCounts
-from lightning_echo.echoing.insertion import InsertionPoint
-from lightning_echo.echoing.loader import EchoLoader
-from lightning_echo.echoing.staged import StagedDataset
-from lightning_echo.echoing.state import EchoStateError
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loading.counts import EchoCounts
+from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.loading.state import EchoStateError
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
 from lightning_echo.measuring.guard import MetricGuard
 from lightning_echo.measuring.schedule import FactorSchedule
 from lightning_echo.measuring.target_idle import TargetIdle
+from lightning_echo.splitting.staged import StagedDataset
 
 if TYPE_CHECKING:
     from lightning_echo.analysis.analyzer import StallAnalyzer

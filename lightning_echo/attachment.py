@@ -17,10 +17,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_echo.config import EchoConfig
 from lightning_echo.datamodule import EchoDataModule
-from lightning_echo.one_fit import refuse_second_fit
-from lightning_echo.other_package import refuse_other_package
-from lightning_echo.several import echoed_in
-from lightning_echo.training import TrainingEcho
+from lightning_echo.training.one_fit import refuse_second_fit
+from lightning_echo.training.other_package import refuse_other_package
+from lightning_echo.training.several import echoed_in
+from lightning_echo.training.training_echo import TrainingEcho
 
 __all__ = ["Attachment"]
 

@@ -20,16 +20,16 @@ from lightning_echo.attachment import Attachment
 from lightning_echo.checkpoints import adapt_checkpoint
 from lightning_echo.config import EchoConfig
 from lightning_echo.datamodule import EchoDataModule
-from lightning_echo.decider import Decider
-from lightning_echo.logged import ProgressText, log_hyperparameters, log_metrics, report_of, steps_taken
 from lightning_echo.measuring.control import Controller, Decision, Observation
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.summary import advise, summarize
-from lightning_echo.meter import RunMeter
-from lightning_echo.one_fit import refuse_second_fit
-from lightning_echo.several import Echoed, echoed_in, parts_of
-from lightning_echo.training import TrainingEcho
-from lightning_echo.wrapping import check_echo
+from lightning_echo.monitoring.decider import Decider
+from lightning_echo.monitoring.logged import ProgressText, log_hyperparameters, log_metrics, report_of, steps_taken
+from lightning_echo.monitoring.meter import RunMeter
+from lightning_echo.training.one_fit import refuse_second_fit
+from lightning_echo.training.several import Echoed, echoed_in, parts_of
+from lightning_echo.training.training_echo import TrainingEcho
+from lightning_echo.training.wrapping import check_echo
 
 __all__ = ["EchoCallback"]
 

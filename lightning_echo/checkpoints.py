@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_echo.datamodule import EchoDataModule
-from lightning_echo.echoing.state import is_state
+from lightning_echo.loading.state import is_state
 
 __all__ = ["adapt_checkpoint"]
 

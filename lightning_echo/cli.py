@@ -17,7 +17,7 @@ from lightning_echo.analysis.command import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import EchoConfig
 from lightning_echo.measuring.control import Controller
-from lightning_echo.wrapping import check_configs
+from lightning_echo.training.wrapping import check_configs
 
 __all__ = ["EchoCLI", "EchoOptions"]
 

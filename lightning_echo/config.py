@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lightning_echo.echoing import options
+from lightning_echo.loading import options
 
 __all__ = ["EchoConfig"]
 

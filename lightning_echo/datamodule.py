@@ -12,12 +12,12 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_echo.config import EchoConfig
-from lightning_echo.echoing.insertion import InsertionPoint
-from lightning_echo.echoing.loader import EchoLoader
-from lightning_echo.one_fit import is_in_fit
-from lightning_echo.stand_in import StandIn
-from lightning_echo.training import TrainingEcho
-from lightning_echo.wrapping import check_configs
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.training.one_fit import is_in_fit
+from lightning_echo.training.stand_in import StandIn
+from lightning_echo.training.training_echo import TrainingEcho
+from lightning_echo.training.wrapping import check_configs
 
 __all__ = ["EchoDataModule"]
 

@@ -15,5 +15,10 @@
     questions.py, tables.py, text.py, plot.py, page.py      reports
     command.py      ``python train.py analyze``
 
+In: a model and its data. Out: a `StallAnalysis`: rates, predictions, a verdict.
+
+May import: ``training`` and below, `EchoDataModule`; what does not train knows no Lightning. A change must not break: the user's
+model, data, files and random states are after an analysis what they were before.
+
 The method is DS-Analyzer's (Mohan et al. 2021, arXiv 2007.06775), without root and without changes to a program.
 """

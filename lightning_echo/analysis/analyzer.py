@@ -40,7 +40,7 @@ from lightning_echo.analysis.questions import in_words
 from lightning_echo.analysis.ranks import gathered
 from lightning_echo.analysis.result import Checked, StallAnalysis
 from lightning_echo.analysis.streams import measure_stream
-from lightning_echo.echoing.source import Source
+from lightning_echo.fetching.source import Source
 
 __all__ = ["StallAnalyzer"]
 

@@ -25,7 +25,7 @@ from lightning_echo.analysis.pages import drop_pages
 from lightning_echo.analysis.parts import preparing
 from lightning_echo.analysis.phases import LoaderPhases
 from lightning_echo.analysis.predict import Setting
-from lightning_echo.echoing.loader import EchoLoader
+from lightning_echo.loading.loader import EchoLoader
 
 __all__ = ["Trial", "run_trial"]
 

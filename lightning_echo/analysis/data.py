@@ -1,7 +1,7 @@
 """What the trainings of an analysis run on: copies of the user's data, set up once, with any loader in the place of its own.
 
 Hooks of the data module that transfer batches belong to a step, so that it takes part in every training. What an analysis calls,
-iterates, reads or trains on is a copy (echoing/copies.py), made where it comes into the analysis:
+iterates, reads or trains on is a copy (protecting/copies.py), made where it comes into the analysis:
 
     the data module, or loaders             when the analysis begins
     what a ``train_dataloader`` returns     when it is asked: only the hook may refer to it
@@ -19,12 +19,12 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_echo.collection import leaves_of, with_leaves
 from lightning_echo.datamodule import EchoDataModule
-from lightning_echo.echoing.copies import ThrowAwayCopies
-from lightning_echo.echoing.loader import EchoLoader
-from lightning_echo.echoing.sizing import free_memory_bytes
-from lightning_echo.other_package import refuse_other_package
+from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.loading.sizing import free_memory_bytes
+from lightning_echo.protecting.copies import ThrowAwayCopies
+from lightning_echo.training.collection import leaves_of, with_leaves
+from lightning_echo.training.other_package import refuse_other_package
 
 __all__ = ["TrainingData", "nothing"]
 

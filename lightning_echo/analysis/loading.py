@@ -22,8 +22,8 @@ from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.pages import OpenedFiles
 from lightning_echo.analysis.parts import First, Part, Second
 from lightning_echo.analysis.transforms import TimedTransforms
-from lightning_echo.echoing.dataset import EchoDataset
-from lightning_echo.echoing.weight import nbytes
+from lightning_echo.protecting.weight import nbytes
+from lightning_echo.workers.dataset import EchoDataset
 
 __all__ = ["BatchSeconds", "Batches", "FirstBatches", "Pass", "Seen", "counted", "fewest", "iterate", "options_of", "run_pass"]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from lightning_echo.echoing.insertion import InsertionPoint
+from lightning_echo.insertion import InsertionPoint
 
 __all__ = ["MeasuredStages", "Spread", "check_number"]
 

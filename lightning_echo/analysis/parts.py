@@ -1,4 +1,4 @@
-"""What of a loader's work can be run alone: the parts that data echoing cuts a data set into (echoing/splits.py).
+"""What of a loader's work can be run alone: the parts that data echoing cuts a data set into (splitting/splits.py).
 
 A part is a function that a worker calls once with the data set as it is there. It returns one or two functions: what is timed as
 the first half of a batch, indices -> values, and what is timed as the second one, indices and values -> examples.
@@ -11,12 +11,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from lightning_echo.echoing.choice import choose
-from lightning_echo.echoing.insertion import InsertionPoint
-from lightning_echo.echoing.protect import copy_example
-from lightning_echo.echoing.source import Source
-from lightning_echo.echoing.staged import batched
-from lightning_echo.echoing.stages import Stages
+from lightning_echo.fetching.choice import choose
+from lightning_echo.fetching.source import Source
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.protecting.protect import copy_example
+from lightning_echo.splitting.staged import batched
+from lightning_echo.splitting.stages import Stages
 
 __all__ = ["First", "MakeStages", "Part", "Second", "cuts", "halves", "preparing", "reading", "whole"]
 

@@ -27,7 +27,7 @@ from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.pages import drop_pages, hold_data
 from lightning_echo.analysis.parts import MakeStages, Part, cuts, halves, preparing, reading, whole
 from lightning_echo.analysis.ranks import gathered
-from lightning_echo.echoing.source import Source
+from lightning_echo.fetching.source import Source
 
 __all__ = ["CHUNKS", "LoaderPhases", "measure_loader"]
 

@@ -169,7 +169,8 @@ class Interrupts:
 
     def __call__(self, frame, event, argument):
         name = frame.f_code.co_filename
-        if "lightning_echo/echoing/" not in name.replace(os.sep, "/") or "close" in frame.f_code.co_name:
+        folder = os.path.basename(os.path.dirname(name))
+        if folder not in ("planning", "workers", "fetching", "loading") or "close" in frame.f_code.co_name:
             return None
         return self.line
 

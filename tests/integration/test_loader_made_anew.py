@@ -130,7 +130,7 @@ def test_without_a_trainer_each_begins_anew_and_nothing_is_kept() -> None:
     data = Scans(LENGTH)
     first, second = loader(data), loader(data)
     assert [batch["index"].tolist() for batch in first] == [batch["index"].tolist() for batch in second]
-    assert second._course.predecessor is None
+    assert second._run.predecessor is None
 
 
 def test_what_a_later_one_could_go_on_from_still_ends_with_its_own_loader() -> None:
@@ -138,10 +138,10 @@ def test_what_a_later_one_could_go_on_from_still_ends_with_its_own_loader() -> N
     first = loader(data, num_workers=1)
     workers = {batch["pid"][0].item() for batch in first}
     later = loader(data)
-    assert later._course.predecessor is first._course
+    assert later._run.predecessor is first._run
     del first
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
-    assert pickle.loads(pickle.dumps(later))._course.predecessor is None
+    assert pickle.loads(pickle.dumps(later))._run.predecessor is None
 
 
 def test_a_length_that_only_the_state_knows_is_said(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from outside_runs import (
 )
 from torch.utils.data import DataLoader
 
-from lightning_echo.echoing.state import EchoStateError
+from lightning_echo.loading.state import EchoStateError
 
 
 class OwnOrder:

@@ -1,4 +1,4 @@
-"""Who may import whom: the method knows neither Lightning nor torchvision, and its files import one way.
+"""Who may import whom: folders import one way, so do the files in each, and the method knows neither Lightning nor torchvision.
 
 Imports at run time are seen in a process of its own; which file imports which is read from the source.
 """
@@ -13,6 +13,29 @@ import pytest
 import lightning_echo
 
 ROOT = Path(lightning_echo.__file__).parent
+# The folders, and the files beside them, from the bottom up: each imports what stands before it. lightning_echo/README.md.
+LEVELS = (
+    "insertion",
+    "planning",
+    "protecting",
+    "splitting",
+    "workers",
+    "fetching",
+    "loading",
+    "config",
+    "measuring",
+    "training",
+    "datamodule",
+    "monitoring",
+    "analysis",
+    "checkpoints",
+    "attachment",
+    "callback",
+    "cli",
+    "__main__",
+)
+MOST_FILES = dict.fromkeys(LEVELS, 13) | {"analysis": 25, "loading": 14}
+METHOD = LEVELS[: LEVELS.index("loading") + 1]  # data echoing itself
 FOREIGN = ("lightning", "pytorch_lightning", "lightning_fabric", "torchvision", "torchmetrics", "jsonargparse", "omegaconf")
 
 
@@ -23,6 +46,16 @@ def loaded_by(statements):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT.parent, timeout=120
     )
     return result.stdout.split()
+
+
+def files_of(level):
+    """The files of a level: those of a folder and of all folders in it, or a file beside the folders."""
+    return sorted((ROOT / level).rglob("*.py")) if (ROOT / level).is_dir() else [ROOT / f"{level}.py"]
+
+
+def name_of(path):
+    """The full name of a module."""
+    return ".".join(("lightning_echo", *path.relative_to(ROOT).with_suffix("").parts))
 
 
 def modules(package):
@@ -76,8 +109,52 @@ def a_cycle_in(graph):
     return next((cycle for name in sorted(graph) if (cycle := visit(name))), None)
 
 
+def level_of(module):
+    """Which level a module of the package is of; None: the package itself."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in LEVELS else None
+
+
+def test_each_file_is_of_a_level():
+    beside = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert beside | folders == set(LEVELS)
+
+
+def upward(level, source):
+    """What a file of a level imports that does not stand before that."""
+    allowed = {*LEVELS[: LEVELS.index(level) + 1], None} if level in LEVELS else set()
+    names = {name for name in imported_by(source) if name.startswith("lightning_echo.")}
+    return {name for name in names if level_of(name) not in allowed}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_folder_imports_only_those_before_it(level):
+    for path in files_of(level):
+        assert upward(level, path.read_text()) == set(), path
+
+
+def test_the_check_of_levels_can_fail():
+    assert upward("planning", "from lightning_echo.loading.loader import EchoLoader")
+    assert upward("loading", "def f():\n    import lightning_echo.callback")
+    assert not upward("callback", "from lightning_echo.loading import options")
+
+
+@pytest.mark.parametrize("level", [level for level in LEVELS if (ROOT / level).is_dir()])
+def test_a_folder_says_what_comes_in_what_goes_out_and_what_must_not_break(level):
+    said = ast.get_docstring(ast.parse((ROOT / level / "__init__.py").read_text()))
+    for word in ("In:", "Out:", "May import:", "A change must not break:"):
+        assert word in said, word
+
+
+@pytest.mark.parametrize("level", [level for level in LEVELS if (ROOT / level).is_dir()])
+def test_folders_are_small_enough_to_be_known(level):
+    for folder in {path.parent for path in files_of(level)}:
+        assert len([path for path in folder.glob("*.py") if path.stem != "__init__"]) <= MOST_FILES[level], folder
+
+
 def test_the_method_imports_neither_lightning_nor_torchvision():
-    everything = "\n".join(f"import lightning_echo.echoing.{name}" for name in modules("echoing"))
+    everything = "\n".join(f"import {name_of(path)}" for level in METHOD for path in files_of(level) if path.stem != "__init__")
     # The package itself imports Lightning for its data module; the method must not need it.
     alone = f"""
 import types
@@ -86,6 +163,7 @@ package.__path__ = [{str(ROOT)!r}]
 sys.modules["lightning_echo"] = package
 {everything}
 """
+    assert "loading.loader" in everything
     assert loaded_by(alone) == []
 
 
@@ -98,18 +176,12 @@ def test_the_checks_above_can_fail():
     assert {"lightning", "torchvision"} <= set(loaded_by("from lightning_echo import EchoDataModule; import torchvision"))
 
 
-def test_no_file_of_the_method_imports_them_later_either():
-    for name in modules("echoing"):
-        imported = {module.split(".")[0] for module in imported_by((ROOT / "echoing" / f"{name}.py").read_text())}
-        assert not imported & set(FOREIGN), name
-        assert imported <= {"lightning_echo", "torch", "numpy"} | set(sys.stdlib_module_names), name
-
-
-def test_the_method_imports_nothing_of_the_package_outside_itself():
-    for name in modules("echoing"):
-        for imported in imported_by((ROOT / "echoing" / f"{name}.py").read_text()):
-            if imported.startswith("lightning_echo"):
-                assert imported.startswith("lightning_echo.echoing"), f"{name} imports {imported}"
+@pytest.mark.parametrize("level", METHOD)
+def test_no_file_of_the_method_imports_them_later_either(level):
+    for path in files_of(level):
+        imported = {module.split(".")[0] for module in imported_by(path.read_text())}
+        assert not imported & set(FOREIGN), path
+        assert imported <= {"lightning_echo", "torch", "numpy"} | set(sys.stdlib_module_names), path
 
 
 def test_measuring_knows_neither_a_trainer_nor_the_method():
@@ -125,25 +197,25 @@ def test_measuring_knows_neither_a_trainer_nor_the_method():
 
 def test_in_an_analysis_only_what_trains_knows_lightning():
     trains = {"analyzer", "checks", "command", "data", "fits"}
-    for name in set(modules("analysis")) - trains:
-        imported = imported_by((ROOT / "analysis" / f"{name}.py").read_text())
-        assert not {module.split(".")[0] for module in imported} & set(FOREIGN), name
+    for path in files_of("analysis"):
+        if path.stem in trains:
+            continue
+        imported = imported_by(path.read_text())
+        assert not {module.split(".")[0] for module in imported} & set(FOREIGN), path
         for module in imported:
-            if module.startswith("lightning_echo"):
-                assert module.split(".")[1] in ("analysis", "echoing", "measuring"), f"{name} imports {module}"
+            if module.startswith("lightning_echo."):
+                assert module.split(".")[1] in (*METHOD, "analysis", "measuring"), f"{path} imports {module}"
 
 
 def test_a_saved_analysis_is_read_without_lightning():
     assert loaded_by("from lightning_echo.__main__ import main") == []
 
 
-@pytest.mark.parametrize(
-    ("package", "top"), [("echoing", "loader"), ("measuring", "target_idle"), ("analysis", "command"), ("", "callback")]
-)
-def test_files_import_one_way(package, top):
+@pytest.mark.parametrize("package", ["", *(level for level in LEVELS if (ROOT / level).is_dir())])
+def test_files_import_one_way(package):
     graph = imports_within(package)
     assert a_cycle_in(graph) is None
-    assert graph[top], "the check sees imports"
+    assert any(graph.values()), "the check sees imports"
 
 
 def test_the_check_for_cycles_can_fail():
@@ -151,30 +223,23 @@ def test_the_check_for_cycles_can_fail():
     assert a_cycle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
 
 
-@pytest.mark.parametrize(
-    ("lower", "higher"),
-    [
-        # design.md, section 7: insertion, plan <- stages, splits, dataset <- batches, prefetch <- loader
-        (("insertion", "plan", "buffer"), ("stages", "splits", "dataset", "batches", "prefetch", "requests", "run", "loader")),
-        (("stages", "splits", "dataset"), ("batches", "prefetch", "run", "loader")),
-        (("batches", "prefetch"), ("run", "loader")),
-    ],
-)
-def test_files_import_only_what_comes_before_them_in_the_data_flow(lower, higher):
-    graph = imports_within("echoing")
-
-    def reached(name):
-        return {name}.union(*(reached(other) for other in graph[name]))
-
-    for name in lower:
-        assert not reached(name) & set(higher), name
-
-
-def test_the_plan_is_arithmetic_without_torch_numpy_or_input_and_output():
-    for name in ("plan", "buffer"):
-        imported = {module.split(".")[0] for module in imported_by((ROOT / "echoing" / f"{name}.py").read_text())}
-        allowed = {"__future__", "collections", "dataclasses", "fractions", "math", "random", "typing", "lightning_echo"}
-        assert imported <= allowed | {"itertools"}, name
+def test_planning_is_arithmetic_without_torch_or_input_and_output():
+    for path in files_of("planning"):
+        imported = {module.split(".")[0] for module in imported_by(path.read_text())}
+        allowed = {
+            "__future__",
+            "bisect",
+            "collections",
+            "dataclasses",
+            "fractions",
+            "functools",
+            "hashlib",
+            "heapq",
+            "itertools",
+            "math",
+        }
+        allowed |= {"random", "typing", "lightning_echo"}
+        assert imported <= allowed | ({"numpy"} if path.stem in ("order", "permutation") else set()), path
 
 
 def test_nothing_of_lightning_that_begins_with_an_underscore_is_used():

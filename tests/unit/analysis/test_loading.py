@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from lightning_echo import StagedDataset
 from lightning_echo.analysis.loading import Batches, FirstBatches, options_of, run_pass
 from lightning_echo.analysis.parts import halves, preparing, reading, whole
-from lightning_echo.echoing.splits import find_split, make_stages
+from lightning_echo.splitting.splits import find_split, make_stages
 
 READ, DECODE, AUGMENT, COLLATE = 0.004, 0.003, 0.002, 0.01
 BATCHES = [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil, log
 
-from lightning_echo.echoing.plan import EchoPlan
-from lightning_echo.echoing.shape import PlanShape
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.planning.plan import EchoPlan
+from lightning_echo.planning.shape import PlanShape
 
 DEPTH = 2
 

@@ -1,0 +1,162 @@
+"""Where a loader is echoed: the insertion point asked for if the loader allows it, for ``auto`` the earliest that it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch.utils.data import DataLoader, SubsetRandomSampler
+
+from lightning_echo.fetching.source import Source
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.protecting.weight import nbytes
+from lightning_echo.splitting.fallback import WatchedStages
+from lightning_echo.splitting.proof import ignores_index, read_plainly
+from lightning_echo.splitting.raw import ReadRefused
+from lightning_echo.splitting.splits import Split, SplitRefused, find_split, make_stages
+from lightning_echo.splitting.stages import Stages, WholeDataset
+
+__all__ = ["Choice", "choose", "reads_whole_batches"]
+
+_ECHOES_REPEAT = "if the data set augments, its echoes repeat that, and StagedDataset can have it redone"
+
+# What is reused and what is redone where examples are left whole.
+_OF_WHOLE = {
+    InsertionPoint.after_augmentation: (("load", "augment"), ("collate", "transfer")),
+    InsertionPoint.after_batching: (("load", "augment", "collate"), ("transfer",)),
+    InsertionPoint.after_transfer: (("load", "augment", "collate", "transfer"), ("on_after_batch_transfer",)),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The insertion point that was chosen.
+
+    Attributes:
+        point: The point, never ``auto``.
+        reason: Why ``auto`` did not take an earlier one; empty if it took the earliest, or was not asked.
+        make_stages: Makes the stages in a worker.
+        reused: What an echo reuses, for people.
+        redone: What each use redoes.
+        item_bytes: Estimated memory of a live example, or of a live batch where batches are reused; 0 if unknown.
+        caution: What about the data set makes a resumed run another one; empty if nothing is known.
+    """
+
+    point: InsertionPoint
+    reason: str
+    make_stages: Callable[[Any], Stages]
+    reused: tuple[str, ...]
+    redone: tuple[str, ...]
+    item_bytes: int
+    caution: str = ""
+
+
+def choose(source: Source, point: InsertionPoint) -> Choice:
+    """The insertion point to use: the one asked for if the loader allows it.
+
+    For ``auto`` the earliest that it allows, from ``before_augmentation`` on.
+
+    Raises:
+        ValueError: The point asked for is impossible; the message says why and what to do.
+    """
+    if source.streams:
+        return _choose_of_stream(point)
+    if not source.rebuilds or source.own_batches:
+        reason = _why_batches_only(source)
+        if point is InsertionPoint.auto:
+            return _whole(source, InsertionPoint.after_batching, reason)
+        if not point.by_batches:
+            raise ValueError(f"insertion_point={point.value!r} is impossible here: {reason}. Use 'after_batching' or 'auto'")
+        return _whole(source, point, "")
+    if point is InsertionPoint.after_augmentation or point.by_batches:
+        return _whole(source, point, "")
+    try:
+        split = find_split(source.loader.dataset, _readable_indices(source), raw=point is InsertionPoint.after_read)
+    except SplitRefused as refused:
+        if point is not InsertionPoint.auto:
+            raise ValueError(f"insertion_point={point.value!r} is impossible here: {refused}") from refused
+        return _whole(source, InsertionPoint.after_augmentation, f"{refused.reason}; {_ECHOES_REPEAT}")
+    except Exception as error:
+        if point is not InsertionPoint.auto or source.readable_index is not None:
+            raise
+        raised = f"{type(error).__name__}: {error}"
+        reason = f"its sampler ({type(source.sampler).__name__}) seems to yield no integers, since reading by one raised {raised}"
+        if source.prepared_in_workers:
+            reason = f"no example can be read before worker_init_fn has run ({raised})"
+        return _whole(source, InsertionPoint.after_augmentation, f"{reason}; {_ECHOES_REPEAT}")
+    return _split(split, is_asked=point is not InsertionPoint.auto)
+
+
+def _choose_of_stream(point: InsertionPoint) -> Choice:
+    reason = "the data set is a stream, which has no index"
+    if point.by_batches:
+        return Choice(point, "", WholeDataset, *_OF_WHOLE[point], 0)
+    if point not in (InsertionPoint.auto, InsertionPoint.after_augmentation):
+        raise ValueError(
+            f"insertion_point={point.value!r} is impossible here: {reason}. Use 'after_augmentation', 'after_batching' or 'auto'"
+        )
+    reason = reason if point is InsertionPoint.auto else ""
+    point = InsertionPoint.after_augmentation
+    return Choice(point, reason, WholeDataset, *_OF_WHOLE[point], 0)
+
+
+def _why_batches_only(source: Source) -> str:
+    loader = source.loader
+    if not isinstance(loader, DataLoader):
+        return f"{type(loader).__name__} is an iterable of batches, of which single examples are not known"
+    if loader.batch_sampler is None:
+        return "the loader has batch_size=None: what it calls an example is opaque"
+    if source.rebuilds:
+        return (
+            "the loader has a batch_sampler of its own, and what makes up a batch is that sampler's decision: give batch_size "
+            "and a sampler for an earlier point, or augment on the device, which is redone for each use"
+        )
+    return f"{type(loader).__name__} has an __iter__ of its own, which a rebuilt loader would not run"
+
+
+def _readable_indices(source: Source) -> Any:
+    """Indices that may be read to look at an example; None: all."""
+    indices = source.sampler.indices if type(source.sampler) is SubsetRandomSampler else None
+    return indices if isinstance(indices, Sized) and len(indices) else None
+
+
+def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
+    reused, redone = _OF_WHOLE[point]
+    item_bytes, caution = 0, ""
+    if (index := source.readable_index) is not None:
+        dataset = source.loader.dataset
+        item_bytes = nbytes(read_plainly(dataset, [index]).examples[0])
+        if point.by_batches:
+            item_bytes *= source.loader.batch_size
+        others = _readable_indices(source) or range(len(dataset))
+        if len(others) > 1 and ignores_index(dataset, index, others[1]):
+            caution = (
+                f"{type(dataset).__name__} returns what comes next, whatever index it is asked for: "
+                "an example that is read again after a resume is another one"
+            )
+    return Choice(point, reason, WholeDataset, reused, redone, item_bytes, caution)
+
+
+def _split(split: Split, *, is_asked: bool) -> Choice:
+    return Choice(
+        InsertionPoint.after_read if split.raw else InsertionPoint.before_augmentation,
+        "",
+        partial(_watched_stages, split=split, is_asked=is_asked),
+        split.reused,
+        split.redone,
+        split.example_bytes,
+    )
+
+
+def _watched_stages(dataset: Any, split: Split, is_asked: bool) -> WatchedStages:
+    """What a worker runs; where the point was asked for, an example that does not fit is an error."""
+    refusal = ReadRefused if split.raw else SplitRefused
+    stages = make_stages(dataset, split.conventions, raw=split.raw)
+    return WatchedStages(stages, dataset, refusal=refusal if is_asked else None)
+
+
+def reads_whole_batches(source: Source, choice: Choice) -> bool:
+    """Whether the workers read the fresh examples of a batch in one call."""
+    return choice.make_stages(source.loader.dataset).load_many is not None

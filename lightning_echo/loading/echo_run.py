@@ -1,0 +1,379 @@
+"""`EchoRun`: the whole run of an `EchoLoader`, however often it is stopped: all that changes in it, saved and loaded as one.
+
+What it stands on never changes (`Setting`). Its seed, factor (`RunFactor`), workers (`PipelineSlot`) and counts (`Delivery`)
+do, and from where they stand it goes on: at the same batch where everything is as it was, at the same place of the pass where
+ranks, batch size or workers are others, with the next pass where a place means nothing to the loader.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Any
+
+from lightning_echo.fetching.index_pipeline import IndexPipeline, Layout
+from lightning_echo.fetching.pipeline_slot import PipelineSlot
+from lightning_echo.fetching.prefetch import clear_frames
+from lightning_echo.fetching.stream_pipeline import StreamPipeline
+from lightning_echo.loading.counts import EchoCounts
+from lightning_echo.loading.delivery import Delivery, Item
+from lightning_echo.loading.epochs import Progress
+from lightning_echo.loading.factor import RunFactor
+from lightning_echo.loading.ranks import default_seed, world
+from lightning_echo.loading.resuming import adapt_state, begin_next_pass, follow_state, has_own_states
+from lightning_echo.loading.setting import Setting
+from lightning_echo.loading.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
+from lightning_echo.loading.succession import Beginning, predecessor_of
+from lightning_echo.planning.hashing import named_seed
+
+__all__ = ["EchoRun"]
+
+_log = logging.getLogger("lightning_echo")
+
+
+class EchoRun:
+    """Where a run stands, and how it goes on.
+
+    Args:
+        setting: What it stands on.
+        factor: Echo factor to begin with.
+        seed: None: drawn at the first batch.
+
+    Attributes:
+        factor: Now.
+        seed: In use.
+        delivery: What has been delivered.
+        name: Of the loader among several, see `EchoLoader`.
+        heard_epoch: Number of the epoch, as Lightning told it; -1 if it did not.
+        beginning: How it began.
+        predecessor: The run of the loader that was made before over the same data, if it lives, until this one has begun.
+    """
+
+    _slot: PipelineSlot
+
+    def __init__(self, setting: Setting, factor: float, seed: int | None) -> None:
+        self._setting, self.seed, self.name = setting, seed, ""
+        self.factor, self.delivery = RunFactor(factor), Delivery()
+        self.heard_epoch = -1
+        self.beginning = Beginning()
+        self.predecessor = predecessor_of(self, setting.source.loader)
+        self._said = False
+        self._note = ""  # of a worker, to be said
+        self._has_noted = False
+        self._reset()
+
+    def restart(self) -> None:
+        """Goes back to the very start."""
+        self._slot.stop(self.delivery.batches)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._slot = PipelineSlot()
+        self.delivery.reset()
+        self.factor.restart()
+
+    @property
+    def passes(self) -> float:
+        """Passes over the data so far, from the fresh examples delivered; those that are over where none has a known length."""
+        items = self._setting.items_per_pass()
+        if not items:
+            return float(self.delivery.passes_over)
+        if self._setting.by_streams:
+            return self.delivery.counts.fresh / items
+        plan = self._slot.state(self.delivery.batches)["plan"]
+        taken = self._slot.begin_at[0] if plan is None else plan["position"]
+        return float(taken / items)
+
+    def length(self) -> int:
+        """Batches in the next epoch on this rank; -1: not known, it ends with a pass."""
+        if not self._setting.has_length:
+            return -1
+        kept = self.delivery.progress.kept_length
+        return self.delivery.trainers_length(self._setting.epoch_batches(self.factor.value)) if kept is None else kept
+
+    def change_factor(self, value: float) -> None:
+        """Lets a factor count from the first batch that cannot be in flight: what is, was planned with the factors so far."""
+        fetched = self.delivery.progress.delivered
+        number = fetched + self._setting.lookahead(self.factor.largest)
+        self._slot.change_factor(number, value)
+        self.factor.change(value, number, fetched)
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether nothing was delivered, and no state was loaded."""
+        return not self.delivery.progress.delivered and not self.delivery.progress.epoch_batches and not self._slot.saved_for
+
+    # ------------------------------------------------------------------ running
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the next batch comes from workers that are there, and of a data set that is as long as they know it."""
+        return self._slot.started is not None and (self.delivery.progress.resuming or not self._has_other_length())
+
+    def begin_epoch(self, *, keeps_length: bool, is_alone: bool) -> None:
+        """Begins the next epoch, or goes on with a resumed one.
+
+        Args:
+            keeps_length: As in `Progress.begin`.
+            is_alone: Whether nobody carries the run on from one loader to the next.
+        """
+        predecessor, before = self.predecessor, self.beginning.before
+        self.predecessor = self.beginning.before = None
+        if is_alone and self.is_at_start:
+            self._succeed(predecessor, before)
+        if not self.delivery.progress.resuming:
+            self._follow_length()
+        self.delivery.begin_epoch(self.length(), keeps_length=keeps_length)
+        self._note_beginning()
+
+    def _note_beginning(self) -> None:
+        beginning, progress, items = self.beginning, self.delivery.progress, self._setting.layout().batches_per_pass
+        beginning.epochs += 1
+        beginning.heard_epoch, beginning.seed = self.heard_epoch, self.seed
+        if beginning.epochs == 1:
+            in_epoch = progress.epoch_batches / self.factor.value
+            beginning.share = in_epoch / items if items and progress.epoch_batches > 0 else 1.0
+
+    def _has_other_length(self) -> bool:
+        """Whether the data set has grown or shrunk since the workers were started."""
+        before, setting = self._slot.layout, self._setting
+        return before is not None and not setting.by_streams and before.length != setting.layout().length
+
+    def _follow_length(self) -> None:
+        """Begins the next pass where the data set has another length than when the workers were started."""
+        setting, before, now = self._setting, self._slot.layout, self._setting.layout()
+        if before is None or not self._has_other_length():
+            return
+        plan = self._slot.state(self.delivery.batches)["plan"]
+        number = -(-plan["position"] // before.items_per_pass(setting.by_batches))
+        what = "batches" if setting.source.own_batches or not setting.source.rebuilds else "examples"
+        self.warn(
+            f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the pass under way ends here, and "
+            "the next one has all of them. Workers are started anew"
+        )
+        self._slot.go_to(number * now.items_per_pass(setting.by_batches), number * now.batches_per_pass)
+        self.delivery.progress.delivered = number * now.batches_per_pass
+
+    def _succeed(self, predecessor: EchoRun | None, before: Beginning | None) -> None:
+        """Goes on with the run of a predecessor where it should; see succession.py."""
+        if self.heard_epoch <= 0:
+            if before is not None and self._begins_again(before):
+                self.warn(
+                    "this EchoLoader begins where the one before it over the same data set began, with the same seed: each "
+                    "training has the same part of a pass. To go on, make the EchoLoader once and pass it to "
+                    "each fit, or use EchoCallback(echo=...); to begin again on purpose, give another seed"
+                )
+            return
+        seeds = {self.seed, None if predecessor is None else predecessor.seed} - {None}
+        if predecessor is not None and predecessor.heard_epoch == self.heard_epoch - 1 and len(seeds) < 2:
+            factor, self._said = self.factor.value, True
+            self.follow(predecessor)
+            predecessor.close()
+            if factor != self.factor.value:
+                self.change_factor(factor)
+            return
+        self.warn(
+            f"the Trainer is in epoch {self.heard_epoch}, and this EchoLoader at the start of its run, so that the data of epoch "
+            "0 comes again. Either a hook has made another one, or its state was not loaded: Lightning leaves out that of a "
+            "loader where the checkpoint was saved when an epoch had ended. Use EchoDataModule or EchoCallback(echo=...), which "
+            "go on"
+        )
+
+    def _begins_again(self, before: Beginning) -> bool:
+        """Whether this delivers what a predecessor has: the same seed, and no more than an epoch of that, within a pass."""
+        seed = self.seed if self.seed is not None else os.environ.get("PL_GLOBAL_SEED")
+        same_seed = seed is not None and before.seed is not None and int(seed) == before.seed
+        return same_seed and before.epochs == 1 and before.heard_epoch == self.heard_epoch == 0 and before.share < 1
+
+    def fetch(self, worker_init_fn: Any) -> Any:
+        """The next batch, from workers that are started where there are none.
+
+        Args:
+            worker_init_fn: For those that are.
+
+        Raises:
+            StopIteration: The epoch has ended with a pass.
+        """
+        pipeline = self._slot.started or self._start(worker_init_fn)
+        try:
+            batch = self.delivery.fetch(lambda: self._next_item(pipeline))
+        except StopIteration:
+            raise
+        except BaseException as error:  # an interrupt, too: what the run has handed out by then and nobody got comes again
+            try:
+                clear_frames(error)
+            finally:
+                self.close()
+            raise
+        if self._note:
+            note, self._note = self._note, ""
+            self.warn(note)
+        return batch
+
+    def _next_item(self, pipeline: IndexPipeline | StreamPipeline) -> Item | None:
+        """The next batch, over the ends of passes; None where an epoch ends with a pass."""
+        try:
+            while (item := pipeline.next_batch(self.delivery.progress.delivered)) is None:
+                self.delivery.end_pass()
+                if not self._setting.has_length:
+                    break
+        except StopIteration as error:  # passed on, it would silently end the epoch
+            raise RuntimeError("StopIteration was raised while a batch was made, by collate_fn or a transform") from error
+        if item is not None and item[1].note and not self._has_noted:
+            self._note, self._has_noted = item[1].note, True
+        return item
+
+    def close(self) -> None:
+        """Ends workers and thread; a later fetch starts them anew and goes on where this one stopped."""
+        self.delivery.forget_unused()
+        self._slot.stop(self.delivery.progress.delivered)
+
+    def _start(self, worker_init_fn: Any) -> IndexPipeline | StreamPipeline:
+        setting = self._setting
+        if self.seed is None:
+            self.seed = self.beginning.seed = named_seed(default_seed(setting.source.loader), self.name)
+        resumed = self._slot.state(self.delivery.batches)["plan"] is not None
+        state, position = self._where_to_go_on()
+        started = setting.start(
+            factor=self.factor.value, seed=self.seed, state=state, position=position, worker_init_fn=worker_init_fn
+        )
+        if resumed and not started.exact:
+            sampler = type(setting.source.sampler).__name__
+            self.warn(
+                f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor set_epoch: if it keeps "
+                "anything from one pass to the next, the order of the resumed pass is another one"
+            )
+        if setting.rank_of_process() == 0 and not self._said:
+            self._said = True
+            # As text: who keeps the record would keep the loader, and its workers.
+            _log.info("%s%s%s", self._prefix, setting.describe(self.factor.value), setting.remark())
+        return self._slot.start(started, setting.layout())
+
+    def _where_to_go_on(self) -> tuple[dict[str, Any], tuple[int, int]]:
+        """State to start from, and stream position and batch number where it has no plan."""
+        slot, setting = self._slot, self._setting
+        state, position = slot.state(self.delivery.batches), slot.begin_at
+        next_pass, is_cut = begin_next_pass(self.state_dict(), setting)
+        if is_cut:
+            self.warn("the pass that was under way when workers were ended cannot be gone on with: the next one begins")
+        if next_pass is not None:
+            slot.load({**self.state_dict(), **next_pass})
+            state, position = slot.state(self.delivery.batches), slot.begin_at
+        progress = self.delivery.progress
+        if setting.by_streams:
+            return state, (0, progress.delivered)
+        if state["plan"] is None or not (changed := differences(slot.saved_for, setting.depends_on())):
+            return state, position
+        position = where_to_go_on(state["plan"], slot.saved_for, setting.layout(), setting.by_batches)
+        self.warn(
+            f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
+            "but its batches are not those of the run that was saved"
+        )
+        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), position[1]
+        return {"plan": None, "order": state["order"]}, position
+
+    # ------------------------------------------------------------------ going on
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands at the batch in use: plain types, the same on all ranks, positions but never examples."""
+        in_use = self.delivery.in_use
+        return {
+            "version": STATE_VERSION,
+            **self._setting.depends_on(),
+            **self._slot.saved_for,  # a state that was loaded and not started from is still that of its own run
+            "seed": self.seed,
+            **self.factor.state(),
+            **in_use.progress,
+            "begin_at": list(self._slot.begin_at),
+            "passes_over": in_use.passes_over,
+            "counts": [in_use.counts.fresh, in_use.counts.echoed, in_use.counts.refetched],
+            **self._slot.state(in_use.progress["delivered"]),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], limit: int | float | None) -> None:
+        """Goes on where a state was taken; ``limit`` as in `Progress.from_state`.
+
+        Raises:
+            EchoStateError: See `EchoLoader.load_state_dict`.
+        """
+        setting = self._setting
+        check_state(state, by_index=setting.source.rebuilds)
+        if state["layout"]["length"] != (length := setting.layout().length) and state["delivered"]:
+            raise EchoStateError(
+                f"the state is of a pass of {state['layout']['length']:,} items, this loader's has {length:,}: the data set, "
+                "sampler or kind of insertion point is another one. Resume with the same one, or start anew without the "
+                "loader's state"
+            )
+        state = adapt_state(state, setting)
+        if has_own_states(state) and world()[0] > 1:
+            self.warn(
+                "the loader's own state is that of rank 0, which every rank goes on from now: this is right where all ranks are "
+                "at the same place of their shares"
+            )
+        if state["constructed_factor"] != self.factor.constructed:
+            self.warn(
+                f"factor={self.factor.constructed:g} is not used: the state goes on with factor {state['factor']:g}. "
+                "Set .factor after resuming to change it"
+            )
+        progress = Progress.from_state(state, limit)
+        if setting.has_length and progress.epoch_batches < 0:  # it was to end with a pass, and here has a length
+            progress.resuming = False
+        if progress.resuming and setting.has_length and state["layout"] == setting.layout().state():
+            progress.kept_length = progress.epoch_batches  # the one under way; dealt out anew: see _where_to_go_on
+        self._go_to(state, progress)
+
+    def _go_to(self, state: dict[str, Any], progress: Progress) -> None:
+        self._slot.load(state)
+        self.factor.load(state)
+        self.seed = state["seed"] if state["seed"] is not None else self.seed
+        self.delivery.begin_at(progress, EchoCounts(*state["counts"]), state.get("passes_over", 0))
+
+    def follow(self, before: EchoRun) -> None:
+        """Goes on where the one of another loader stands: see `EchoLoader.follow`."""
+        state, is_cut = follow_state(before.state_dict(), before._setting, self._setting)
+        if is_cut:
+            self.warn(
+                "the loader was made anew within a pass that cannot be gone on with: its rest is left out. Return the "
+                "same loader, or let epochs end where passes do, by epoch_length='full_pass'"
+            )
+        if state is None:
+            self._follow_with_next_pass(before)
+            return
+        self.factor.constructed = before.factor.constructed
+        progress, others = Progress.from_state(state, None), before.delivery.progress
+        progress.resuming = others.resuming
+        progress.kept_length = others.kept_length if self._setting.has_length else None
+        self._go_to(state, progress)
+
+    def _follow_with_next_pass(self, before: EchoRun) -> None:
+        """Goes on with seed, factor and counts; cut otherwise, data has no place in common: the next pass begins."""
+        mine, others, state = self._setting, before._setting, before.state_dict()
+        self.seed, delivered, position = before.seed, before.delivery.batches, 0
+        self.factor.restart(before.factor.value)
+        if mine.has_length and others.has_length and not mine.by_streams and not others.by_streams:
+            taken = state["begin_at"][0] if state["plan"] is None else state["plan"]["position"]
+            number = -(-taken // Layout(**state["layout"]).items_per_pass(others.by_batches))
+            position, delivered = number * mine.items_per_pass(), number * mine.layout().batches_per_pass
+        self.delivery.begin_at(Progress(delivered=delivered), before.delivery.counts, before.delivery.passes_over)
+        self._slot.begin_at = (position, delivered)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For processes that are spawned with a loader."""
+        return {
+            **vars(self),
+            "_slot": self._slot.resting(self.delivery.batches),
+            "predecessor": None,
+            "beginning": Beginning(),
+        }
+
+    # ------------------------------------------------------------------ saying
+
+    def warn(self, message: str) -> None:
+        """Warns, on one rank."""
+        if self._setting.rank_of_process() == 0:
+            warnings.warn(self._prefix + message, UserWarning, stacklevel=3)
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.name}: " if self.name else ""

@@ -1,0 +1,114 @@
+"""The options of a loader: checked once, with messages that name the argument, the value and the way out."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.planning.ratio import MOST_FACTOR
+
+__all__ = [
+    "EPOCH_LENGTHS",
+    "check_buffer_size",
+    "check_epoch_length",
+    "check_factor",
+    "check_point",
+    "check_ranks",
+    "check_seed",
+]
+
+EPOCH_LENGTHS = ("fixed", "full_pass")
+
+
+def check_factor(factor: Any) -> float:
+    """The echo factor as a float.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is below 1, or beyond all sense.
+    """
+    if isinstance(factor, bool) or not isinstance(factor, Real):
+        raise TypeError(f"factor must be a real number >= 1 (1: no echoing), got {factor!r}")
+    value = float(factor)
+    if not math.isfinite(value) or value < 1:
+        raise ValueError(f"factor must be a finite number >= 1, got {factor!r}; use 1 to switch echoing off")
+    if value > MOST_FACTOR:
+        raise ValueError(f"factor must be at most {MOST_FACTOR:,}, got {factor!r}; beyond 4 to 8 it seldom helps")
+    return value
+
+
+def check_point(point: Any) -> InsertionPoint:
+    """The insertion point as an enum member.
+
+    Raises:
+        ValueError: It is none of the known ones.
+    """
+    try:
+        return InsertionPoint(point)
+    except ValueError:
+        known = ", ".join(repr(member.value) for member in InsertionPoint)
+        raise ValueError(f"insertion_point must be one of {known}, got {point!r}") from None
+
+
+def check_buffer_size(buffer_size: Any) -> int | None:
+    """The buffer size, None for the default.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is below 1.
+    """
+    if buffer_size is None:
+        return None
+    if isinstance(buffer_size, bool) or not isinstance(buffer_size, Integral):
+        raise TypeError(f"buffer_size must be an integer (live examples per rank) or None, got {buffer_size!r}")
+    if buffer_size < 1:
+        raise ValueError(f"buffer_size must be at least 1, got {buffer_size}; leave it out for the default")
+    return int(buffer_size)
+
+
+def check_epoch_length(epoch_length: Any) -> str:
+    """The name of the epoch length.
+
+    Raises:
+        ValueError: It is none of the known ones.
+    """
+    if epoch_length not in EPOCH_LENGTHS:
+        raise ValueError(f"epoch_length must be 'fixed' or 'full_pass', got {epoch_length!r}")
+    return str(epoch_length)
+
+
+def check_ranks(num_replicas: Any, rank: Any) -> tuple[int, int] | None:
+    """Number of ranks and this rank; None: ask ``torch.distributed``.
+
+    Raises:
+        TypeError: One of them is no integer.
+        ValueError: Only one of them is given, or they do not fit.
+    """
+    if num_replicas is None and rank is None:
+        return None
+    if num_replicas is None or rank is None:
+        raise ValueError(
+            f"num_replicas and rank go together, got num_replicas={num_replicas!r} and rank={rank!r}; leave both out to "
+            "ask torch.distributed, or give 1 and 0 to switch sharding off"
+        )
+    for name, value in (("num_replicas", num_replicas), ("rank", rank)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{name} must be an integer, got {value!r}; leave both out to ask torch.distributed")
+    if num_replicas < 1 or not 0 <= rank < num_replicas:
+        raise ValueError(f"rank must be in 0 .. num_replicas - 1, got rank={rank!r} and num_replicas={num_replicas!r}")
+    return int(num_replicas), int(rank)
+
+
+def check_seed(seed: Any) -> int | None:
+    """The seed, None for the default.
+
+    Raises:
+        TypeError: It is no integer.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(f"seed must be an integer or None (that of seed_everything, else drawn), got {seed!r}")
+    return int(seed)

@@ -1,0 +1,156 @@
+"""`Decider`: shows a controller the same observation on every rank, and lets rank 0's decision count for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor
+
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, load_state_by_kind, state_by_kind
+from lightning_echo.measuring.recent import Recent
+from lightning_echo.measuring.target_idle import recommend
+from lightning_echo.monitoring.meter import EpochMeasures
+from lightning_echo.training.lengths import check_factor
+from lightning_echo.training.several import Echoed, EchoLoaders, common_factor, parts_of
+
+__all__ = ["Decider"]
+
+
+class Decider:
+    """Asks a controller at the end of each epoch. All ranks must call its methods together.
+
+    Args:
+        controller: None: nothing is decided, but everything observed.
+
+    Attributes:
+        validated: Whether validation has run in this ``fit``.
+    """
+
+    def __init__(self, controller: Controller | None) -> None:
+        self._controller = controller
+        self._recent = Recent()
+        self.validated = False
+        self._kept: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten what was logged
+        self._seen: dict[str, Tensor] = {}  # the logged tensors themselves: a value logged anew may be equal
+
+    def check(self, trainer: pl.Trainer, loader: Echoed | None) -> None:
+        """Finds out before training what would end it later.
+
+        Raises:
+            MisconfigurationException: There is nothing to decide on, or loaders have factors of their own, or a schedule of the
+                learning rate forbids longer epochs.
+            ValueError: The buffer cannot hold what the largest factor needs.
+        """
+        if self._controller is None:
+            return
+        if loader is None:
+            raise MisconfigurationException(
+                f"EchoCallback({self._controller!r}) has no EchoLoader to drive: loaders passed to fit cannot be wrapped from "
+                "outside. Pass EchoLoader(loader, 1) to fit, or let the train_dataloader of the model or of a data module return "
+                "the loader"
+            )
+        common_factor({name: part.factor for name, part in parts_of(loader).items()})
+        largest = self._controller.largest_factor()
+        if largest is not None:
+            check_factor(trainer, loader, largest)
+
+    def observe(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int, factor: float, measures: EpochMeasures
+    ) -> Observation:
+        """What is known at the end of an epoch, the same on all ranks."""
+        logged = self._logged(trainer)
+        names = trainer.strategy.broadcast(sorted(logged))
+        anew = frozenset(trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)]))
+        self._seen.update(logged)
+        judged = measures.judged
+        return Observation(
+            epoch=epoch,
+            factor=factor,
+            steps=0 if judged is None else judged.steps,
+            idle_fraction=None if judged is None else judged.idle_fraction,
+            step_seconds=None if judged is None else judged.wait_seconds + judged.step_seconds,
+            costs=measures.costs,
+            metrics=_mean_over_ranks(pl_module, names, logged),
+            logged=anew,
+            validated=self.validated or not trainer.enable_validation,
+        )
+
+    def decide(self, trainer: pl.Trainer, observation: Observation) -> Decision | None:
+        """The decision of rank 0; None without a controller.
+
+        Raises:
+            TypeError: The controller returned something else.
+        """
+        if self._controller is None:
+            return None
+        decision = self._controller.decide(observation)
+        if not isinstance(decision, Decision):
+            raise TypeError(f"{type(self._controller).__name__}.decide must return a Decision, got {decision!r}")
+        factor, reason, message = trainer.strategy.broadcast((decision.factor, decision.reason.value, decision.message))
+        return Decision(factor, Reason(reason), message)
+
+    def lately(self, observation: Observation) -> Observation:
+        """The epoch, together with those before it where it is short; to be called once for each."""
+        return self._recent.joined(observation)
+
+    def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:
+        """What was measured to be right: by the controller, without one what ``TargetIdle()`` would choose.
+
+        Args:
+            loader: What was trained on.
+            observation: What was seen `lately`.
+            decision: The controller's.
+        """
+        if decision is not None and decision.reason.is_measured:
+            return decision
+        if not isinstance(loader, EchoLoaders) or loader.is_equal:
+            return recommend(observation)
+        why = "the loaders have factors of their own, and which of them keeps the accelerator waiting is not known"
+        return Decision(observation.factor, Reason.not_measured, why)
+
+    def metrics_state(self, trainer: pl.Trainer) -> dict[str, tuple[float, bool]]:
+        """Of each logged metric its value, and whether it was logged since the last epoch's end: a resumed Trainer forgets it."""
+        return {name: (float(value), self._is_new(name, value)) for name, value in self._logged(trainer).items()}
+
+    def load_metrics_state(self, state: dict[str, tuple[float, bool]]) -> None:
+        """Goes on from `metrics_state`."""
+        self._kept = {name: torch.tensor(value) for name, (value, _) in state.items()}
+        self._seen = {name: self._kept[name] for name, (_, is_new) in state.items() if not is_new}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain types and tensors."""
+        return {} if self._controller is None else state_by_kind(self._controller)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The state of another kind of controller is left alone."""
+        if self._controller is not None:
+            load_state_by_kind(self._controller, state)
+
+    def recent_state(self) -> dict[str, Any]:
+        """What was seen `lately`, as plain types."""
+        return self._recent.state_dict()
+
+    def load_recent_state(self, state: dict[str, Any]) -> None:
+        """Goes on from `recent_state`."""
+        self._recent.load_state_dict(state)
+
+    def _logged(self, trainer: pl.Trainer) -> dict[str, Tensor]:
+        found = {**self._kept, **trainer.callback_metrics}
+        return {name: value for name, value in found.items() if not name.startswith("echo/")}
+
+    def _is_new(self, name: str, value: Tensor) -> bool:
+        """Whether a metric was logged since the last epoch's end: ``callback_metrics`` keeps old values."""
+        seen = self._seen.get(name)
+        return seen is None or seen.data_ptr() != value.data_ptr()
+
+
+def _mean_over_ranks(pl_module: pl.LightningModule, names: list[str], logged: dict[str, Tensor]) -> dict[str, float]:
+    if not names:
+        return {}
+    values = torch.tensor([float(logged.get(name, float("nan"))) for name in names], device=pl_module.device)
+    gathered = pl_module.all_gather(values)
+    assert isinstance(gathered, Tensor)
+    return dict(zip(names, gathered.reshape(-1, len(names)).nanmean(dim=0).tolist(), strict=True))

@@ -1,0 +1,134 @@
+"""Batches that are handed out without a copy of their tensors.
+
+What is handed out has containers of its own (a key that is popped from it comes back) and, in place of each tensor, an alias: it
+shares memory and version counter, so that an in-place edit of the alias is seen on the tensor (`LentBatch.is_edited`), while what
+is only rebound (``requires_grad_()``, ``.grad``, ``.data = ...``, ``unsqueeze_``) stays with the alias. Everything else is copied
+as in ``protect.py``, which also rebuilds the containers.
+
+Tensors are looked for in built-in containers and in attributes. One that a class keeps elsewhere is copied, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lightning_echo.protecting.protect import IMMUTABLE, copy_attributes, copy_example
+
+__all__ = ["LentBatch", "rebuild", "separate", "tensors_in"]
+
+
+class LentBatch:
+    """A batch that is handed out several times, and knows whether it was edited in place since it was made.
+
+    Args:
+        batch: Anything that a collate function or a transfer returns; nobody else may hold it.
+
+    Example:
+        >>> lent = LentBatch({"x": torch.zeros(2)})
+        >>> use = lent.hand_out()
+        >>> lent.is_edited(), use.pop("x").add_(1), lent.is_edited(), list(lent.hand_out())
+        (False, tensor([1., 1.]), True, ['x'])
+    """
+
+    __slots__ = ("_attributed", "_tensors", "_watched", "batch")
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self._tensors = tensors_in(batch)
+        self._attributed = [tensor for tensor in self._tensors if tensor.__dict__]
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass would be asked for each attribute, at ten times the cost
+            # An inference tensor has no version, nor can it be edited where training runs.
+            self._watched = [(tensor, tensor._version) for tensor in self._tensors if not tensor.is_inference()]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its tensors, bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
+
+    def is_edited(self) -> bool:
+        """Whether the version counter of a tensor has moved."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return any(tensor._version != version for tensor, version in self._watched)
+
+    def hand_out(self) -> Any:
+        """The batch with containers of its own and aliases for tensors."""
+        with torch._C.DisableTorchFunctionSubclass():
+            memo = {id(tensor): _alias(tensor) for tensor in self._tensors}
+        for tensor in self._attributed:
+            memo[id(tensor)].__dict__.update(copy_attributes(tensor, memo))
+        return copy_example(self.batch, memo)
+
+
+def rebuild(batch: Any) -> Any:
+    """The same tensors in containers of their own: some classes' ``to`` changes the container that it is called on.
+
+    >>> x = torch.zeros(2)
+    >>> batch = {"x": x}
+    >>> rebuilt = rebuild(batch)
+    >>> rebuilt is batch, rebuilt["x"] is x
+    (False, True)
+    """
+    return copy_example(batch, {id(tensor): tensor for tensor in tensors_in(batch)})
+
+
+def separate(batch: Any, other: LentBatch) -> Any:
+    """The batch, with a copy in the place of each tensor that shares memory with one of another batch.
+
+    >>> shared, own = torch.zeros(2), torch.zeros(2)
+    >>> batch = separate([shared, own], LentBatch([shared]))
+    >>> batch[0] is shared, batch[1] is own
+    (False, True)
+    """
+    tensors, taken = tensors_in(batch), {_memory(tensor) for tensor in other._tensors}
+    apart = {id(tensor): tensor for tensor in tensors if _memory(tensor) not in taken}
+    return batch if len(apart) == len(tensors) else copy_example(batch, apart)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of a batch, each once."""
+    found: list[torch.Tensor] = []
+    seen: dict[int, Any] = {}  # holds what it has seen: the id of something that is gone may come again
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, IMMUTABLE) or id(part) in seen:
+            continue
+        seen[id(part)] = part
+        if isinstance(part, torch.Tensor):
+            found.append(part)
+        elif isinstance(part, dict):
+            left.extend(dict.values(part))
+        elif isinstance(part, list | tuple | set | frozenset):
+            left.extend(part)
+        left.extend(_attributes(part))
+    return found
+
+
+def _attributes(value: Any) -> list[Any]:
+    """What is in the ``__dict__`` and the ``__slots__`` of an object: reading that runs no code of its class."""
+    attributes = list(getattr(value, "__dict__", {}).values())
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            descriptor = base.__dict__.get(name)
+            if type(descriptor).__name__ == "member_descriptor" and hasattr(value, name):
+                attributes.append(getattr(value, name))
+    return attributes
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """To be called beneath ``__torch_function__``, where subclasses may unwrap what they return."""
+    alias = tensor.detach()
+    if type(alias) is not type(tensor):
+        alias = alias.as_subclass(type(tensor))
+    return alias.requires_grad_() if tensor.requires_grad else alias
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """Tensors that share memory have the same; of those whose storage cannot be asked for, all on a device may share it."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse and nested ones
+        return tensor.device

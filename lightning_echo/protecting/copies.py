@@ -1,0 +1,206 @@
+"""Copies of what a user owns: one to take the transforms out of, and some to throw away.
+
+A data set belongs to its user and is never modified. `shallow_copy` gives an object of the same class with
+the same attributes, on which transforms can be taken out. `ThrowAwayCopies` go deeper, for a proof that reads
+examples before training, and for an analysis that trains: a file that a data set opens at its first read must
+not be inherited by the workers (with fork they corrupt each other's reads, with spawn it cannot be pickled),
+also when an object that the data set holds opens it; and examples that a data set keeps in memory may be
+edited in place when they are read, counters move, generators are drawn from. So plain objects (with slots,
+too), containers, tensors, arrays, images and random generators inside are copied as well, transforms deeply,
+and what is bound to them is bound to the copies.
+
+Shared with the original are
+
+* what is too large: beyond so many bytes of tensors, arrays and images, or members of containers, in all; and what is too deep;
+* what is open already, and objects that hold it; data sets, samplers and loaders around it are copied;
+* memory maps, memory of devices, and objects of the standard library: a copied lock, event or thread would wait forever;
+* objects with a copying rule of their own (pandas, arrow): it may read all that they stand for;
+* what code refers to: globals, attributes of classes, variables of enclosing functions.
+
+A copy never runs its class's ``__del__``: it would close what the original still uses.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+import types
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_echo.protecting.generators import GENERATORS, TRANSFORMS
+from lightning_echo.protecting.holders import (
+    FOLLOWED,
+    attributes_of,
+    blank,
+    is_closed_holder,
+    is_container,
+    is_made_of_attributes,
+    is_memory,
+    is_plain,
+    slots_of,
+)
+from lightning_echo.protecting.protect import copy_example
+from lightning_echo.protecting.weight import nbytes
+
+__all__ = ["ThrowAwayCopies", "ThrowAwayCopy", "shallow_copy"]
+
+_MOST_MEMBERS = 100_000  # of containers that are copied, in all
+_MOST_BYTES = 256 * 2**20  # of tensors, arrays and images that are copied, in all
+_DEEP = 12  # levels of objects in objects that are followed
+
+_ATOMS = (int, str, float, bool, bytes, type(None))  # most of what there is
+_KEPT_WORKERS = "_iterator"  # of a DataLoader that keeps its workers
+
+
+def shallow_copy(dataset: Any) -> Any:
+    """Returns a data set of the same class with the same attributes.
+
+    Not ``copy.copy`` where it can be helped: a ``__getstate__`` written for pickling drops what a
+    ``worker_init_fn`` has opened.
+    """
+    if not is_plain(type(dataset)):
+        return copy.copy(dataset)
+    copied = blank(dataset)
+    copied.__dict__.update(vars(dataset))
+    return copied
+
+
+class ThrowAwayCopies:
+    """Copies of objects that can be used without a trace in the originals; what two of them share, their copies share.
+
+    Args:
+        most_members: Of containers that are copied, in all.
+        most_bytes: Of tensors, arrays and images that are copied, in all.
+
+    Attributes:
+        too_large: Where something was met that is shared for its size: class and attribute.
+    """
+
+    def __init__(self, most_members: int, most_bytes: int) -> None:
+        self.too_large: list[str] = []
+        self._members_left, self._bytes_left = most_members, most_bytes
+        self._memo: dict[int, Any] = {}  # in the format of copy.deepcopy; a copy is the copy of itself
+        self._alive: list[Any] = []  # whose ids are in it
+        self._where = ""
+
+    def of(self, value: Any, sharing: Iterable[Any] = ()) -> Any:
+        """The copy of an object, which is copied whatever it holds; itself where it cannot be.
+
+        Args:
+            value: A data set, a loader, or anything else.
+            sharing: What of it is not copied.
+        """
+        for shared in sharing:
+            self._remember(shared, shared)
+        known = self._memo.get(id(value))
+        if known is not None:
+            return known
+        self._where = type(value).__name__
+        if is_made_of_attributes(type(value)):
+            return self._copy_object(value, 0)
+        copied = self._copy(value, 0)
+        return self._remember(value, copy.copy(value)) if copied is value and hasattr(value, "__getitem__") else copied
+
+    def _copy(self, value: Any, depth: int) -> Any:
+        if type(value) in _ATOMS:
+            return value
+        known = self._memo.get(id(value))
+        if known is not None:
+            return known
+        if isinstance(value, GENERATORS):
+            return value if isinstance(value, random.SystemRandom) else self._remember(value, copy.deepcopy(value))
+        if is_container(type(value)):
+            return self._copy_container(value, depth + 1) if depth < _DEEP else value
+        if is_memory(value):
+            return self._copy_memory(value, depth)
+        if isinstance(value, types.MethodType):
+            owner = self._copy(value.__self__, depth)
+            return value if owner is value.__self__ else self._remember(value, types.MethodType(value.__func__, owner))
+        if type(value) is functools.partial:
+            func, args, keywords = (self._copy(part, depth) for part in (value.func, value.args, value.keywords))
+            return self._remember(value, functools.partial(func, *args, **keywords))
+        if is_made_of_attributes(type(value)) and (isinstance(value, FOLLOWED) or (depth < _DEEP and is_closed_holder(value))):
+            return self._copy_object(value, depth + 1)
+        return value
+
+    def _copy_container(self, value: Any, depth: int) -> Any:
+        if len(value) > self._members_left:
+            return self._share(value)
+        self._members_left -= len(value)
+        if not isinstance(value, (list, dict, deque)):
+            members = [self._copy(item, depth) for item in value]
+            return self._remember(value, tuple.__new__(type(value), members) if isinstance(value, tuple) else set(members))
+        copied = self._remember(value, copy.copy(value))  # before the members, which may refer back to it
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            copied[key] = self._copy(item, depth)
+        for name, item in getattr(value, "__dict__", {}).items():
+            copied.__dict__[name] = self._copy(item, depth)
+        return copied
+
+    def _copy_memory(self, value: Any, depth: int) -> Any:
+        size = getattr(value, "nbytes", None) or nbytes(value)
+        if size > self._bytes_left:
+            return self._share(value)
+        self._bytes_left -= size
+        if type(value) is torch.Tensor:
+            return self._remember(value, value.detach().clone())
+        if type(value) is not np.ndarray:
+            return self._remember(value, copy_example(value))
+        copied = self._remember(value, value.copy())
+        if value.dtype == object:
+            for place, item in enumerate(value.flat):
+                copied.flat[place] = self._copy(item, depth + 1)
+        return copied
+
+    def _copy_object(self, value: Any, depth: int) -> Any:
+        copied, outside = self._remember(value, blank(value)), self._where  # before the attributes, which may refer back to it
+        in_slots = slots_of(type(value))
+        for name, item in attributes_of(value).items():
+            self._where = f"{type(value).__name__}.{name}"
+            if isinstance(value, DataLoader) and name == _KEPT_WORKERS:
+                item = None  # they read what the original has
+            deeply = name in TRANSFORMS and (depth == 0 or isinstance(value, Dataset))
+            item = self._copy_deeply(item) if deeply else self._copy(item, depth)
+            if name in in_slots:
+                object.__setattr__(copied, name, item)
+            else:
+                copied.__dict__[name] = item
+        self._where = outside
+        return copied
+
+    def _copy_deeply(self, transform: Any) -> Any:
+        memo = dict(self._memo)
+        try:
+            copied = copy.deepcopy(transform, memo)
+        except Exception:  # it holds a lock or the like: as far as it goes
+            return self._copy(transform, 1)
+        self._memo = memo
+        return copied
+
+    def _remember(self, value: Any, copied: Any) -> Any:
+        self._memo[id(value)] = self._memo[id(copied)] = copied
+        self._alive += value, copied
+        return copied
+
+    def _share(self, value: Any) -> Any:
+        if self._where not in self.too_large:
+            self.too_large.append(self._where)
+        return value
+
+
+class ThrowAwayCopy:
+    """A copy of ``dataset`` that can be read without a trace in the original.
+
+    Attributes:
+        dataset: the copy.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = ThrowAwayCopies(_MOST_MEMBERS, _MOST_BYTES).of(dataset)

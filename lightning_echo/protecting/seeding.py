@@ -1,0 +1,85 @@
+"""Seeds of a rank: for every batch and every example one of its own, set wherever random numbers may be drawn from."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from lightning_echo.planning.hashing import mix
+from lightning_echo.protecting.randomness import seed_all
+
+__all__ = ["BATCH", "EXAMPLE", "Seeding", "seeders"]
+
+BATCH, EXAMPLE = 1, 2  # what a seed is for
+_FEW = 16  # members of containers that are looked at
+_DEEP = 8  # levels of data sets, containers and transforms that are followed
+
+
+class Seeding:
+    """Seeds the three global generators, and those that transforms and data sets hold and have a method to seed (`seeders`).
+
+    Args:
+        dataset: Looked through for such transforms.
+        key: Seed of this rank.
+    """
+
+    def __init__(self, dataset: Any, key: int) -> None:
+        self._key = key
+        self._seeders = list(seeders(dataset).values())
+
+    def seed(self, purpose: int, number: int) -> None:
+        """Seeds all of them for a batch (`BATCH`) or for reading an example (`EXAMPLE`)."""
+        seed = mix(self._key, purpose, number)
+        seed_all(seed)
+        for place, seed_one in enumerate(self._seeders):  # each with a number of its own: two of them must not draw in step
+            seed_one(seed + place & 0x7FFFFFFF)
+
+
+def seeders(dataset: Any) -> dict[int, Callable[[int], Any]]:
+    """Returns what seeds generators of their own, wherever a chain of data sets holds them, by the ``id`` of who has them.
+
+    ``set_random_seed(seed)`` of Albumentations, ``set_random_state(seed=seed)`` of MONAI. A stream's own is left alone: by it a
+    stream shuffles, in step in all workers, what it deals out among them (MONAI's ``ShuffleBuffer``).
+    """
+    found: dict[int, Callable[[int], Any]] = {}
+    seen: dict[int, Any] = {}
+    left = deque([(dataset, 0)])
+    while left:
+        value, depth = left.popleft()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        seeder = None if isinstance(value, IterableDataset) else _seeder_of(value)
+        if seeder is not None:
+            found[id(value)] = seeder
+        is_dataset = depth == 0 or isinstance(value, Dataset)
+        if depth < _DEEP and (is_dataset or seeder is None):  # a transform seeds its members itself
+            left += [(part, depth + 1) for part in _parts(value, is_dataset)]
+    return found
+
+
+def _parts(value: Any, is_dataset: bool) -> Iterable[Any]:
+    if is_dataset:
+        return list(getattr(value, "__dict__", {}).values())
+    if type(value) in (list, tuple):  # exactly: a subclass may read what it is asked for
+        return list(value[:_FEW])
+    if type(value) is dict:
+        return islice(value.values(), _FEW)
+    members = value if isinstance(value, torch.nn.Sequential) else getattr(value, "__dict__", {}).get("transforms")
+    return list(members)[:_FEW] if isinstance(members, torch.nn.Sequential | list | tuple) else ()
+
+
+def _seeder_of(value: Any) -> Callable[[int], Any] | None:
+    kind = type(value)  # not the object, which may answer to any name
+    if callable(getattr(kind, "set_random_seed", None)):
+        seeder: Callable[[int], Any] = value.set_random_seed
+        return seeder
+    if callable(method := getattr(kind, "set_random_state", None)) and "seed" in inspect.signature(method).parameters:
+        return lambda seed: value.set_random_state(seed=seed)
+    return None

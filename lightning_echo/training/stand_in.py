@@ -1,0 +1,111 @@
+"""A data module that stands where the user's would stand and cannot be told apart from it.
+
+Hooks that the user's module overrides are bound on this instance, those that it does not override are left alone (Lightning
+compares code to find out), and every other attribute is read from and set on the user's module. Hooks may be put onto an instance
+later (``module.val_dataloader = ...``), so that they are bound anew when a trainer is attached. What a subclass defines itself is
+the subclass's own.
+"""
+
+from __future__ import annotations
+
+from inspect import getattr_static
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities.parsing import save_hyperparameters
+
+from lightning_echo.training.one_fit import refuse_second_fit
+from lightning_echo.training.other_package import refuse_other_package
+
+__all__ = ["StandIn"]
+
+
+class StandIn(pl.LightningDataModule):
+    """Everything of it is the user's but what a subclass defines.
+
+    Args:
+        datamodule: The user's data module.
+
+    Attributes set on an instance go to the user's module, except properties of the subclass and names in its ``_own``.
+
+    Raises:
+        TypeError: ``datamodule``, or a trainer that is attached, is none of the package ``lightning``.
+        MisconfigurationException: A trainer is attached while another one's ``fit`` is under way.
+    """
+
+    _own: tuple[str, ...] = ()
+
+    def __init__(self, datamodule: pl.LightningDataModule) -> None:
+        if not isinstance(datamodule, pl.LightningDataModule):
+            refuse_other_package("datamodule", datamodule)
+            raise TypeError(
+                f"datamodule must be a LightningDataModule, got {type(datamodule).__name__}; for loaders use "
+                f"{type(self).__name__}.from_dataloaders(train_dataloaders, ..., factor=...) or EchoLoader(loader, factor)"
+            )
+        # The base class is not initialised: it would set its attributes anew, and they are the user's (see __setattr__).
+        self.__dict__["_inner"] = datamodule
+        _put_hparams_right(datamodule)
+        self._bind_overridden()
+
+    @property
+    def datamodule(self) -> pl.LightningDataModule:
+        """The user's data module."""
+        inner: pl.LightningDataModule = self._inner
+        return inner
+
+    @property
+    def trainer(self) -> Any:  # the Trainer, None while detached; untyped like the attributes that Trainer sets outside __init__
+        return self._inner.trainer
+
+    @trainer.setter
+    def trainer(self, trainer: pl.Trainer | None) -> None:
+        refuse_other_package("trainer", trainer)
+        refuse_second_fit(f"the data module {type(self._inner).__name__}", trainer, self._inner.trainer)
+        self._inner.trainer = trainer
+        self._bind_overridden()
+
+    def _bind_overridden(self) -> None:
+        """Puts what the user's module overrides of the base class onto this instance."""
+        inner, base = self._inner, pl.LightningDataModule
+        for name in dir(base):
+            if name.startswith("__") or self._defines(name):
+                continue
+            if name in vars(inner) or getattr_static(type(inner), name) is not getattr_static(base, name):
+                value = getattr(inner, name, None)
+                if callable(value) or not isinstance(getattr(base, name), property):
+                    self.__dict__[name] = value
+
+    @classmethod
+    def _defines(cls, name: str) -> bool:
+        """Whether a name is this class's or a subclass's, and not the base class's or the user's."""
+        return any(name in vars(owner) for owner in cls.__mro__ if issubclass(owner, StandIn))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._own or name == "_inner" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)  # not there yet while it is built or unpickled
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._own or (self._defines(name) and isinstance(getattr(type(self), name), property)):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._inner, name, value)
+            if hasattr(pl.LightningDataModule, name):
+                self._bind_overridden()
+
+
+def _put_hparams_right(datamodule: pl.LightningDataModule) -> None:
+    """Makes the hyperparameters those that LightningCLI would have recorded without a stand-in.
+
+    Where it builds both, ``save_hyperparameters`` in the user's constructor records the configuration of the outer one. A data
+    module that reads its ``hparams`` in its own constructor cannot be helped this way.
+    """
+    outer = dict(datamodule.hparams)
+    node = outer.get("datamodule")
+    if "_instantiator" not in outer or not isinstance(node, dict) or "class_path" not in node:
+        return
+    if node["class_path"].rpartition(".")[2] != type(datamodule).__name__:
+        return
+    own = {"_class_path": node["class_path"], **node.get("init_args", {}), **node.get("dict_kwargs", {})}
+    datamodule.hparams.clear()
+    save_hyperparameters(datamodule, given_hparams={**own, "_instantiator": outer["_instantiator"]})

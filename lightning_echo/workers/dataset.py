@@ -1,0 +1,290 @@
+"""What runs in the workers: look an example up, or read it.
+
+The batch sampler in the main process sends a `Request`; `ExampleCache` answers it with the examples of the batch. It reads an
+example at its first use, keeps it while uses are left and lets it go at the last one. What it does not hold although it is
+live (after a resume) it reads again, under the seeds of the first time: the cache can make training slower, never wrong.
+
+`EchoDataset` stands in for the user's data set in the inner ``DataLoader``: attributes read from it or set on it
+(``get_worker_info().dataset`` in a ``worker_init_fn``) are those of the user's data set. The stages are made at the first
+request of a process, from the data set as it is then.
+
+What is kept is a copy of its own, made when it is read: a data set may use the memory of what it returns again, or return a small
+part of something large.
+
+Random numbers: where nothing of a batch is used again, one seed per batch. Else one per batch for what is redone, and, where the
+data set is not split, one per example for what is reused, so that a resumed run can rebuild any live example. What a split reuses
+draws none (fallback.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from lightning_echo.protecting.protect import copy_example
+from lightning_echo.protecting.seeding import BATCH, EXAMPLE, Seeding
+from lightning_echo.splitting.fallback import WatchedStages
+from lightning_echo.splitting.staged import LoadMany
+from lightning_echo.splitting.stages import Stages, unchanged
+from lightning_echo.workers.opened import decoding
+from lightning_echo.workers.seconds import Report
+
+__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Request", "copies_by_itself", "note"]
+
+_MISSING = object()
+_COPIED_TYPES = {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes}  # by default_collate
+
+
+class Request(NamedTuple):
+    """What a worker is asked for, one batch.
+
+    Attributes:
+        number: What the batch's seed is made of: its number in the plan.
+        positions: Stream positions of the examples, the fresh ones first.
+        fresh: How many of them are fresh.
+        indices: The examples' indices in the user's data set.
+        kept: One byte per example, 1 while uses are left after this one.
+        forget: Positions that are no longer live.
+        rebuild: For data sets that read whole batches: calls to repeat because something of them is live but held nowhere,
+            as (position of the first example, the call's indices, the live positions).
+    """
+
+    number: int
+    positions: Sequence[int]
+    fresh: int
+    indices: list[Any]
+    kept: bytes
+    forget: tuple[int, ...] = ()
+    rebuild: tuple[tuple[int, list[Any], list[int]], ...] = ()
+
+
+class ExampleCache:
+    """Answers requests in one process.
+
+    Args:
+        dataset: The user's data set.
+        make_stages: Derives what is reused and what is redone from it.
+        key: Seed of this rank's random numbers.
+        collate_fn: The user's; torch's own copies what it is given, so that nothing has to be protected from it (unless types
+            of the user's are registered with it).
+    """
+
+    def __init__(self, dataset: Any, make_stages: Callable[[Any], Stages], key: int, collate_fn: Any) -> None:
+        self.dataset = dataset
+        self._make_stages, self._key = make_stages, key
+        self._collate_fn = collate_fn
+        self._stages: Stages | None = None
+        self._watched: WatchedStages | None = None  # the same, where the data set was split
+        self._held: dict[int, Any] = {}
+        self._source_seconds = 0.0  # of the batch under way
+
+    def fetch(self, request: Request) -> tuple[list[Any], Report]:
+        """The examples of a batch, and its counts and seconds (none of collate)."""
+        stages = self._stages or self._begin()
+        started, self._source_seconds = perf_counter(), 0.0
+        for position in request.forget:
+            self._held.pop(position, None)
+        if request.fresh == len(request.indices) and 1 not in request.kept:
+            examples, refetched = self._read_through(stages, request), 0
+        else:
+            examples, refetched = self._reuse(stages, request)
+        source, note = self._source_seconds, ""
+        if self._watched is not None:
+            note, self._watched.note = self._watched.note, ""
+        rest = perf_counter() - started - source
+        return examples, Report(request.fresh, len(examples) - request.fresh, refetched, source, rest, note=note)
+
+    def _begin(self) -> Stages:
+        """In a worker, ``worker_init_fn`` has run."""
+        stages = self._stages = decoding(self._make_stages(self.dataset))
+        self._watched = stages if isinstance(stages, WatchedStages) else None
+        self._protect = not (copies_by_itself(self._collate_fn) and not stages.redone)
+        self._seeding = Seeding(self.dataset, self._key)
+        return stages
+
+    def _read_through(self, stages: Stages, request: Request) -> list[Any]:
+        """A batch of which nothing is used again: as the plain loader reads it, under one seed."""
+        self._seeding.seed(BATCH, request.number)
+        if stages.load_many is not None:
+            examples = self._load_many(stages.load_many, request.indices)
+            if stages.augment is unchanged:
+                return examples
+            return self._augment(stages, request.indices, examples)
+        load, augment = stages.load, None if stages.augment is unchanged else stages.augment
+        examples = []
+        seconds, started = 0.0, perf_counter()
+        try:
+            for index in request.indices:
+                example = load(index)
+                if augment:
+                    loaded = perf_counter()
+                    example = augment(index, example)
+                    seconds, started = seconds + loaded - started, perf_counter()
+                examples.append(example)
+        except Exception as error:
+            note(error, f"(reading example {request.indices[len(examples)]!r} of the data set)")
+            raise
+        self._source_seconds = seconds if augment else perf_counter() - started
+        return examples
+
+    def _reuse(self, stages: Stages, request: Request) -> tuple[list[Any], int]:
+        """A batch of which something is used again, and how many examples were read again for it."""
+        held, positions, watched = self._held, request.positions, self._watched
+        examples: list[Any] = [None] * len(positions)
+        missing: list[int] = []  # live, but held nowhere
+        for i in range(request.fresh, len(positions)):  # first, since what is used up makes room for what is fresh
+            if positions[i] not in held:
+                missing.append(i)
+            elif request.kept[i]:
+                example = held[positions[i]]
+                examples[i] = copy_example(example) if self._protect else example
+            else:
+                examples[i] = held.pop(positions[i])
+        if watched is not None:
+            watched.begin()
+        loaded, refetched = self._load_missing(stages, request, missing)
+        if watched is not None and watched.must_repeat():
+            loaded, _ = self._load_missing(stages, request, missing)
+        for i in chain(range(request.fresh), missing):
+            example = examples[i] = loaded.pop(positions[i])
+            if request.kept[i]:  # a copy is kept, since whoever has made the example may use its memory again
+                held[positions[i]] = copy_example(example)
+        held.update((position, copy_example(example)) for position, example in loaded.items())
+        if watched is not None:
+            watched.end()
+        self._seeding.seed(BATCH, request.number)
+        return examples if stages.augment is unchanged else self._augment(stages, request.indices, examples), refetched
+
+    def _load_missing(self, stages: Stages, request: Request, missing: list[int]) -> tuple[dict[int, Any], int]:
+        """What a batch needs and is not held, by position; how many examples of it were read again."""
+        loaded: dict[int, Any] = {}
+        refetched = 0
+        for first, indices, live in request.rebuild:
+            again = self._load_call(stages, first, indices)
+            loaded.update((position, again[position - first]) for position in live)
+            refetched += len(indices)
+        for i in missing:
+            if request.positions[i] not in loaded:
+                loaded[request.positions[i]] = self._load(stages, request.positions[i], request.indices[i])
+                refetched += 1
+        fresh = request.positions[: request.fresh]
+        if stages.load_many is not None and request.fresh:
+            loaded.update(zip(fresh, self._load_call(stages, fresh[0], request.indices[: request.fresh]), strict=True))
+        else:
+            for position, index in zip(fresh, request.indices, strict=False):
+                loaded[position] = self._load(stages, position, index)
+        return loaded, refetched
+
+    def _load(self, stages: Stages, position: int, index: Any) -> Any:
+        started = perf_counter()
+        self._seed_example(position)
+        try:
+            example = stages.load(index)
+        except Exception as error:
+            note(error, f"(reading example {index!r} of the data set)")
+            raise
+        self._source_seconds += perf_counter() - started
+        return example
+
+    def _load_call(self, stages: Stages, position: int, indices: list[Any]) -> list[Any]:
+        """The examples that were read in one call, ``position`` being that of the first."""
+        assert stages.load_many is not None  # a call is only repeated where calls are made
+        self._seed_example(position)
+        return self._load_many(stages.load_many, indices)
+
+    def _seed_example(self, position: int) -> None:
+        """Where loading may draw random numbers, an example that is read again must be the same one."""
+        if self._watched is None:
+            self._seeding.seed(EXAMPLE, position)
+
+    def _load_many(self, load_many: LoadMany, indices: list[Any]) -> list[Any]:
+        started = perf_counter()
+        try:
+            examples = load_many(indices)
+        except Exception as error:
+            note(error, f"(reading examples {indices!r} of the data set in one call)")
+            raise
+        if len(examples) != len(indices):
+            raise ValueError(f"__getitems__ of the data set returned {len(examples)} examples for {len(indices)} indices")
+        self._source_seconds += perf_counter() - started
+        return list(examples)
+
+    def _augment(self, stages: Stages, indices: list[Any], examples: list[Any]) -> list[Any]:
+        result: list[Any] = []
+        try:
+            for index, example in zip(indices, examples, strict=True):
+                result.append(stages.augment(index, example))
+        except Exception as error:
+            note(error, f"({stages.redoing} example {indices[len(result)]!r} of the data set)")
+            raise
+        return result
+
+
+class EchoDataset:
+    """The data set of the inner ``DataLoader``. To everyone else it looks like the user's own.
+
+    Args:
+        cache: Has the user's ``dataset``, and answers requests by ``fetch``.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self.__dict__["_echo_cache"] = cache
+
+    def __getitems__(self, request: Any) -> tuple[Any, ...]:
+        fetch: Callable[[Any], tuple[Any, ...]] = self._echo_cache.fetch
+        try:
+            return fetch(request)
+        except StopIteration as error:  # passed on, it would silently end the epoch
+            raise RuntimeError("the data set raised StopIteration while an example was read") from error
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._echo_cache.dataset[index]
+
+    def __len__(self) -> int:
+        return len(self._echo_cache.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_echo_cache" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)  # not there yet while it is unpickled
+        return getattr(self._echo_cache.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._echo_cache.dataset, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EchoDataset, (self._echo_cache,)
+
+
+class EchoCollate:
+    """The user's collate function; what is known of the batch travels beside it. Of no examples it makes no batch."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, fetched: tuple[Any, ...]) -> tuple[Any, ...]:
+        examples, report, *beside = fetched
+        if examples is None:
+            return None, report, *beside
+        started = perf_counter()
+        batch = self._collate_fn(examples)
+        return batch, report._replace(collate=perf_counter() - started), *beside
+
+
+def copies_by_itself(collate_fn: Any) -> bool:
+    """Whether a collate function is known to copy what it is given, so that nothing has to be protected from its caller."""
+    return collate_fn is default_collate and default_collate_fn_map.keys() <= _COPIED_TYPES
+
+
+def note(error: Exception, note: str) -> None:
+    """Says which example an exception is about; its type and message stay."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif error.args and isinstance(error.args[0], str):  # Python 3.10
+        error.args = (f"{error.args[0]} {note}", *error.args[1:])

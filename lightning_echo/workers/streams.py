@@ -1,0 +1,206 @@
+"""Echoing a stream inside the workers: plan, buffer and stream side by side in each of them.
+
+A stream has no index that could be asked for again, and only who reads it knows when it ends. So each worker runs an `EchoPlan`
+of its own: a batch is planned, so many fresh examples are pulled from the stream, the others are live ones. The main process only
+says which pass is meant and which factor counts (`StreamRequest`). The worker answers with the batch, its counts and a
+`StreamNote`: whether its stream has ended, and the state to go on from. As with a plain ``DataLoader``, a worker whose stream
+has ended waits for the others (answers without a batch); then all begin their streams anew. What is live lives on.
+
+Where the stream has ``state_dict`` and ``load_state_dict``, a state is taken after every batch. What is live has come before: the
+worker remembers the state before the oldest live example and what was pulled since, and a resumed worker pulls the same again.
+
+Random numbers: one seed for what is pulled for a batch, one for collating it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from torch.utils.data import get_worker_info
+
+from lightning_echo.planning.hashing import mix
+from lightning_echo.planning.plan import EchoPlan, PlannedBatch
+from lightning_echo.planning.shape import PlanShape
+from lightning_echo.protecting.protect import copy_example
+from lightning_echo.protecting.seeding import BATCH, Seeding
+from lightning_echo.workers.dataset import copies_by_itself, note
+from lightning_echo.workers.seconds import Report
+from lightning_echo.workers.stream_reader import StreamReader
+
+__all__ = ["StreamEcho", "StreamNote", "StreamRequest"]
+
+_NOTHING = Report()
+
+
+class StreamRequest(NamedTuple):
+    """What a worker is asked for, one batch.
+
+    Attributes:
+        number: Of the pass, from 0; -1: nothing is wanted, but it is this worker's turn.
+        factor: The echo factor that counts.
+        resume: What the worker goes on from: a state that came with a `StreamNote`, or, where nothing is live any more, how many
+            batches it has made before. None: it goes on by itself.
+    """
+
+    number: int
+    factor: float
+    resume: bytes | int | None = None
+
+
+class StreamNote(NamedTuple):
+    """What a worker says beside a batch.
+
+    Attributes:
+        worker: Which one it is.
+        ended: Whether its stream has ended.
+        state: What it would go on from; None where the stream has no state.
+    """
+
+    worker: int
+    ended: bool
+    state: bytes | None
+
+
+class _Pulled(NamedTuple):
+    """What was pulled from the stream for one batch, and what it can be pulled again from."""
+
+    position: int  # of the first example in the worker's fresh stream
+    wanted: int  # examples
+    batch: int  # number of the batch in the worker
+    number: int  # of the pass
+    state: Any  # the stream's before; None: it had not begun
+    state_number: int  # the pass that this state is of
+
+
+class StreamEcho:
+    """Answers requests in one process.
+
+    Args:
+        dataset: The user's stream.
+        shape: Sizes of one worker's plan, and the seed of its draws.
+        key: Seed of this rank's random numbers.
+        collate_fn: The user's, see `ExampleCache`.
+        drop_last: Whether a batch is left out for which the stream has too few examples.
+        turn: A lock that all workers share, see `StreamReader`; None: there are no others.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        shape: PlanShape,
+        key: int,
+        collate_fn: Any,
+        *,
+        drop_last: bool,
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self._shape, self._key, self._drop_last, self._turn = shape, key, drop_last, turn or nullcontext()
+        self._protect = not copies_by_itself(collate_fn)
+        self._worker = -1  # which one is only known in it
+        self._ended = -1  # the last pass that has ended here
+        self._held: dict[int, Any] = {}
+        self._pulled: deque[_Pulled] = deque()  # from the oldest with a live example on
+        self._refetched = 0  # since the last batch
+
+    def fetch(self, request: StreamRequest) -> tuple[list[Any] | None, Report, StreamNote]:
+        """The examples of a batch, None if there is none; its counts and seconds (none of collate); the note."""
+        if self._worker < 0:
+            self._begin()
+        if request.resume is not None:
+            self._resume(request.resume)
+        if request.number <= self._ended:
+            return None, _NOTHING, self._note()
+        plan, started = self._plan, perf_counter()
+        if request.factor != plan.factor:
+            plan.change_factor(plan.number, request.factor)
+        wanted = plan.wanted_fresh()
+        fresh = self._pull(plan.position, wanted, plan.number, request.number)
+        pulled = perf_counter()
+        if len(fresh) < wanted:
+            self._ended = request.number
+            if not fresh or self._drop_last:
+                return None, _NOTHING, self._note()
+        batch = plan.next_batch(missing=wanted - len(fresh))
+        examples = self._hand_out(batch, fresh)
+        answer = self._note()
+        self._seeding.seed(BATCH, batch.number)
+        refetched, self._refetched = self._refetched, 0
+        counts = (batch.fresh, len(examples) - batch.fresh, refetched)
+        return examples, Report(*counts, pulled - started, perf_counter() - pulled), answer
+
+    def _begin(self) -> None:
+        """In a worker, ``worker_init_fn`` has run; without workers this is the training process."""
+        info = get_worker_info()
+        self._worker = 0 if info is None else info.id
+        self._shape = replace(self._shape, seed=mix(self._shape.seed, self._worker))
+        self._plan = EchoPlan(self._shape, 1.0)
+        self._seeding = Seeding(self.dataset, mix(self._key, self._worker))
+        self._reader = StreamReader(self.dataset, self._seeding, self._turn)
+        if info is None:  # a worker begins with the data set as it was, this process with what is left of it
+            self._reader.save_start()
+
+    def _hand_out(self, batch: PlannedBatch, fresh: list[Any]) -> list[Any]:
+        held, examples = self._held, []
+        for position in batch.forget:
+            held.pop(position, None)
+        for i, (position, is_kept) in enumerate(zip(batch.positions, batch.kept, strict=True)):
+            example = fresh[i] if i < len(fresh) else held.pop(position)
+            if is_kept:
+                held[position] = example
+            examples.append(copy_example(example) if is_kept and self._protect else example)
+        return examples
+
+    def _pull(self, position: int, count: int, batch: int, number: int) -> list[Any]:
+        reader = self._reader
+        if not count:
+            return []
+        if reader.is_stateful:
+            self._pulled.append(_Pulled(position, count, batch, number, reader.state, reader.number))
+        try:
+            return reader.pull(number, batch, count, copies=self._plan.factor > 1)
+        except Exception as error:
+            note(error, f"(reading the stream in pass {number}, worker {self._worker})")
+            raise
+
+    # ------------------------------------------------------------------ state
+
+    def _note(self) -> StreamNote:
+        reader = self._reader
+        return StreamNote(self._worker, self._ended >= reader.number, self._pack() if reader.is_stateful else None)
+
+    def _pack(self) -> bytes:
+        pulled, reader = self._pulled, self._reader
+        oldest = min(self._held, default=self._plan.position)
+        while len(pulled) > 1 and pulled[1].position <= oldest:
+            pulled.popleft()
+        if pulled and not self._held:
+            pulled.clear()
+        stream, number = (pulled[0].state, pulled[0].state_number) if pulled else (reader.state, reader.number)
+        state = {
+            "plan": self._plan.state(),
+            "ended": self._ended,
+            "stream": stream,
+            "stream_pass": number,
+            "pulled": [list(pull[:4]) for pull in pulled],
+        }
+        return pickle.dumps(state)
+
+    def _resume(self, resume: bytes | int) -> None:
+        if isinstance(resume, int):
+            self._plan.number = resume
+            return
+        state = pickle.loads(resume)
+        self._plan, self._ended = EchoPlan.from_state(self._shape, state["plan"]), state["ended"]
+        last = state["pulled"][-1][3] if state["pulled"] else state["stream_pass"]
+        self._reader.resume(state["stream"], state["stream_pass"], last + 1)
+        live = {item.position for item in self._plan.live()}
+        for position, count, batch, number in state["pulled"]:
+            examples = self._pull(position, count, batch, number)
+            self._refetched += len(examples)
+            self._held.update((at, example) for at, example in enumerate(examples, position) if at in live)

@@ -1,0 +1,379 @@
+"""States from within a pass that cannot be gone on with are refused; those from between two passes begin the next."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_echo import EchoLoader, EchoStateError
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loading.resuming import adapt_state, begin_next_pass, has_own_states
+from lightning_echo.loading.setting import Setting
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return 12
+
+
+class Stateful(Stream):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Batches:
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(12).split(4))
+
+
+def setting(loader: Any, point: str = "auto", buffer_size: int | None = None) -> Setting:
+    return Setting(loader, InsertionPoint(point), buffer_size, 2.0, None)
+
+
+def state_after(loader: Any, batches: int, **options: Any) -> dict[str, Any]:
+    echoed, found = EchoLoader(loader, 2, seed=0, **options), 0
+    while found < batches:
+        for _ in echoed:
+            found += 1
+            if found == batches:
+                break
+    return echoed.state_dict()
+
+
+def end_of_pass(loader: Any, **options: Any) -> dict[str, Any]:
+    echoed = EchoLoader(loader, 2, seed=0, **options)
+    list(echoed)
+    return echoed.state_dict()
+
+
+RESUMES = [
+    (lambda: DataLoader(list(range(12)), 4), "auto"),  # type: ignore[arg-type]
+    (lambda: DataLoader(Stateful(), 4), "auto"),
+    (lambda: [torch.zeros(4)] * 3, "auto"),
+]
+DOES_NOT = [
+    (lambda: DataLoader(Stream(), 4), "auto"),
+    (lambda: DataLoader(Sized(), 4), "auto"),
+    (lambda: DataLoader(Stream(), 4), "after_batching"),
+    (lambda: DataLoader(Sized(), 4), "after_batching"),
+    (lambda: DataLoader(Stateful(), 4), "after_batching"),
+    (lambda: Batches(), "auto"),
+]
+
+
+@pytest.mark.parametrize(("make", "point"), RESUMES)
+def test_what_knows_its_place_goes_on_there(make: Any, point: str) -> None:
+    state = state_after(make(), 2)
+    assert adapt_state(state, setting(make(), point)) is state
+
+
+@pytest.mark.parametrize(("make", "point"), DOES_NOT)
+def test_what_does_not_is_refused_within_a_pass(make: Any, point: str) -> None:
+    state = state_after(make(), 2, insertion_point=point)
+    with pytest.raises(EchoStateError, match=r"saved within a pass, and .* cannot go on there: without state_dict\(\)"):
+        adapt_state(state, setting(make(), point))
+
+
+@pytest.mark.parametrize(("make", "point"), DOES_NOT)
+def test_and_begins_the_next_pass_where_one_has_ended_with_nothing_live(make: Any, point: str) -> None:
+    state = end_of_pass(make(), insertion_point=point, epoch_length="full_pass")
+    if point == "after_batching" and isinstance(make().dataset, Sized):
+        return  # its epochs have a length: round(factor * steps), after which two passes have begun, and not ended
+    adapted = adapt_state(state, setting(make(), point))
+    assert adapted["plan"] is None
+    if "stream" in state:
+        assert (adapted["stream"]["pass"], adapted["stream"]["begun"], adapted["stream"]["workers"]) == (1, False, [None])
+        assert adapted["stream"]["batches"] == state["stream"]["batches"]
+    else:
+        assert adapted["begin_at"] == [3, state["delivered"]]
+        assert adapted["order"] == {"passes": [[1, 3]]}
+    assert adapted["counts"] == state["counts"]
+    assert adapt_state(adapted, setting(make(), point))["begin_at"] == adapted["begin_at"]
+
+
+def test_a_state_from_before_the_first_batch_is_no_state_within_a_pass() -> None:
+    state = EchoLoader(DataLoader(Stream(), 4), 2, seed=0).state_dict()
+    assert adapt_state(state, setting(DataLoader(Stream(), 4)))["plan"] is None
+
+
+def test_with_another_buffer_a_stream_is_refused_too_and_says_what_has_changed() -> None:
+    state = state_after(DataLoader(Stateful(), 4), 2)
+    with pytest.raises(EchoStateError, match=r"within a pass of a stream, with buffer_size=64 \(now 9\): its workers share"):
+        adapt_state(state, setting(DataLoader(Stateful(), 4), buffer_size=9))
+
+
+def test_with_other_batches_too() -> None:
+    state = state_after(DataLoader(Stateful(), 4), 2)
+    with pytest.raises(EchoStateError, match=r"within a pass of a stream, with .*batch_size"):
+        adapt_state(state, setting(DataLoader(Stateful(), 3), buffer_size=8))
+
+
+def test_what_is_no_stream_any_more_cannot_go_on_within_the_pass_of_one() -> None:
+    state = state_after(DataLoader(Stateful(), 4), 2)
+    with pytest.raises(EchoStateError, match="within a pass of a stream, with "):
+        adapt_state(state, setting(DataLoader(list(range(12)), 4)))  # type: ignore[arg-type]
+
+
+def test_epochs_that_do_not_end_with_the_stream_are_the_way_out() -> None:
+    state = state_after(DataLoader(Sized(), 4), 3)
+    with pytest.raises(EchoStateError, match="by epoch_length='full_pass', and resume from a state saved there"):
+        adapt_state(state, setting(DataLoader(Sized(), 4)))
+
+
+@pytest.mark.parametrize(("make", "point"), RESUMES)
+def test_a_run_of_the_same_process_goes_on_within_its_pass_where_it_can(make: Any, point: str) -> None:
+    assert begin_next_pass(state_after(make(), 2), setting(make(), point)) == (None, False)
+
+
+@pytest.mark.parametrize(("make", "point"), DOES_NOT)
+def test_and_begins_the_next_pass_where_it_cannot(make: Any, point: str) -> None:
+    state = state_after(make(), 2, insertion_point=point)
+    changes, is_cut = begin_next_pass(state, setting(make(), point))
+    assert changes is not None
+    assert is_cut
+    if "stream" in state:
+        assert (changes["stream"]["pass"], changes["stream"]["begun"]) == (1, False)
+        return
+    sized = isinstance(make(), DataLoader) and isinstance(make().dataset, Sized)
+    begins_at = 3 if sized else state["plan"]["position"]  # what is left of the pass is not read where its length is not known
+    assert (changes["plan"], changes["begin_at"]) == (None, [begins_at, 2])
+    assert changes["order"] == (None if sized else {"passes": [[1, begins_at]]})
+
+
+class CountedBatches(Batches):
+    begun = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.begun += 1
+        return super().__iter__()
+
+
+class CountedStream(Stream):
+    begun = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        return super().__iter__()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("make", "point"),
+    [
+        (CountedBatches, "after_batching"),
+        (lambda: DataLoader(CountedStream(), 4), "after_augmentation"),
+        (lambda: DataLoader(CountedStream(), 4), "after_batching"),
+    ],
+)
+def test_closed_between_two_passes_it_reads_none_of_them_twice(make: Any, point: str) -> None:
+    """What was live then is not used again: to read it would be to read its whole pass."""
+    plain = make()
+    loader = EchoLoader(plain, 2, insertion_point=point, epoch_length="full_pass", seed=0)
+    for number in (1, 2, 3):
+        list(loader)
+        loader.close()
+        assert getattr(plain, "dataset", plain).begun == number
+        assert (loader.counts.fresh, loader.counts.refetched) == (12 * number, 0)
+
+
+def test_a_stream_begins_its_next_pass_with_the_factor_in_force_and_those_to_come() -> None:
+    state = end_of_pass(DataLoader(Stream(), 4), epoch_length="full_pass")
+    state["stream"].update(factors=[[0, 2.0], [4, 3.0]], pending=[[9, 4.0]])
+    begun = adapt_state(state, setting(DataLoader(Stream(), 4)))["stream"]
+    assert begun["factors"] == [[begun["request"], 3.0]]
+    assert begun["pending"] == [[9, 4.0]]
+
+
+def test_other_workers_begin_the_next_pass_of_a_stream_anew_and_the_first_of_them_is_asked_first() -> None:
+    state = end_of_pass(DataLoader(Stateful(), 4), epoch_length="full_pass")
+    begun = adapt_state(state, setting(DataLoader(Stateful(), 4, num_workers=2), buffer_size=8))["stream"]
+    assert (begun["pass"], begun["workers"], begun["batches"]) == (1, [None, None], [0, 0])
+    assert begun["request"] > 0
+    assert begun["request"] % 2 == 0
+
+
+class StatefulBatches(Batches):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: DataLoader(Stateful(), 4), True),
+        (StatefulBatches, True),
+        (lambda: DataLoader(Stream(), 4), False),
+        (Batches, False),
+        (lambda: DataLoader(list(range(12)), 4), False),  # type: ignore[arg-type]
+    ],
+)
+def test_states_of_the_users_loader_are_known_as_such(make: Any, expected: bool) -> None:
+    assert has_own_states(state_after(make(), 2)) is expected
+
+
+def test_several_ranks_hear_that_it_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_after(DataLoader(Stateful(), 4), 2)
+    loader = EchoLoader(DataLoader(Stateful(), 4), 2, seed=0)
+    monkeypatch.setattr("lightning_echo.loading.echo_run.world", lambda: (2, 0))
+    with pytest.warns(UserWarning, match="the loader's own state is that of rank 0, which every rank goes on from"):
+        loader.load_state_dict(state)
+
+
+class Counting:
+    """Ten batches; its state is how many were taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.taken < 10:
+            self.taken += 1
+            yield torch.full((4,), self.taken - 1)
+        self.taken = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.taken = state["taken"]
+
+
+class CountingWithLength(Counting):
+    def __len__(self) -> int:
+        return 10
+
+
+@pytest.mark.parametrize("buffer_size", [1, 3, 6])
+@pytest.mark.parametrize("taken", [1, 4, 9, 14])
+@pytest.mark.parametrize("kind", [Counting, CountingWithLength])
+def test_with_another_buffer_batches_go_on_at_the_same_place_of_the_pass(kind: Any, taken: int, buffer_size: int) -> None:
+    before = EchoLoader(kind(), 2, buffer_size=2, seed=0, epoch_length="full_pass")
+    read = {int(batch[0]) for _, batch in zip(range(taken), before, strict=False)}
+    resumed = EchoLoader(kind(), 2, buffer_size=buffer_size, seed=0, epoch_length="full_pass")
+    resumed.load_state_dict(before.state_dict())
+    with pytest.warns(UserWarning, match="buffer_size=2 .now .*the same place of the pass and leaves nothing out"):
+        delivered = [int(batch[0]) for batch in resumed]
+    rest = set(range(10)) - read
+    uses = [delivered.count(index) for index in range(10)]
+    assert delivered[0] == min(rest)
+    assert all(uses[index] > 0 for index in rest)
+    assert kind is CountingWithLength or all(not uses[index] for index in read)
+
+
+class Pass(IterableDataset[int]):
+    """Twelve examples, (pass that it was told last, index)."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:  # type: ignore[override]
+        return ((self.epoch, index) for index in range(12))
+
+
+class SizedPass(Pass):
+    def __len__(self) -> int:
+        return 12
+
+
+class SavedPass(SizedPass):
+    at = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:  # type: ignore[override]
+        while self.at < 12:
+            self.at += 1
+            yield self.epoch, self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def take(loader: EchoLoader, batches: int) -> list[Any]:
+    """Batches as lists, over the ends of epochs."""
+    found: list[Any] = []
+    while len(found) < batches:
+        found += [[tuple(map(int, example)) for example in zip(*batch, strict=True)] for batch in loader]
+    return found[:batches]
+
+
+def made_anew(dataset: Any, **options: Any) -> EchoLoader:
+    return EchoLoader(DataLoader(dataset, 4), 2, **{"seed": 0, "insertion_point": "after_augmentation", **options})
+
+
+class TestTakingThePlaceOfAnother:
+    CUT = "made anew within a pass that cannot be gone on with: its rest is left out"
+
+    @pytest.mark.filterwarnings("error")
+    def test_with_a_state_of_its_own_a_stream_goes_on_as_if_nothing_had_been(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On several ranks too: the state is that of this one."""
+        whole = take(made_anew(SavedPass()), 15)
+        monkeypatch.setattr("lightning_echo.loading.echo_run.world", lambda: (2, 0))
+        found: list[Any] = []
+        before = made_anew(SavedPass())
+        for _ in range(5):
+            found += take(before, 3)
+            after = made_anew(SavedPass(), seed=5)
+            before.close()
+            after.follow(before)
+            before = after
+        assert found == whole
+        assert before.seed == 0
+
+    def test_without_one_the_rest_of_the_pass_is_left_out_and_it_says_so(self) -> None:
+        before, after = made_anew(SizedPass()), made_anew(SizedPass())
+        assert {number for batch in take(before, 3) for number, _ in batch} == {0}
+        before.close()
+        with pytest.warns(UserWarning, match=self.CUT):
+            after.follow(before)
+        assert after.counts == before.counts
+        delivered = [example for batch in take(after, 3) for example in batch]
+        assert {number for number, _ in delivered} == {1}
+        assert (1, 0) in delivered
+
+    @pytest.mark.filterwarnings("error")
+    def test_between_two_passes_the_next_one_begins(self) -> None:
+        before, after = made_anew(Pass()), made_anew(Pass())
+        first = list(before)
+        before.close()
+        after.follow(before)
+        assert len(list(after)) == len(first)
+        assert after.counts.fresh == 24
+        assert after.loader.dataset.epoch == 1
+
+    @pytest.mark.parametrize("make", [lambda: DataLoader(Sized(), 4), lambda: DataLoader(Stream(), 4), Batches])
+    def test_so_do_batches_of_which_no_place_is_known(self, make: Any) -> None:
+        before, after = (EchoLoader(make(), 2, insertion_point="after_batching", seed=0) for _ in range(2))
+        next(iter(before))
+        before.close()
+        with pytest.warns(UserWarning, match=self.CUT):
+            after.follow(before)
+        assert {int(value) for batch in after for value in batch} >= {0, 1, 2, 3}
+        assert after.counts.fresh > before.counts.fresh == 4
+
+    def test_data_by_index_in_the_place_of_a_stream_begins_anew_and_goes_on_counting(self) -> None:
+        before, after = made_anew(SizedPass()), EchoLoader(DataLoader(list(range(12)), 4), 2, seed=3)  # type: ignore[arg-type]
+        list(before)
+        before.close()
+        after.follow(before)
+        delivered, seed = after.delivered, after.seed
+        assert (delivered, seed) == (before.delivered, 0)
+        list(after)
+        assert after.counts.delivered == before.counts.delivered + 12

@@ -1,0 +1,121 @@
+"""What a loader stands on: worked out from its source, its point and the ranks, and from nothing else."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from lightning_echo.fetching.source import Source
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loading.setting import Setting
+
+EXAMPLES, BATCHES = InsertionPoint.after_augmentation, InsertionPoint.after_batching
+
+
+def setting(point=EXAMPLES, buffer_size=None, *, factor=2.0, ranks=None, **options):
+    return Setting(DataLoader(range(22), batch_size=4, **options), point, buffer_size, factor, ranks)
+
+
+@pytest.mark.parametrize(("point", "ranks", "items"), [(EXAMPLES, None, 22), (EXAMPLES, (2, 0), 11), (EXAMPLES, (3, 1), 8)])
+def test_a_pass_of_examples_is_what_a_distributed_sampler_gives_a_rank(point, ranks, items):
+    assert setting(point, ranks=ranks).items_per_pass() == items
+
+
+@pytest.mark.parametrize(("ranks", "items"), [(None, 6), ((2, 1), 3), ((3, 2), 2)])
+def test_a_pass_of_batches_is_the_length_of_the_plain_loader_there(ranks, items):
+    assert setting(BATCHES, ranks=ranks).items_per_pass() == items
+
+
+def test_the_ranks_are_asked_for_when_they_are_needed(monkeypatch):
+    made_before = setting()
+    monkeypatch.setattr("lightning_echo.loading.setting.world", lambda: (2, 1))
+    assert made_before.layout().replicas == 2
+    assert made_before.rank_of_process() == 1
+
+
+def start(of):
+    return of.start(factor=2.0, seed=0, state={"plan": None, "order": None}, position=(0, 0), worker_init_fn=None)
+
+
+@pytest.fixture
+def mesh(monkeypatch):
+    """Rank 3 of a job of 2 data-parallel groups of 2: it is in the second one."""
+    for name, answer in (("world", (4, 3)), ("data_parallel", (2, 1))):
+        monkeypatch.setattr(f"lightning_echo.loading.setting.{name}", lambda answer=answer: answer)
+
+
+def test_data_is_not_dealt_out_to_ranks_that_share_the_work_on_it(mesh):
+    message = r"to 4 ranks, but the job's device mesh has 2 in its data-parallel.*EchoDataModule.*num_replicas=2, rank=1\)"
+    for point in (EXAMPLES, BATCHES):
+        with pytest.raises(RuntimeError, match=message):
+            start(setting(point))
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 0), (4, 3)])
+def test_ranks_that_share_the_work_on_the_same_data_draw_the_same_noise(mesh, ranks, monkeypatch):
+    ranks_of_noise = []
+    monkeypatch.setattr(
+        "lightning_echo.loading.setting.IndexPipeline", lambda *args, **options: ranks_of_noise.append(options["noise_rank"])
+    )
+    start(setting(ranks=ranks))
+    assert ranks_of_noise == [1]
+
+
+def test_a_stream_or_batches_of_which_nothing_is_known_are_not_dealt_out_and_not_refused(mesh):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(8))
+
+    Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, None, 2.0, None).start(
+        factor=2.0, seed=0, state={}, position=(0, 0), worker_init_fn=None
+    )
+    start(Setting([1, 2, 3], BATCHES, None, 2.0, None))
+
+
+def test_a_sampler_that_deals_out_by_itself_is_left_to_it(mesh):
+    start(setting(sampler=DistributedSampler(range(22), num_replicas=2, rank=1)))
+
+
+def test_ranks_that_share_their_data_are_still_told_apart(monkeypatch):
+    unsharded = setting(ranks=(1, 0))
+    monkeypatch.setattr("lightning_echo.loading.setting.world", lambda: (2, 1))
+    assert unsharded.layout().replicas == 1
+    assert unsharded.rank_of_process() == 1
+    assert setting(ranks=(4, 3)).rank_of_process() == 1, "the job's rank, where there is a job"
+    monkeypatch.undo()
+    assert setting(ranks=(4, 3)).rank_of_process() == 3
+
+
+@pytest.mark.parametrize(("point", "size", "batches"), [(EXAMPLES, 8, 2), (EXAMPLES, 9, 3), (BATCHES, 5, 5)])
+def test_a_buffer_is_filled_by_as_many_batches_as_hold_it(point, size, batches):
+    assert setting(point, size).filling_batches() == batches
+
+
+def test_a_buffer_that_the_factor_outgrows_is_refused_at_once_and_later():
+    with pytest.raises(ValueError, match="buffer_size=1 is too small for factor=2"):
+        setting(buffer_size=1)
+    tight = setting(buffer_size=2)
+    tight.check_factor(2.0)
+    with pytest.raises(ValueError, match="buffer_size=2 is too small for factor=4"):
+        tight.check_factor(4.0)
+
+
+def test_short_memory_is_warned_of_only_where_the_size_was_chosen(monkeypatch):
+    example = torch.zeros(2**18)  # 1 MiB
+    monkeypatch.setattr("lightning_echo.loading.sizing.free_memory_bytes", lambda: 50 * 2**20)
+    chosen = Setting(DataLoader([example] * 22, batch_size=4), EXAMPLES, None, 2.0, None)
+    assert chosen.buffer_size == 5
+    assert chosen.warning.startswith("buffer_size is 5 instead of 8")
+    assert Setting(DataLoader([example] * 22, batch_size=4), EXAMPLES, 8, 2.0, None).warning == ""
+
+
+def test_what_a_run_depends_on_is_plain_and_changes_with_each_part_of_it():
+    plain = setting().depends_on()
+    others = [setting(BATCHES), setting(buffer_size=6), setting(ranks=(2, 0)), setting(num_workers=1)]
+    assert plain["insertion_point"] == "after_augmentation"
+    assert [plain, *(other.depends_on() for other in others)].count(plain) == 1
+
+
+def test_the_source_is_the_user_s_loader_looked_into():
+    its_loader = DataLoader(range(22), batch_size=4)
+    assert isinstance((source := Setting(its_loader, EXAMPLES, None, 2.0, None).source), Source)
+    assert source.loader is its_loader

@@ -1,0 +1,151 @@
+"""What loggers and the progress bar are given, with small fakes; that Lightning calls them so is tested with a Trainer."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_echo import EchoLoader, TargetIdle
+from lightning_echo.monitoring.logged import ProgressText, log_hyperparameters, log_metrics
+
+
+class Logger:
+    def __init__(self):
+        self.metrics, self.hyperparameters = [], []
+
+    def log_metrics(self, metrics, step):
+        self.metrics.append((step, dict(metrics)))
+
+    def log_hyperparams(self, params):
+        self.hyperparameters.append(params)
+
+
+class Bar:
+    def __init__(self, **items):
+        self.items = items
+
+    def get_metrics(self, trainer, pl_module):
+        assert (trainer, pl_module) == ("trainer", "module")
+        return dict(self.items)
+
+
+def trainer_with(*loggers, global_step=0, bar=None):
+    return SimpleNamespace(
+        loggers=list(loggers),
+        global_step=global_step,
+        lightning_module=SimpleNamespace(automatic_optimization=True),
+        callback_metrics={},
+        progress_bar_callback=bar,
+    )
+
+
+# ---------------------------------------------------------------------- metrics
+
+
+@pytest.mark.parametrize(("global_step", "logged_at"), [(0, 0), (1, 0), (50, 49)])
+def test_metrics_go_to_every_logger_at_the_step_that_lightning_logs_its_own_at(global_step, logged_at):
+    loggers = [Logger(), Logger()]
+    log_metrics(trainer_with(*loggers, global_step=global_step), {"echo/factor": 2.0, "echo/passes": 0.5})
+    assert [logger.metrics for logger in loggers] == [[(logged_at, {"echo/factor": 2.0, "echo/passes": 0.5})]] * 2
+
+
+def test_metrics_are_among_the_callback_metrics_as_tensors_also_without_a_logger():
+    trainer = trainer_with()
+    log_metrics(trainer, {"echo/factor": 2.0})
+    log_metrics(trainer, {"echo/passes": 0.5})
+    assert trainer.callback_metrics == {"echo/factor": torch.tensor(2.0), "echo/passes": torch.tensor(0.5)}
+
+
+# ---------------------------------------------------------------------- hyperparameters
+
+
+def echo_loader(**options):
+    loader = DataLoader(torch.arange(24), 4)
+    return EchoLoader(loader, 2, insertion_point="after_augmentation", buffer_size=16, seed=7, **options)
+
+
+def test_hyperparameters_are_what_auto_and_defaults_came_to_in_plain_types(tmp_path):
+    loggers = [Logger(), Logger()]
+    log_hyperparameters(trainer_with(*loggers), echo_loader(epoch_length="full_pass"), TargetIdle(0.1))
+    for logger in loggers:
+        (params,) = logger.hyperparameters
+        assert params == {
+            "echo": {
+                "factor": 2.0,
+                "insertion_point": "after_augmentation",
+                "buffer_size": 16,
+                "epoch_length": "full_pass",
+                "seed": 7,
+                "controller": "TargetIdle(0.1, min_factor=1, max_factor=4)",
+            }
+        }
+        torch.save(params, tmp_path / "params.pt")
+        assert torch.load(tmp_path / "params.pt", weights_only=True) == params
+
+
+def test_without_a_controller_none_is_named_and_without_echoing_nothing_is_logged():
+    logger = Logger()
+    log_hyperparameters(trainer_with(logger), None, TargetIdle())
+    assert logger.hyperparameters == []
+    log_hyperparameters(trainer_with(logger), echo_loader(), None)
+    assert logger.hyperparameters[0]["echo"]["controller"] is None
+
+
+# ---------------------------------------------------------------------- progress bar
+
+
+def items_of(bar):
+    return bar.get_metrics("trainer", "module")
+
+
+def test_the_text_is_among_the_bar_s_items_once_there_is_one():
+    bar, progress = Bar(v_num=3), ProgressText()
+    progress.show(trainer_with(bar=bar))
+    assert items_of(bar) == {"v_num": 3}
+    progress.text = "2.0x idle 3%"
+    assert items_of(bar) == {"v_num": 3, "echo": "2.0x idle 3%"}
+    progress.text = "3.0x"
+    assert items_of(bar) == {"v_num": 3, "echo": "3.0x"}
+
+
+def test_the_bar_is_left_as_it_was():
+    bar, progress = Bar(loss=1), ProgressText()
+    before = dict(vars(bar))
+    progress.text = "2.0x"
+    progress.show(trainer_with(bar=bar))
+    progress.hide()
+    progress.hide()
+    assert vars(bar) == before
+    assert items_of(bar) == {"loss": 1}
+
+
+def test_what_somebody_else_has_put_on_the_bar_is_asked_and_put_back():
+    bar, progress = Bar(), ProgressText()
+
+    def others(trainer, pl_module):
+        return {"others": 1}
+
+    bar.get_metrics = others
+    progress.text = "2.0x"
+    progress.show(trainer_with(bar=bar))
+    assert items_of(bar) == {"others": 1, "echo": "2.0x"}
+    progress.hide()
+    assert vars(bar)["get_metrics"] is others
+
+
+def test_showing_it_twice_shows_it_once_and_another_bar_may_follow():
+    one, two, progress = Bar(one=1), Bar(two=2), ProgressText()
+    progress.text = "2.0x"
+    for bar in (one, one, two):
+        progress.show(trainer_with(bar=bar))
+    assert "get_metrics" not in vars(one)
+    assert items_of(two) == {"two": 2, "echo": "2.0x"}
+    progress.hide()
+    assert "get_metrics" not in vars(two)
+
+
+def test_without_a_bar_there_is_nothing_to_do():
+    progress = ProgressText()
+    progress.show(trainer_with())
+    progress.hide()

@@ -1,0 +1,160 @@
+"""What workers cost: of each loader as it is measured, of several as far as the cost model can tell."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loading.counts import EchoCounts
+from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.monitoring.upstream import NOT_KNOWN, Upstream, costs_of
+from lightning_echo.training.several import EchoLoaders
+from lightning_echo.workers.seconds import Report, StageSeconds
+
+DEVICE = 0.01
+
+
+def loader(factor: float = 2.0, workers: int = 2, point: str = "after_augmentation") -> Any:
+    """In the place of an `EchoLoader`."""
+    return SimpleNamespace(
+        factor=factor,
+        num_workers=workers,
+        insertion_point=InsertionPoint(point),
+        delivered=0,
+        is_running=False,
+        settled_at=0,
+        counts=EchoCounts(),
+        seconds=StageSeconds(),
+    )
+
+
+def deliver(one: Any, batches: int, *, fresh: int = 4, size: int = 8, stages: Any = (0.4, 0.2, 0.1)) -> None:
+    for _ in range(batches):
+        one.delivered, one.is_running = one.delivered + 1, True
+        one.counts += EchoCounts(fresh, size - fresh)
+        one.seconds = StageSeconds(**vars(one.seconds))
+        one.seconds.add(Report(fresh, size - fresh, 0, *stages))
+
+
+def test_stages_are_those_of_a_batch_of_fresh_examples() -> None:
+    one = loader()
+    upstream = Upstream(one)
+    deliver(one, 5)
+    assert upstream.measure(one) == pytest.approx((0.4 / 4 * 8, 0.2, 0.1))
+
+
+def test_the_first_batches_of_workers_count_neither_as_cost_nor_as_judged() -> None:
+    one = loader(workers=2)
+    upstream = Upstream(one)
+    for stages in [(9.0, 9.0, 9.0)] * 2 + [(0.4, 0.2, 0.1)] * 3:
+        deliver(one, 1, stages=stages)
+        upstream.end_step(one)
+    assert upstream.measure(one)[1:] == pytest.approx((0.2, 0.1))
+    assert upstream.judged_batches(one) == 3
+    one.settled_at = 4
+    assert upstream.judged_batches(one) == 1
+    assert upstream.batches(one) == 5
+
+
+def test_workers_that_start_again_for_an_epoch_have_first_batches_again() -> None:
+    """As after a reload that makes a new loader, or where somebody has closed it."""
+    one = loader(workers=2)
+    upstream = Upstream(one)
+    deliver(one, 4)
+    one.is_running = False
+    upstream.begin_epoch(one)
+    for stages in [(9.0, 9.0, 9.0)] * 2 + [(0.4, 0.2, 0.1)] * 3:
+        deliver(one, 1, stages=stages)
+        upstream.end_step(one)
+    assert upstream.measure(one)[1:] == pytest.approx((0.2, 0.1))
+    assert (upstream.batches(one), upstream.judged_batches(one)) == (5, 3)
+    upstream.begin_epoch(one)  # they live on
+    deliver(one, 3)
+    assert upstream.judged_batches(one) == 6
+
+
+@pytest.mark.parametrize(("workers", "judged"), [(0, 5), (2, 3)])
+def test_batches_that_are_left_out_where_workers_start_again_are_not_taken_for_delivered(workers: int, judged: int) -> None:
+    """As where the data set has grown: the pass under way ends, and batches are numbered from the next one on."""
+    one = loader(workers=workers)
+    upstream = Upstream(one)
+    deliver(one, 4)
+    upstream.end_step(one)
+    one.is_running = False
+    upstream.begin_epoch(one)
+    one.delivered += 30
+    for _ in range(5):
+        deliver(one, 1)
+        upstream.end_step(one)
+    assert upstream.measure(one) == pytest.approx((0.4 / 4 * 8, 0.2, 0.1))
+    assert (upstream.batches(one), upstream.judged_batches(one)) == (5, judged)
+
+
+def test_an_epoch_in_which_nothing_was_measured_keeps_what_was() -> None:
+    one = loader()
+    upstream = Upstream(one, (1.0, 2.0, 3.0))
+    assert upstream.measure(one) == (1.0, 2.0, 3.0)
+    assert Upstream(one).measure(one) is NOT_KNOWN
+
+
+def test_an_epoch_counts_its_own_batches() -> None:
+    one = loader()
+    upstream = Upstream(one)
+    deliver(one, 3)
+    upstream.begin_epoch(one)
+    assert upstream.batches(one) == 0
+    deliver(one, 2)
+    assert upstream.batches(one) == 2
+
+
+def costs(parts: dict[str, Any], stages: Any, *, in_step: bool = True, beside: Any = ()) -> PipelineCosts | None:
+    return costs_of(EchoLoaders(parts, beside), stages, DEVICE, in_step=in_step)
+
+
+def test_with_workers_the_costs_are_those_of_the_slowest_loader_on_the_slowest_rank() -> None:
+    parts = {"a": loader(workers=4), "b": loader(workers=1, point="after_batching")}
+    # per batch at factor 2: a (0.8 / 2 + 0.1) / 4 = 0.125 and (0.4 / 2 + 0.1) / 4; b 0.2 / 2 and 0.4 / 2 on rank 1
+    stages = {"a": [(0.8, 0.1, 0.0), (0.4, 0.1, 0.0)], "b": [(0.2, 0.0, 0.0), (0.3, 0.0, 0.1)]}
+    assert costs(parts, stages) == PipelineCosts("after_batching", 0.3, 0.0, 0.1, DEVICE, 1)
+    stages["b"] = [(0.1, 0.0, 0.0)] * 2
+    assert costs(parts, stages) == PipelineCosts("after_augmentation", 0.8, 0.1, 0.0, DEVICE, 4)
+
+
+def test_without_workers_loaders_take_turns_and_their_costs_add_up() -> None:
+    parts = {"a": loader(workers=0), "b": loader(workers=0)}
+    found = costs(parts, {"a": [(0.8, 0.1, 0.05)], "b": [(0.2, 0.3, 0.15)]})
+    assert found is not None
+    assert (found.insertion_point, found.workers) == ("after_augmentation", 0)
+    assert (found.source_seconds, found.rest_seconds, found.collate_seconds) == pytest.approx((1.0, 0.4, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("parts", "options"),
+    [
+        ({"a": loader(2), "b": loader(3)}, {}),
+        ({"a": loader(), "b": loader(workers=0)}, {}),
+        ({"a": loader(), "b": loader()}, {"in_step": False}),
+        ({"a": loader(), "b": loader()}, {"beside": ("c",)}),
+    ],
+)
+def test_where_it_cannot_be_told_nothing_is_said(parts: Any, options: Any) -> None:
+    stages = {"a": [(0.8, 0.1, 0.0)], "b": [(0.2, 0.0, 0.0)]}
+    assert costs(parts, stages, **options) is None
+
+
+def test_a_loader_that_no_rank_has_measured_leaves_the_costs_unknown() -> None:
+    parts = {"a": loader(), "b": loader()}
+    nothing = (math.nan,) * 3
+    assert costs(parts, {"a": [(0.8, 0.1, 0.0), nothing], "b": [nothing, nothing]}) is None
+    found = costs(parts, {"a": [(0.8, 0.1, 0.0), nothing], "b": [nothing, (0.2, 0.0, 0.0)]})
+    assert found is not None
+    assert found.source_seconds == 0.8
+
+
+def test_a_single_loader_is_judged_by_itself() -> None:
+    found = costs_of(loader(workers=0), {"": [(0.8, 0.1, 0.0)]}, DEVICE, in_step=True)
+    assert found == PipelineCosts("after_augmentation", 0.8, 0.1, 0.0, DEVICE, 0)

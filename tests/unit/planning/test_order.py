@@ -1,0 +1,301 @@
+"""Which index stands where: passes are complete, shuffled well, dealt out as torch deals them, kept apart, and found again.
+
+The model is always a list: what the sampler yields pass by pass, padded and sliced as ``DistributedSampler`` documents it.
+"""
+
+import copy
+import io
+import math
+import tracemalloc
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from samplers import BATCH_SAMPLERS, SAMPLERS, dealt, generator, kept_of, passes_of
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+)
+
+from lightning_echo.fetching.requests import ExampleRequests
+from lightning_echo.fetching.sampler_order import SamplerOrder
+from lightning_echo.planning import order as order_module
+from lightning_echo.planning.order import SequentialOrder, ShuffledOrder
+from lightning_echo.planning.plan import EchoPlan
+from lightning_echo.planning.shape import PlanShape
+from lightning_echo.planning.spreading import spread
+
+
+def shuffled(length, kept=None, replicas=1, rank=0, distance=0, seed=1):
+    return ShuffledOrder(length, length if kept is None else kept, replicas, rank, distance, seed=seed)
+
+
+class TestShuffledPasses:
+    @pytest.mark.parametrize("length", [1, 2, 7, 100, 1025, 3000])
+    def test_hold_each_index_once_and_differ(self, length):
+        order = shuffled(length)
+        passes = [order.take(length) for _ in range(4)]
+        assert all(sorted(indices) == list(range(length)) for indices in passes)
+        assert length < 7 or len(set(map(tuple, passes))) == 4
+
+    def test_depend_on_the_seed_and_the_number_of_the_pass_alone(self):
+        assert shuffled(100, seed=3).take(300) == shuffled(100, seed=3).take(300)
+        assert shuffled(100, seed=3).take(300) != shuffled(100, seed=4).take(300)
+        state = torch.get_rng_state()
+        second = shuffled(100, seed=3)
+        second.seek(100)
+        assert second.take(200) == shuffled(100, seed=3).take(300)[100:]
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_are_the_same_however_many_items_are_taken_at_a_time(self):
+        order, together = shuffled(50), shuffled(50).take(200)
+        assert [index for count in [1, 0, 3, 46, 50, 7, 93] for index in order.take(count)] == together
+
+    def test_lose_their_tail_where_the_plain_loader_drops_it(self):
+        whole = shuffled(50)
+        cut = shuffled(50, kept=48)
+        for _ in range(3):
+            assert cut.take(48) == whole.take(50)[:48]
+
+
+class TestSharding:
+    @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+    @pytest.mark.parametrize("length", [1, 2, 3, 5, 12, 13, 31])
+    def test_deals_the_same_indices_as_a_distributed_sampler(self, length, replicas):
+        sampler = RandomSampler(range(length), generator=generator(2))
+        kept = kept_of(length, replicas, 1, drop_last=False)
+        for rank in range(replicas):
+            sequential = SequentialOrder(length, kept, replicas, rank)
+            torchs = list(DistributedSampler(range(length), replicas, rank, shuffle=False))
+            assert [sequential.take(kept) for _ in range(3)] == 3 * [torchs]
+            sharded, whole = shuffled(length, kept, replicas, rank), shuffled(length)
+            assert [sharded.take(kept) for _ in range(3)] == [dealt(whole.take(length), replicas, rank) for _ in range(3)]
+            sampled = SamplerOrder(copy.deepcopy(sampler), length, kept, replicas, rank, seed=0)
+            expected = [dealt(indices, replicas, rank) for indices in passes_of(copy.deepcopy(sampler), 3)]
+            assert [sampled.take(kept) for _ in range(3)] == expected
+
+    @pytest.mark.parametrize("replicas", [2, 3, 4])
+    @pytest.mark.parametrize("batch_size", [2, 5])
+    def test_ranks_are_disjoint_and_together_complete_but_for_what_torch_pads_or_the_loader_drops(self, replicas, batch_size):
+        for length, drop_last in [(40, False), (41, False), (41, True), (43, True)]:
+            kept = kept_of(length, replicas, batch_size, drop_last)
+            for make in (shuffled, SequentialOrder):
+                orders = [make(length, kept, replicas, rank) for rank in range(replicas)]
+                for _ in range(3):
+                    counts = Counter(index for order in orders for index in order.take(kept))
+                    padded = max(kept * replicas - length, 0)
+                    assert sum(counts.values()) == kept * replicas
+                    assert sorted(counts.values(), reverse=True)[:padded] == [2] * padded
+                    assert len(counts) == min(length, kept * replicas)
+
+
+def resumed_stream(make_order, position, state, count):
+    order = make_order()
+    order.load(state)
+    order.seek(position)
+    assert order.position == position
+    return order.take(count)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("distance", [0, 3, 8])
+class TestGoingOn:
+    """Anew at every position, by an order that knows the state alone, while the first one is ahead or is not."""
+
+    def check(self, make_order, kept, distance, passes=4):
+        total = passes * kept
+        for lead in (0, 5):
+            order, states, stream = make_order(0), [], []
+            if distance:
+                order.set_spreading(True)
+            for position in range(total):
+                stream += order.take(position + lead - len(stream))
+                order.prune(position)
+                states.append(copy.deepcopy(order.state(position)))
+            stream += order.take(1)
+            for position, state in enumerate(states):
+                begun = position or lead  # before the first item no pass was asked for: it is the sampler as it was made
+                rest = resumed_stream(lambda begun=begun: make_order(1 if begun else 0), position, state, total - position)
+                assert rest[: len(stream) - position] == stream[position:total], f"from position {position}"
+
+    @pytest.mark.parametrize("length", [20, 21])
+    def test_a_shuffled_order(self, length, replicas, distance):
+        kept = math.ceil(length / replicas)
+        self.check(lambda start: shuffled(length, kept, replicas, replicas - 1, distance), kept, distance)
+
+    def test_a_sequential_order(self, replicas, distance):
+        self.check(lambda start: SequentialOrder(21, 20 // replicas, replicas, 0, distance), 20 // replicas, distance)
+
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_the_order_of_a_users_sampler(self, name, replicas, distance):
+        length = len(SAMPLERS[name](0))
+        for kept in {math.ceil(length / replicas), length // replicas - 1}:
+            dealt_out = (length, kept, replicas, replicas - 1, distance)
+            self.check(lambda start, args=dealt_out: SamplerOrder(SAMPLERS[name](start), *args, seed=0), kept, distance)
+
+    def test_the_order_of_a_sampler_that_was_lent_a_generator(self, replicas, distance):
+        dealt_out = (21, math.ceil(21 / replicas), replicas, 0, distance)
+        self.check(lambda start: SamplerOrder(RandomSampler(range(21)), *dealt_out, seed=4), dealt_out[1], distance)
+
+    @pytest.mark.parametrize("name", BATCH_SAMPLERS)
+    def test_the_order_of_a_users_batch_sampler(self, name, replicas, distance):
+        length = len(BATCH_SAMPLERS[name](0))
+        kept = math.ceil(length / replicas)
+        self.check(lambda start: SamplerOrder(BATCH_SAMPLERS[name](start), length, kept, replicas, 0, seed=0), kept, distance=0)
+
+
+def test_an_order_goes_back_on_the_spot():
+    """A state is also loaded into a run that is under way."""
+    for order in (
+        shuffled(20, distance=6),
+        SequentialOrder(20, 20),
+        SamplerOrder(SAMPLERS["RandomSampler"](0), 23, 23, distance=6, seed=0),
+    ):
+        order.set_spreading(True)
+        order.take(7)
+        state = copy.deepcopy(order.state(7))
+        expected = order.take(60)
+        order.load(state)
+        order.seek(7)
+        assert order.take(60) == expected
+
+
+@pytest.mark.parametrize("name", [*SAMPLERS, *BATCH_SAMPLERS])
+def test_states_survive_a_checkpoint_that_is_loaded_with_weights_only(name):
+    sampler = {**SAMPLERS, **BATCH_SAMPLERS}[name](0)
+    order = SamplerOrder(sampler, len(sampler), len(sampler), distance=0 if name in BATCH_SAMPLERS else 4, seed=0)
+    order.take(3)
+    order.set_spreading(True)
+    order.take(40)
+    file = io.BytesIO()
+    torch.save(order.state(35), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    expected = order.take(20)
+    order.load(state)
+    order.seek(35)
+    assert order.take(28)[8:] == expected
+
+
+def test_states_are_the_same_on_all_ranks():
+    states = []
+    for rank in range(3):
+        order = SamplerOrder(SAMPLERS["RandomSampler"](0), 23, 8, 3, rank, 2, seed=0)
+        order.set_spreading(True)
+        order.take(21)
+        states.append(order.state(19))
+    assert states[0]["distances"] == states[1]["distances"] == states[2]["distances"]
+    for other in states[1:]:
+        for (number, state), (other_number, other_state) in zip(states[0]["sampler"], other["sampler"], strict=True):
+            assert number == other_number
+            assert torch.equal(state, other_state)
+
+
+def test_the_state_of_a_long_run_holds_no_more_passes_than_are_needed():
+    order = SamplerOrder(RandomSampler(range(100), generator=generator(1)), 100, 100, distance=20, seed=0)
+    order.set_spreading(True)
+    sizes = []
+    for number in range(30):
+        order.take(100)
+        sizes.append(len(order.state(100 * number + 50)["sampler"]))
+    assert max(sizes) <= 3
+
+
+class TestSpreading:
+    @st.composite
+    def passes(draw):
+        length, replicas = draw(st.integers(1, 60)), draw(st.integers(1, 4))
+        kept = draw(st.integers(max(math.ceil(length / replicas) - 6, 1), math.ceil(length / replicas)))
+        distance = draw(st.integers(1, kept))
+        return length, replicas, kept, distance, draw(st.integers(0, 3 * kept)), draw(st.integers(0, 1000))
+
+    @settings(max_examples=200)
+    @given(passes(), st.sampled_from(["sequential", "shuffled", "sampler"]))
+    def test_no_index_returns_to_a_rank_before_the_distance_and_passes_stay_complete(self, passes, kind):
+        length, replicas, kept, distance, begin, seed = passes
+        assume(distance * replicas + replicas - 1 <= length)  # else there are too few indices for it
+        streams = []
+        for rank in range(replicas):
+            dealt_out = (length, kept, replicas, rank, distance)
+            order = {
+                "sequential": lambda args=dealt_out: SequentialOrder(*args),
+                "shuffled": lambda args=dealt_out: ShuffledOrder(*args, seed=seed),
+                "sampler": lambda args=dealt_out: SamplerOrder(
+                    RandomSampler(range(length), generator=generator(seed)), *args, seed=0
+                ),
+            }[kind]()
+            stream = order.take(begin)
+            order.set_spreading(True)
+            streams.append(stream + order.take(8 * kept - begin))
+        for stream in streams:
+            last = {}
+            for position, index in enumerate(stream):
+                if position >= (begin // kept + 1) * kept:  # in the passes after the one in which it began
+                    assert position - last.get(index, -99) >= distance
+                last[index] = position
+        for number in range(8):
+            counts = Counter(index for stream in streams for index in stream[number * kept : (number + 1) * kept])
+            assert len(counts) == min(length, kept * replicas)
+            assert sum(counts.values()) == kept * replicas
+
+    @pytest.mark.parametrize("kind", ["shuffled", "sampler"])
+    def test_moves_only_the_start_of_a_pass(self, kind):
+        def stream(spreading):
+            order = shuffled(500, distance=20)
+            if kind == "sampler":
+                order = SamplerOrder(RandomSampler(range(500), generator=generator(3)), 500, 500, distance=20, seed=0)
+            if spreading:
+                order.set_spreading(True)
+            return [order.take(500) for _ in range(4)]
+
+        spread_out, plain = stream(True), stream(False)
+        assert spread_out[0] == plain[0]
+        assert spread_out != plain
+        for ours, theirs in zip(spread_out, plain, strict=True):
+            assert ours[40:] == theirs[40:]
+            assert sorted(ours[:40]) == sorted(theirs[:40])
+
+    def test_rearranges_each_pass_once_however_short_the_passes_are(self, monkeypatch):
+        calls = []
+
+        def counted(*args):
+            calls.append(args)
+            return spread(*args)
+
+        monkeypatch.setattr(order_module, "spread", counted)
+        order = shuffled(30, distance=20)
+        order.set_spreading(True)
+        order.take(30 * 40)
+        assert len(calls) <= 40
+
+
+@pytest.mark.parametrize("kind", ["sequential", "shuffled"])
+def test_no_memory_grows_with_the_data_set(kind):
+    """Up to the first batch and beyond it; a list of 10^8 indices would take 800 MB."""
+    length, batch_size = 10**8, 32
+    shape = PlanShape(
+        batch_size=batch_size,
+        last_batch_size=batch_size,
+        batches_per_pass=length // batch_size,
+        workers=4,
+        buffer_size=8 * batch_size,
+        seed=0,
+    )
+    tracemalloc.start()
+    try:
+        order = SequentialOrder(length, length) if kind == "sequential" else shuffled(length, distance=shape.distance)
+        requests = ExampleRequests(EchoPlan(shape, 4), order, whole_calls=False)
+        first = next(requests)
+        _, peak = tracemalloc.get_traced_memory()
+        for _ in range(300):
+            request = next(requests)
+        order.seek(length - 100)  # into the next pass
+        order.take(1000)
+        _, later_peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(set(first.indices)) == len(request.indices) == batch_size
+    assert peak < 5e6
+    assert later_peak < 5e6

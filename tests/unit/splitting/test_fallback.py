@@ -1,0 +1,105 @@
+"""Examples that do not fit a split are read whole for each use; too many of them, or an insertion point asked for, end it."""
+
+import pytest
+from torch.utils.data import Dataset
+
+from lightning_echo.protecting.protect import copy_example
+from lightning_echo.splitting.conventions import SplitRefused
+from lightning_echo.splitting.fallback import WHOLE, WatchedStages
+from lightning_echo.splitting.raw import ReadRefused
+from lightning_echo.splitting.splits import make_stages
+
+
+class Partly(Dataset):
+    """Transforms all but those in ``left_out``; counts how often each example is read."""
+
+    def __init__(self, *left_out):
+        self.left_out, self.reads = set(left_out), []
+
+    @staticmethod
+    def transform(number):
+        return number + 1000
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        return (index if index in self.left_out else self.transform(index)), "label"
+
+    def __len__(self):
+        return 1000
+
+
+class PartlyInCalls(Partly):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def watched(dataset, refusal=None):
+    return WatchedStages(make_stages(dataset), dataset, refusal=refusal)
+
+
+def test_an_example_that_fits_is_loaded_once_and_redone_for_each_use():
+    dataset = Partly()
+    stages = watched(dataset)
+    example = stages.load(3)
+    assert example == (3, "label")
+    assert [stages.augment(3, example) for _ in range(2)] == [(1003, "label")] * 2
+    assert dataset.reads == [3]
+    assert stages.note == ""
+
+
+@pytest.mark.parametrize("kind", [Partly, PartlyInCalls])
+def test_one_that_does_not_is_read_whole_for_each_use(kind):
+    dataset = kind(3)
+    stages = watched(dataset)
+    loaded = stages.load_many([2, 3, 4]) if stages.load_many else [stages.load(index) for index in (2, 3, 4)]
+    assert loaded == [(2, "label"), WHOLE, (4, "label")]
+    dataset.reads.clear()
+    assert [stages.augment(3, WHOLE) for _ in range(2)] == [(3, "label")] * 2
+    assert dataset.reads == [3, 3]
+    assert "example 3 does not fit the split of the data set: it calls its transform 0 times" in stages.note
+
+
+def test_what_stands_for_such_an_example_stays_itself_when_it_is_copied():
+    assert copy_example(WHOLE) is WHOLE
+
+
+def test_it_is_said_once():
+    stages = watched(Partly(3, 4))
+    stages.load(3)
+    stages.note = ""
+    stages.load(4)
+    assert stages.note == ""
+
+
+@pytest.mark.parametrize(("refusal", "where"), [(SplitRefused, "before its augmentation"), (ReadRefused, "after reading")])
+def test_where_it_is_refused_the_first_one_ends_it(refusal, where):
+    stages = watched(Partly(3), refusal)
+    stages.load(2)
+    with pytest.raises(refusal, match=f"cannot be split {where}: example 3: it calls its transform 0 times") as refused:
+        stages.load(3)
+    assert "insertion_point='" in str(refused.value)
+
+
+def test_a_third_of_many_examples_ends_it_and_of_few_does_not():
+    few = watched(Partly(*range(0, 127)))
+    assert [few.load(index) for index in range(127)] == [WHOLE] * 127
+    with pytest.raises(SplitRefused, match=r"128 of the 128 examples .* do not fit \(the last one, 1: it calls"):
+        few.load(1)
+    third = watched(Partly(*range(0, 600, 3)))
+    for index in range(1, 600):  # begins with one that fits, so that it is never more than a third
+        third.load(index)
+    third.load(300)
+    with pytest.raises(SplitRefused, match=r"201 of the 601 examples"):
+        third.load(300)
+
+
+def test_an_example_that_neither_can_be_loaded_nor_read_whole_raises_what_the_data_set_raises():
+    class Broken(Partly):
+        def __getitem__(self, index):
+            if index == 5:
+                raise OSError("broken file")
+            return super().__getitem__(index)
+
+    for refusal in (None, SplitRefused):
+        with pytest.raises(OSError, match="broken file"):
+            watched(Broken(), refusal).load(5)

@@ -1,0 +1,213 @@
+"""The hooks that stand in the place of a user's: Lightning does not see them, and other batches pass them by."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import DataLoader
+
+from lightning_echo import EchoDataModule, EchoLoader
+from lightning_echo.fetching.live import LiveBatch
+from lightning_echo.training.transfer import TransferHooks
+
+HERE = torch.device("cpu")
+NAMES = ("on_before_batch_transfer", "transfer_batch_to_device")
+LOADERS = DataLoader(range(8), batch_size=4)
+
+
+class Plain(pl.LightningModule):
+    def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+
+class Overrides(Plain):
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return ("prepared", batch)
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        return ("moved", batch)
+
+
+class OverridesData(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return LOADERS
+
+    transfer_batch_to_device = Overrides.transfer_batch_to_device
+
+
+def decorated() -> Plain:
+    """Lightning takes what was decorated for what is overridden, or not."""
+    model = Plain()
+    inner = model.transfer_batch_to_device
+
+    @functools.wraps(inner)
+    def timed(*args: Any) -> Any:
+        return inner(*args)
+
+    vars(model)["transfer_batch_to_device"] = timed
+    return model
+
+
+def mocked(wraps: Any) -> Plain:
+    model = Plain()
+    vars(model)["transfer_batch_to_device"] = Mock(wraps=wraps and model.transfer_batch_to_device)
+    return model
+
+
+def partial() -> Plain:
+    model = Overrides()
+    vars(model)["transfer_batch_to_device"] = functools.partial(model.transfer_batch_to_device)
+    return model
+
+
+def follow(hooks: TransferHooks, model: Any, datamodule: Any = None, point: str = "after_transfer", **trainer: Any) -> EchoLoader:
+    loader = EchoLoader(LOADERS, 2, insertion_point=point)
+    strategy = SingleDeviceStrategy(HERE)
+    told = {"training": True, "strategy": strategy, "lightning_module": model, "datamodule": datamodule, **trainer}
+    hooks.follow(loader, SimpleNamespace(**told))
+    return loader
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Plain, Overrides, decorated, partial, lambda: mocked(True), lambda: mocked(None)],
+    ids=["plain", "overridden", "decorated", "partial", "mock of Lightning's", "mock"],
+)
+def test_whether_a_hook_is_overridden_is_the_same_with_ours_in_its_place(make: Any) -> None:
+    model, hooks = make(), TransferHooks()
+    before, attributes = [is_overridden(name, model) for name in NAMES], dict(vars(model))
+    follow(hooks, model)
+    assert set(NAMES) <= set(vars(model))
+    assert [is_overridden(name, model) for name in NAMES] == before
+    hooks.unbind()
+    assert vars(model) == attributes
+
+
+@pytest.mark.parametrize("overridden", [True, False])
+def test_of_an_echo_data_module_too(overridden: bool) -> None:
+    data = OverridesData() if overridden else pl.LightningDataModule.from_datasets(range(8))  # type: ignore[arg-type]
+    outer, hooks = EchoDataModule(data, 2), TransferHooks()
+    follow(hooks, Plain(), outer)
+    assert [is_overridden(name, outer) for name in NAMES] == [False, overridden]
+    outer.setup("fit")  # takes the user's hooks anew
+    assert [is_overridden(name, outer) for name in NAMES] == [False, overridden]
+    use = LiveBatch({"x": torch.zeros(1)}).use(True)
+    batch = outer.transfer_batch_to_device(outer.on_before_batch_transfer(use, 0), HERE, 0)
+    assert type(batch) is (tuple if overridden else dict), "moved by the user's hook or by Lightning's"
+    hooks.unbind()
+    assert not [name for name in NAMES if name in vars(data)]
+    assert not [name for name in NAMES if hasattr(vars(outer).get(name), "__wrapped__")]
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(2), {"x": 1}, (1, 2, 3), None, [LiveBatch(1)]])
+def test_any_other_batch_goes_straight_to_the_users_hook(batch: Any) -> None:
+    model, hooks = Overrides(), TransferHooks()
+    follow(hooks, model)
+    prepared = model.on_before_batch_transfer(batch, dataloader_idx=1)
+    assert prepared == ("prepared", batch)
+    assert prepared[1] is batch
+    assert model.transfer_batch_to_device(batch, HERE, 0)[1] is batch
+
+
+def test_a_use_is_prepared_and_moved_by_the_users_hooks() -> None:
+    model, hooks = Overrides(), TransferHooks()
+    follow(hooks, model)
+    live = LiveBatch([1])
+    for is_last in (False, False, True):
+        use = model.on_before_batch_transfer(live.use(is_last), 0)
+        assert model.transfer_batch_to_device(use, HERE, 0) == ("moved", ("prepared", [1]))
+
+
+def test_the_last_use_leaves_nothing_on_the_device() -> None:
+    model, hooks = Plain(), TransferHooks()
+    follow(hooks, model)
+    live = LiveBatch(torch.zeros(2))
+    for is_last, nbytes in ((False, 8), (True, 0)):
+        model.transfer_batch_to_device(live.use(is_last), device=HERE, dataloader_idx=0)
+        assert live.nbytes == nbytes
+
+
+def test_edits_are_warned_of_once_in_each_run() -> None:
+    model, hooks = Plain(), TransferHooks()
+    for _ in range(2):
+        follow(hooks, model)
+        live = LiveBatch(torch.zeros(2))
+        with pytest.warns(UserWarning, match="edited in place on the device") as said:
+            found = [model.transfer_batch_to_device(live.use(False), HERE, 0).add_(1).tolist() for _ in range(4)]
+        assert found == [[1, 1]] * 4
+        assert len(said) == 1
+        hooks.unbind()
+
+
+def test_a_loader_of_another_point_takes_the_hooks_away() -> None:
+    model, hooks = Overrides(), TransferHooks()
+    first = follow(hooks, model)
+    assert first.is_transferred
+    follow(hooks, model, point="after_batching")
+    assert not first.is_transferred
+    assert not set(NAMES) & set(vars(model))
+
+
+def test_a_second_loader_takes_the_place_of_the_first() -> None:
+    model, hooks = Overrides(), TransferHooks()
+    first, bound = follow(hooks, model), dict(vars(model))
+    second = follow(hooks, model)
+    assert all(vars(model)[name] is bound[name] for name in NAMES), "not one hook upon the other"
+    assert (first.is_transferred, second.is_transferred) == (False, True)
+    hooks.unbind()
+    assert not second.is_transferred
+    assert not set(NAMES) & set(vars(model))
+
+
+@pytest.mark.parametrize("trainer", [{"training": False}])
+def test_where_nobody_trains_nothing_is_bound(trainer: Any) -> None:
+    model, hooks = Overrides(), TransferHooks()
+    assert not follow(hooks, model, **trainer).is_transferred
+    loader = EchoLoader(LOADERS, 2, insertion_point="after_transfer")
+    hooks.follow(loader, None)
+    assert not loader.is_transferred
+    assert not set(NAMES) & set(vars(model))
+
+
+def test_a_hook_that_somebody_puts_there_meanwhile_stays() -> None:
+    model, hooks = Overrides(), TransferHooks()
+    follow(hooks, model)
+    mine = vars(model)["transfer_batch_to_device"] = lambda *args: "mine"
+    hooks.unbind()
+    assert vars(model)["transfer_batch_to_device"] is mine
+    assert "on_before_batch_transfer" not in vars(model)
+
+
+@pytest.mark.filterwarnings("ignore:You are using `torch.load` with `weights_only=False`:FutureWarning")  # torch 2.4, of pickle
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+def test_a_copy_has_the_users_hooks_of_its_own(copied: Any) -> None:
+    model, hooks = Overrides(), TransferHooks()
+    follow(hooks, model)
+    twin = copied(model)
+    assert twin.transfer_batch_to_device.__self__ is twin
+    assert twin.transfer_batch_to_device("batch", HERE, 0) == ("moved", "batch")
+
+
+def test_of_device_memory_nothing_is_said_before_some_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    model, hooks = Plain(), TransferHooks()
+    follow(hooks, model)
+
+    def step(is_last: bool) -> None:
+        use = LiveBatch({"x": torch.zeros(2**18)}).use(is_last)
+        model.transfer_batch_to_device(model.on_before_batch_transfer(use, 0), HERE, 0)
+
+    with caplog.at_level("INFO"):
+        step(is_last=True)
+        assert "device memory" not in caplog.text
+        step(is_last=False)
+    assert "a live batch takes 1 MiB of device memory" in caplog.text
+    hooks.unbind()

@@ -1,0 +1,77 @@
+"""What becomes of the loaders that ``train_dataloader`` returns: which are kept, made anew or refused, and with which options."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.utils.data import DataLoader
+
+from lightning_echo import EchoConfig, EchoLoader
+from lightning_echo.training.wrapping import Wrapping, check_echo
+
+POINT = "after_augmentation"
+TRAINER = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 2, "rank": 1})
+
+
+def plain() -> DataLoader[Any]:
+    return DataLoader(range(16), 4)  # type: ignore[arg-type]
+
+
+def echo(factor: float = 2) -> EchoLoader:
+    return EchoLoader(plain(), factor, insertion_point=POINT, seed=0)
+
+
+def wrapping(way_out: str | None = None, shard: bool = True) -> Wrapping:
+    return Wrapping(EchoConfig(factor=2, insertion_point=POINT), "EchoDataModule", way_out, shard)
+
+
+def test_the_same_echo_loader_twice_is_refused() -> None:
+    one = echo()
+    with pytest.raises(MisconfigurationException, match=r"returns the same EchoLoader twice.*return one for each"):
+        wrapping().wrap({"a": one, "b": one}, {}, None, None)
+    other = echo()
+    assert wrapping().wrap({"a": one, "b": other}, {}, None, None) == {"a": one, "b": other}
+
+
+def test_the_loader_in_use_is_kept_around_the_same_loader() -> None:
+    before = echo(5)
+    assert wrapping().wrap(before.loader, {"": before}, 3.0, None) is before
+    assert wrapping("nothing").wrap(before, {"": before}, 3.0, None) is before, "nor is it refused as echoed already"
+
+
+@pytest.mark.parametrize(("before", "factor", "expected"), [(None, None, 2), (None, 3.0, 3), (5, None, 5), (5, 3.0, 5)])
+def test_the_factor_is_that_of_the_loader_before_or_the_one_given_or_that_of_the_options(
+    before: float | None, factor: float | None, expected: float
+) -> None:
+    in_use = {} if before is None else {"": echo(before)}
+    assert wrapping().wrap(plain(), in_use, factor, None).factor == expected
+
+
+@pytest.mark.parametrize(
+    ("trainer", "shard", "batches"), [(TRAINER, True, 2), (TRAINER, False, 4), (None, True, 2), (None, False, 4)]
+)
+def test_ranks_are_those_that_the_trainer_says_else_those_of_the_processes(
+    trainer: Any, shard: bool, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_echo.loading.setting.world", lambda: (2, 1))
+    assert len(wrapping(shard=shard).wrap(plain(), {}, None, trainer)) == batches
+
+
+@pytest.mark.parametrize(("loader", "error"), [(5, TypeError), (DataLoader([1], 4, drop_last=True), ValueError)])  # type: ignore[arg-type]
+def test_an_error_names_the_loader_where_it_has_a_name(loader: Any, error: type[Exception]) -> None:
+    with pytest.raises(error) as alone:
+        wrapping().wrap(loader, {}, None, None)
+    with pytest.raises(error) as named:
+        wrapping().wrap({"a": loader, "b": plain()}, {}, None, None)
+    assert str(named.value) == f"loader 'a': {alone.value}"
+
+
+def test_options_by_name_are_checked_as_such() -> None:
+    check_echo({"a": EchoConfig(factor=2)})
+    with pytest.raises(ValueError, match="echo is empty"):
+        check_echo({})
+    with pytest.raises(TypeError, match="echo must map names of loaders to an EchoConfig each, got 0: EchoConfig"):
+        check_echo({0: EchoConfig(factor=2)})
