@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from crossings import crossings
 from echoes import echoes
 from factor_one import factor_one
 from measuring import measuring
@@ -24,7 +25,7 @@ from stalls import stalls
 from target_idle import target_idle
 from watching import watching
 
-_RUNS = (speedup, factor_one, planning, start, memory, protection, watching, echoes, measuring, target_idle, stalls)
+_RUNS = (speedup, factor_one, planning, start, memory, protection, watching, crossings, echoes, measuring, target_idle, stalls)
 _BENCHMARKS = {run.__name__: run for run in _RUNS}
 _HERE = Path(__file__).parent
 

@@ -20,6 +20,7 @@ class PipelineSlot:
     Attributes:
         begin_at: Stream position and batch number at which a pipeline begins that goes on from no state.
         saved_for: What a loaded state depends on, until it is started from: point, layout, workers, buffer size.
+        started: The started pipeline; None while it is at rest.
         layout: How the pass of the pipeline that was started last is cut; None before the first, and after a state was loaded.
     """
 
@@ -28,16 +29,13 @@ class PipelineSlot:
         self.saved_for: dict[str, Any] = {}
         self.layout: Layout | None = None
         self._at_rest: dict[str, Any] = {"plan": None, "order": None}
-        self._holder: list[IndexPipeline | StreamPipeline] = []  # apart, so that it can outlive self to be closed
+        self.started: IndexPipeline | StreamPipeline | None = None
+        self._holder: list[IndexPipeline | StreamPipeline] = []  # the started one, apart: it can outlive self to be closed
         self._finalizer = weakref.finalize(self, _close_all, self._holder)
-
-    @property
-    def started(self) -> IndexPipeline | StreamPipeline | None:
-        """The started pipeline; None while it is at rest."""
-        return self._holder[0] if self._holder else None
 
     def start(self, pipeline: IndexPipeline | StreamPipeline, layout: Layout) -> IndexPipeline | StreamPipeline:
         """From now on the pipeline is asked."""
+        self.started = pipeline
         self._holder.append(pipeline)
         self.layout = layout
         self._at_rest, self.saved_for = {"plan": None, "order": None}, {}
@@ -47,7 +45,7 @@ class PipelineSlot:
         """Ends workers and thread; the next start goes on after so many batches of the run."""
         if self._holder:
             self._at_rest = self.state(delivered)
-            _close_all(self._holder)
+            self._close()
 
     def state(self, delivered: int) -> dict[str, Any]:
         """States of plan and order (or stream) after so many batches of the run. None before the first start."""
@@ -62,7 +60,7 @@ class PipelineSlot:
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes on from a state of the loader, which holds that of `state`."""
-        _close_all(self._holder)
+        self._close()
         self.layout = None
         self._at_rest = {name: state[name] for name in ("plan", "order", "stream") if name in state}
         self.begin_at = (state["begin_at"][0], state["begin_at"][1])
@@ -70,7 +68,7 @@ class PipelineSlot:
 
     def go_to(self, position: int, number: int) -> None:
         """Ends workers and thread; the next start begins at a stream position and a batch number, and nothing is live."""
-        _close_all(self._holder)
+        self._close()
         self.layout = None
         self._at_rest, self.begin_at = {"plan": None, "order": None}, (position, number)
 
@@ -81,6 +79,10 @@ class PipelineSlot:
         elif (planned := self._at_rest["plan"] or self._at_rest.get("stream")) is not None:
             pending = planned["pending"]
             pending[:] = [change for change in pending if change[0] < number] + [[number, factor]]
+
+    def _close(self) -> None:
+        self.started = None
+        _close_all(self._holder)
 
     def __getstate__(self) -> dict[str, Any]:
         """Of one that is `resting`."""

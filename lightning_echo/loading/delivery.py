@@ -24,6 +24,10 @@ __all__ = ["Delivered", "Delivery", "Item"]
 Item = tuple[Any, Report]
 
 
+def _never() -> bool:
+    return False
+
+
 class Delivered(NamedTuple):
     """What had been delivered at some batch.
 
@@ -46,6 +50,7 @@ class Delivery:
     Attributes:
         progress: How far epochs have come, by what was fetched.
         seconds: What the batches cost their workers.
+        note: What the user should hear of the batches so far; empty: nothing.
         taken: Says how many batches who iterates has taken into use, in its run and in its epoch, where it asks for one ahead.
             None, or if it says None: it does not.
         place: Says where the Trainer is that iterates. None, or if it says None: there is none, or it iterates several loaders.
@@ -54,6 +59,7 @@ class Delivery:
     def __init__(self) -> None:
         self.taken: Callable[[], tuple[int, int] | None] | None = None
         self.place: Callable[[], TrainerPlace | None] | None = None
+        self.note = ""
         self.reset()
 
     def reset(self) -> None:
@@ -146,36 +152,60 @@ class Delivery:
         self.settle()
         self._unused = None
 
-    def fetch(self, next_item: Callable[[], Item | None]) -> Any:
-        """The next batch; ``next_item`` fetches it, None where the epoch ends with the pass.
+    def fetch(self, next_batch: Callable[[int], Item | None], goes_on: Callable[[], bool] = _never) -> Any:
+        """Returns the next batch, and counts it.
+
+        All that a batch costs beside being made is done here, in one function: the training waits for it.
+
+        Args:
+            next_batch: Returns the batch that follows so many delivered ones; None where a pass has ended.
+            goes_on: Whether the epoch goes on when a pass has ended.
 
         Raises:
             StopIteration: The epoch has ended.
+            RuntimeError: ``next_batch`` raised a StopIteration, which would silently end the epoch.
         """
         before = None if self.taken is None else self._delivered()
-        item = self._unused or next_item()
+        item, progress = self._unused, self.progress
+        if item is None:
+            try:
+                while (item := next_batch(progress.delivered)) is None:
+                    self._passes_over += 1
+                    if not goes_on():
+                        break
+            except StopIteration as error:
+                raise RuntimeError("StopIteration was raised while a batch was made, by collate_fn or a transform") from error
         if item is None:
             self._before = None
-            self.progress.end()
+            progress.end()
             raise StopIteration
         if before is not None:
             self._note_fetch(before)
         batch, report = item
-        if self._unused is None:
-            self.seconds.add(report)
+        fresh, echoed, refetched, source, rest, collate, note = report
+        if self._unused is None and (source or rest or collate):
+            self._add_seconds(source, rest, collate, fresh + refetched)
+        if note:
+            self.note = note
         self._unused, self._fetched = None, None if self._before is None else item
-        self._count(*report[:3])
+        self._count(fresh, echoed, refetched)
         return batch
+
+    def _add_seconds(self, source: float, rest: float, collate: float, examples: int) -> None:
+        seconds = self.seconds
+        seconds.source += source
+        seconds.rest += rest
+        seconds.collate += collate
+        seconds.examples += examples
+        seconds.batches += 1
 
     def _count(self, fresh: int, echoed: int, refetched: int) -> None:
         """The last thing of a fetch: an interrupt before it has fetched nothing, and one after it is one of who iterates."""
         self._last = fresh, echoed, refetched
         self._fresh, self._echoed, self._refetched = self._fresh + fresh, self._echoed + echoed, self._refetched + refetched
-        self.progress.count()
-
-    def end_pass(self) -> None:
-        """A pass over the data has ended."""
-        self._passes_over += 1
+        progress = self.progress
+        progress.delivered += 1
+        progress.in_epoch += 1
 
     def _all(self) -> EchoCounts:
         return EchoCounts(self._fresh, self._echoed, self._refetched)

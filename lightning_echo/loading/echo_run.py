@@ -17,7 +17,7 @@ from lightning_echo.fetching.pipeline_slot import PipelineSlot
 from lightning_echo.fetching.prefetch import clear_frames
 from lightning_echo.fetching.stream_pipeline import StreamPipeline
 from lightning_echo.loading.counts import EchoCounts
-from lightning_echo.loading.delivery import Delivery, Item
+from lightning_echo.loading.delivery import Delivery
 from lightning_echo.loading.epochs import Progress
 from lightning_echo.loading.factor import RunFactor
 from lightning_echo.loading.ranks import default_seed, world
@@ -45,6 +45,7 @@ class EchoRun:
         seed: In use.
         delivery: What has been delivered.
         name: Of the loader among several, see `EchoLoader`.
+        worker_init_fn: For the workers that are started.
         heard_epoch: Number of the epoch, as Lightning told it; -1 if it did not.
         beginning: How it began.
         predecessor: The run of the loader that was made before over the same data, if it lives, until this one has begun.
@@ -55,12 +56,12 @@ class EchoRun:
     def __init__(self, setting: Setting, factor: float, seed: int | None) -> None:
         self._setting, self.seed, self.name = setting, seed, ""
         self.factor, self.delivery = RunFactor(factor), Delivery()
+        self.worker_init_fn: Any = getattr(setting.source.loader, "worker_init_fn", None)
         self.heard_epoch = -1
         self.beginning = Beginning()
         self.predecessor = predecessor_of(self, setting.source.loader)
         self._said = False
-        self._note = ""  # of a worker, to be said
-        self._has_noted = False
+        self._has_noted = False  # that of a worker was said
         self._reset()
 
     def restart(self) -> None:
@@ -186,18 +187,15 @@ class EchoRun:
         same_seed = seed is not None and before.seed is not None and int(seed) == before.seed
         return same_seed and before.epochs == 1 and before.heard_epoch == self.heard_epoch == 0 and before.share < 1
 
-    def fetch(self, worker_init_fn: Any) -> Any:
+    def fetch(self) -> Any:
         """The next batch, from workers that are started where there are none.
-
-        Args:
-            worker_init_fn: For those that are.
 
         Raises:
             StopIteration: The epoch has ended with a pass.
         """
-        pipeline = self._slot.started or self._start(worker_init_fn)
+        pipeline, delivery = self._slot.started or self._start(), self.delivery
         try:
-            batch = self.delivery.fetch(lambda: self._next_item(pipeline))
+            batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
         except StopIteration:
             raise
         except BaseException as error:  # an interrupt, too: what the run has handed out by then and nobody got comes again
@@ -206,37 +204,28 @@ class EchoRun:
             finally:
                 self.close()
             raise
-        if self._note:
-            note, self._note = self._note, ""
-            self.warn(note)
+        if delivery.note and not self._has_noted:
+            self._has_noted = True
+            self.warn(delivery.note)
         return batch
 
-    def _next_item(self, pipeline: IndexPipeline | StreamPipeline) -> Item | None:
-        """The next batch, over the ends of passes; None where an epoch ends with a pass."""
-        try:
-            while (item := pipeline.next_batch(self.delivery.progress.delivered)) is None:
-                self.delivery.end_pass()
-                if not self._setting.has_length:
-                    break
-        except StopIteration as error:  # passed on, it would silently end the epoch
-            raise RuntimeError("StopIteration was raised while a batch was made, by collate_fn or a transform") from error
-        if item is not None and item[1].note and not self._has_noted:
-            self._note, self._has_noted = item[1].note, True
-        return item
+    def _crosses_passes(self) -> bool:
+        """Whether an epoch goes on when a pass has ended."""
+        return self._setting.has_length
 
     def close(self) -> None:
         """Ends workers and thread; a later fetch starts them anew and goes on where this one stopped."""
         self.delivery.forget_unused()
         self._slot.stop(self.delivery.progress.delivered)
 
-    def _start(self, worker_init_fn: Any) -> IndexPipeline | StreamPipeline:
+    def _start(self) -> IndexPipeline | StreamPipeline:
         setting = self._setting
         if self.seed is None:
             self.seed = self.beginning.seed = named_seed(default_seed(setting.source.loader), self.name)
         resumed = self._slot.state(self.delivery.batches)["plan"] is not None
         state, position = self._where_to_go_on()
         started = setting.start(
-            factor=self.factor.value, seed=self.seed, state=state, position=position, worker_init_fn=worker_init_fn
+            factor=self.factor.value, seed=self.seed, state=state, position=position, worker_init_fn=self.worker_init_fn
         )
         if resumed and not started.exact:
             sampler = type(setting.source.sampler).__name__

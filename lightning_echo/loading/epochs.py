@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 __all__ = ["Epoch", "Iterations", "Progress", "TrainerPlace"]
 
@@ -128,11 +128,6 @@ class Progress:
         """The pass has ended, and the epoch with it."""
         self.epoch_batches = self.in_epoch
 
-    def count(self) -> None:
-        """One more batch was delivered."""
-        self.delivered += 1
-        self.in_epoch += 1
-
     def state(self) -> dict[str, int]:
         """Plain types."""
         return asdict(self)
@@ -154,23 +149,36 @@ class Progress:
         return progress
 
 
-class Epoch(Iterator[Any]):
-    """The iteration of one epoch. Nothing happens before its first ``next``."""
+class HasProgress(Protocol):
+    """What has a place in a run, another one when a state is loaded."""
 
-    def __init__(self, progress: Callable[[], Progress], begin: Callable[[Epoch], None], fetch: Callable[[], Any]) -> None:
-        self._progress, self._begin, self._fetch = progress, begin, fetch
+    progress: Progress
+
+
+class Epoch(Iterator[Any]):
+    """The iteration of one epoch. Nothing happens before its first ``next``.
+
+    Args:
+        place: Where the run is.
+        begin: Begins an epoch.
+        fetch: Returns its next batch.
+    """
+
+    def __init__(self, place: HasProgress, begin: Callable[[Epoch], None], fetch: Callable[[], Any]) -> None:
+        self._place, self._begin, self._fetch = place, begin, fetch
         self._begun_in: Progress | None = None
         self.finished = False  # whether who iterates has been told the end: Lightning, which counts, never asks for it
 
     def __next__(self) -> Any:
         if self.finished:
             raise StopIteration
-        if self._begun_in is not self._progress():  # a state was loaded meanwhile, or nothing has begun yet
+        progress = self._place.progress
+        if self._begun_in is not progress:  # a state was loaded meanwhile, or nothing has begun yet
             _let_go_of_handled_end()
             self._begin(self)
-            self._begun_in = self._progress()
+            progress = self._begun_in = self._place.progress
         self.finished = True  # as a generator is after an exception
-        if self._progress().over:
+        if progress.over:
             raise StopIteration
         batch = self._fetch()
         self.finished = False

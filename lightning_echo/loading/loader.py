@@ -98,7 +98,6 @@ class EchoLoader:
         if self._setting.warning:
             self._run.warn(self._setting.warning)
         self.factor_owner = ""
-        self.worker_init_fn = getattr(loader, "worker_init_fn", None)  # Lightning sets its own here where there is none
         self.limit_train_batches: int | float | None = None
         self.is_transferred = False
         self.epoch_goes_on: Callable[[], bool | None] | None = None
@@ -227,6 +226,15 @@ class EchoLoader:
         self._run.delivery.place = value
 
     @property
+    def worker_init_fn(self) -> Any:
+        """Runs in each worker that is started; the user's, or Lightning's where there is none."""
+        return self._run.worker_init_fn
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, value: Any) -> None:
+        self._run.worker_init_fn = value
+
+    @property
     def num_workers(self) -> int:
         """Worker processes of the loader."""
         return self._setting.source.num_workers
@@ -292,16 +300,12 @@ class EchoLoader:
     # ------------------------------------------------------------------ iterating
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = Epoch(lambda: self._run.delivery.progress, self._begin_epoch, self._next_batch)
+        epoch = Epoch(self._run.delivery, self._begin_epoch, self._run.fetch)
         self._iterations.add(epoch)
         return epoch
 
     def _begin_epoch(self, epoch: Epoch) -> None:
         self._iterations.check_alone(epoch)
-        keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
-        self._run.begin_epoch(keeps_length=keeps_length, is_alone=not self.factor_owner)
-
-    def _next_batch(self) -> Any:
         if self.insertion_point is InsertionPoint.after_transfer and not self.is_transferred:
             raise RuntimeError(
                 "insertion_point='after_transfer' reuses batches on the device, but nobody here puts them there: train with "
@@ -309,7 +313,8 @@ class EchoLoader:
                 "EchoCallback(echo=EchoConfig(factor, insertion_point='after_transfer')), on a single loader; or use "
                 "'after_batching'"
             )
-        return self._run.fetch(self.worker_init_fn)
+        keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
+        self._run.begin_epoch(keeps_length=keeps_length, is_alone=not self.factor_owner)
 
     def close(self) -> None:
         """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""

@@ -58,15 +58,6 @@ class StageSeconds:
     examples: int = 0
     batches: int = 0
 
-    def add(self, report: Report) -> None:
-        """Counts one delivered batch; an echoed whole batch, for which nothing ran, does not count."""
-        if report.source or report.rest or report.collate:
-            self.source += report.source
-            self.rest += report.rest
-            self.collate += report.collate
-            self.examples += report.fresh + report.refetched
-            self.batches += 1
-
     def __sub__(self, earlier: StageSeconds) -> StageSeconds:
         """What was added since an earlier moment."""
         return StageSeconds(

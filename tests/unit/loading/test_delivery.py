@@ -8,7 +8,7 @@ import pytest
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.delivery import Delivery
 from lightning_echo.loading.epochs import Progress
-from lightning_echo.workers.seconds import Report
+from lightning_echo.workers.seconds import Report, StageSeconds
 
 
 def item(number, fresh=1, echoed=2):
@@ -21,7 +21,7 @@ class Source:
     def __init__(self):
         self.fetched = 0
 
-    def __call__(self):
+    def __call__(self, delivered):
         self.fetched += 1
         return None if self.fetched % 4 == 0 else item(self.fetched)
 
@@ -96,14 +96,14 @@ def test_of_several_loaders_each_knows_by_what_was_taken_whether_its_last_batch_
     for delivery in deliveries:
         delivery.taken = lambda: tuple(taken)
         delivery.begin_epoch(-1, keeps_length=False)
-        delivery.fetch(lambda: item(0))
+        delivery.fetch(lambda delivered: item(0))
     taken = [1, 1]
     for delivery in deliveries:
-        delivery.fetch(lambda: item(1))
+        delivery.fetch(lambda delivered: item(1))
     taken = [2, 2]
-    deliveries[0].fetch(lambda: item(2))
+    deliveries[0].fetch(lambda delivered: item(2))
     with pytest.raises(StopIteration):
-        deliveries[1].fetch(lambda: None)
+        deliveries[1].fetch(lambda delivered: None)
     taken = [3, 3]
     assert [delivery.batches for delivery in deliveries] == [2, 2, 2]
     assert [delivery.is_ahead for delivery in deliveries] == [True, False, False]
@@ -132,7 +132,7 @@ def test_one_of_several_loaders_that_begins_again_within_an_epoch_repeats_nothin
     for step in range(9):
         if step % length == 0:
             delivery.begin_epoch(length, keeps_length=False)
-        found.append(delivery.fetch(lambda: item(len(found))))
+        found.append(delivery.fetch(lambda delivered: item(len(found))))
         taken = [step, step]
     assert found == list(range(9))
     assert (delivery.progress.epoch, delivery.progress.delivered) == (9 // length - 1, 9)
@@ -149,13 +149,11 @@ def test_a_batch_that_is_handed_out_again_is_the_first_one_in_use():
 def test_a_pass_that_ended_before_a_batch_was_fetched_ahead_is_over_when_that_batch_is_in_use():
     delivery, trainer = training()
 
-    def next_pass():
-        delivery.end_pass()
-        return item(2)
-
-    trainer.source = next_pass
+    items = [None, item(2)]
+    fetch, delivery.fetch = delivery.fetch, lambda source: fetch(source, lambda: True)
+    trainer.source = lambda delivered: items.pop(0)
     assert (trainer.take(), delivery.passes_over) == (1, 0)
-    trainer.source = lambda: item(3)
+    trainer.source = lambda delivered: item(3)
     assert (trainer.take(), delivery.passes_over) == (2, 1)
 
 
@@ -194,7 +192,7 @@ def test_what_who_iterates_has_not_used_yet_can_be_forgotten_at_once():
     trainer.take()
     delivery.forget_unused()
     assert (delivery.is_ahead, delivery.batches, delivery.counts) == (False, 1, EchoCounts(1, 2))
-    assert delivery.fetch(lambda: item(2)) == 2
+    assert delivery.fetch(lambda delivered: item(2)) == 2
 
 
 def test_going_elsewhere_forgets_what_was_fetched():
@@ -208,3 +206,55 @@ def test_another_process_gets_what_was_fetched_and_nothing_that_waits():
     delivery, _ = training()
     copied = pickle.loads(pickle.dumps(delivery))
     assert (copied.counts, copied.batches, copied.taken, copied.is_ahead) == (EchoCounts(1, 2), 1, None, False)
+
+
+def seconds_of(*reports):
+    delivery, left = Delivery(), list(reports)
+    while left:
+        delivery.fetch(lambda delivered: (None, left.pop(0)))
+    return delivery.seconds
+
+
+def test_seconds_are_added_up_by_stage():
+    found = seconds_of(Report(3, 0, 0, 3.0, 0.75, 0.125), Report(1, 2, 0, 1.0, 0.75, 0.125))
+    assert found == StageSeconds(source=4.0, rest=1.5, collate=0.25, examples=4, batches=2)
+
+
+def test_examples_read_again_count_since_reading_them_took_time():
+    assert seconds_of(Report(1, 2, 2, 3.0, 0.0, 0.125)).examples == 3
+
+
+def test_an_echoed_whole_batch_counts_for_nothing():
+    assert seconds_of(Report(0, 8, 0, 0.0, 0.0, 0.0)) == StageSeconds()
+
+
+def test_the_end_of_a_source_that_a_batch_raised_is_an_error_and_no_end_of_the_epoch():
+    def ends(delivered):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was made"):
+        Delivery().fetch(ends)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_passes_are_counted_and_an_epoch_ends_with_one_or_goes_on(goes_on):
+    delivery, items = Delivery(), [item(1), None, item(2)]
+    delivery.fetch(lambda delivered: items.pop(0))
+    if goes_on:
+        assert delivery.fetch(lambda delivered: items.pop(0), lambda: True) == 2
+    else:
+        with pytest.raises(StopIteration):
+            delivery.fetch(lambda delivered: items.pop(0), lambda: False)
+    assert (delivery.passes_over, delivery.batches) == (1, 1 + goes_on)
+
+
+def test_a_batch_is_fetched_after_so_many_delivered_ones():
+    delivery, asked = Delivery(), []
+
+    def next_batch(delivered):
+        asked.append(delivered)
+        return item(delivered)
+
+    for _ in range(3):
+        delivery.fetch(next_batch)
+    assert asked == [0, 1, 2]

@@ -12,7 +12,7 @@ class Run:
         self.length, self.progress, self.iterations = length, Progress(), Iterations()
 
     def __iter__(self):
-        epoch = Epoch(lambda: self.progress, self.begin, self.fetch)
+        epoch = Epoch(self, self.begin, self.fetch)
         self.iterations.add(epoch)
         return epoch
 
@@ -21,7 +21,8 @@ class Run:
         self.progress.begin(self.length)
 
     def fetch(self):
-        self.progress.count()
+        self.progress.delivered += 1
+        self.progress.in_epoch += 1
         return self.progress.delivered
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from spent import spent
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.counts import EchoCounts
@@ -11,7 +12,7 @@ from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.timing import StepTimer
 from lightning_echo.monitoring.meter import RunMeter
 from lightning_echo.training.several import EchoLoaders
-from lightning_echo.workers.seconds import Report, StageSeconds
+from lightning_echo.workers.seconds import StageSeconds
 
 FETCH = "[_TrainingEpochLoop].train_dataloader_next"
 BATCH = torch.zeros(8, 3)
@@ -29,8 +30,7 @@ class Loader:
     def deliver(self, fresh, stages):
         self.counts += EchoCounts(fresh, 8 - fresh)
         self.delivered, self.is_running = self.delivered + 1, True
-        self.seconds = StageSeconds(**vars(self.seconds))  # what was read before stays what it was
-        self.seconds.add(Report(fresh, 8 - fresh, 0, *stages))
+        self.seconds = spent(self.seconds, fresh, stages)
 
 
 class Run:

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from spent import spent
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.monitoring.upstream import NOT_KNOWN, Upstream, costs_of
 from lightning_echo.training.several import EchoLoaders
-from lightning_echo.workers.seconds import Report, StageSeconds
+from lightning_echo.workers.seconds import StageSeconds
 
 DEVICE = 0.01
 
@@ -36,8 +37,7 @@ def deliver(one: Any, batches: int, *, fresh: int = 4, size: int = 8, stages: An
     for _ in range(batches):
         one.delivered, one.is_running = one.delivered + 1, True
         one.counts += EchoCounts(fresh, size - fresh)
-        one.seconds = StageSeconds(**vars(one.seconds))
-        one.seconds.add(Report(fresh, size - fresh, 0, *stages))
+        one.seconds = spent(one.seconds, fresh, stages)
 
 
 def test_stages_are_those_of_a_batch_of_fresh_examples() -> None:

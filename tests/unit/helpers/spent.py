@@ -1,0 +1,11 @@
+"""Seconds as a loader adds them up, worked out anew."""
+
+from lightning_echo.workers.seconds import StageSeconds
+
+
+def spent(before: StageSeconds, fresh: int, stages: tuple[float, float, float]) -> StageSeconds:
+    """What it is after one more batch with so many fresh examples."""
+    if not any(stages):
+        return before
+    sums = [was + new for was, new in zip((before.source, before.rest, before.collate), stages, strict=True)]
+    return StageSeconds(*sums, before.examples + fresh, before.batches + 1)
