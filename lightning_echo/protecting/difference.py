@@ -8,13 +8,14 @@ it is held.
 from __future__ import annotations
 
 import copy
-import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+from lightning_echo.protecting.holders import image_class
 
 _Pairs = set[tuple[int, int]]
 # What MONAI notes down of a transform that it has applied. Its "id" is the address of the object: another one in each copy.
@@ -114,8 +115,8 @@ def _between_sequences(left: Any, right: Any, path: str, seen: _Pairs) -> str | 
 
 
 def _is_image(value: Any) -> bool:
-    module = sys.modules.get("PIL.Image")
-    return module is not None and isinstance(value, module.Image)
+    image = image_class()
+    return image is not None and isinstance(value, image)
 
 
 def _is_pillows_own(value: Any) -> bool:

@@ -19,12 +19,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lightning_echo.protecting.protect import image_class
-
 __all__ = [
     "FOLLOWED",
     "attributes_of",
     "blank",
+    "image_class",
     "is_closed_holder",
     "is_container",
     "is_made_of_attributes",
@@ -41,6 +40,12 @@ _LONG = 256  # containers with more members hold samples, nothing that is open
 _CONTAINERS = (list, tuple, set, dict, OrderedDict, defaultdict, Counter, deque)
 _SLOTS: dict[type, frozenset[str]] = {}
 _COPY_HOOKS = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__")
+
+
+def image_class() -> Any:
+    """``PIL.Image.Image`` where something has imported it: without, no example can hold one."""
+    module = sys.modules.get("PIL.Image")
+    return None if module is None else module.Image
 
 
 def is_plain(kind: type) -> bool:

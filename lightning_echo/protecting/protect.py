@@ -28,7 +28,6 @@ import enum
 import fractions
 import pathlib
 import re
-import sys
 import types
 import uuid
 from collections.abc import Callable
@@ -36,6 +35,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from lightning_echo.protecting.holders import image_class, is_plain
 
 Memo = dict[int, Any]
 """Copies by the ``id`` of the original, in the format of ``copy.deepcopy``."""
@@ -253,15 +254,9 @@ def _copier_for(kind: type) -> _Copier:
         return _copy_image
     if issubclass(kind, tuple) and hasattr(kind, "_fields") and not _has_attributes(kind):
         return _copy_namedtuple
-    if _is_plain(kind):
+    if is_plain(kind) and not _has_copy_hook(kind):
         return _copy_plain_object
     return _deepcopy
-
-
-def image_class() -> Any:
-    """``PIL.Image.Image`` where something has imported it: without, no example can hold one."""
-    module = sys.modules.get("PIL.Image")
-    return None if module is None else module.Image
 
 
 def _has_attributes(kind: type) -> bool:
@@ -289,14 +284,4 @@ def _drops_attributes(kind: type) -> bool:
 def _has_copy_hook(kind: type) -> bool:
     return kind in copyreg.dispatch_table or any(
         getattr(kind, hook, None) is not getattr(object, hook, None) for hook in _COPY_HOOKS
-    )
-
-
-def _is_plain(kind: type) -> bool:
-    """Whether instances are a ``__dict__`` and nothing else, and the class has no copying rule of its own."""
-    return (
-        getattr(kind, "__new__") is object.__new__  # noqa: B009 - mypy compares the signatures
-        and _has_attributes(kind)
-        and not _has_copy_hook(kind)
-        and not any(base.__dict__.get("__slots__") for base in kind.__mro__)
     )

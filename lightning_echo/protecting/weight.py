@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_echo.protecting.protect import IMMUTABLE, image_class
+from lightning_echo.protecting.holders import image_class
+from lightning_echo.protecting.protect import IMMUTABLE
 
 
 def nbytes(value: Any) -> int:
