@@ -29,6 +29,8 @@ _OF_WHOLE = {
     InsertionPoint.after_transfer: (("load", "augment", "collate", "transfer"), ("on_after_batch_transfer",)),
 }
 
+_MOST_COMPARED_BYTES = 64 * 2**20  # of an example that is read again, to see whether its data set ignores the index
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -127,11 +129,10 @@ def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
     item_bytes, caution = 0, ""
     if (index := source.readable_index) is not None:
         dataset = source.loader.dataset
-        item_bytes = nbytes(read_plainly(dataset, [index]).examples[0])
-        if point.by_batches:
-            item_bytes *= source.loader.batch_size
+        example_bytes = nbytes(read_plainly(dataset, [index]).examples[0])
+        item_bytes = example_bytes * (source.loader.batch_size if point.by_batches else 1)
         others = _readable_indices(source) or range(len(dataset))
-        if len(others) > 1 and ignores_index(dataset, index, others[1]):
+        if len(others) > 1 and example_bytes <= _MOST_COMPARED_BYTES and ignores_index(dataset, index, others[1]):
             caution = (
                 f"{type(dataset).__name__} returns what comes next, whatever index it is asked for: "
                 "an example that is read again after a resume is another one"

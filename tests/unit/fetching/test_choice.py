@@ -348,3 +348,27 @@ def test_a_data_set_that_ignores_its_index_is_found_by_its_answers_and_said(data
     if expected:
         assert choice.caution.startswith("Queue ")
         assert (dataset.patches, dataset.filled) == ([], 0)  # asked of copies
+
+
+class Seen(Dataset[int]):
+    """What was asked of it and of its copies is remembered; its examples say that they have so many bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        _ASKED.append(index)
+        return torch.zeros(1, dtype=torch.uint8).expand(self.size)
+
+
+_ASKED: list[int] = []
+
+
+@pytest.mark.parametrize(("size", "reads"), [(100, 3), (2**40, 1)], ids=["small", "huge"])
+def test_an_ordinary_data_set_is_asked_for_one_example_alone_and_a_huge_one_once(size: int, reads: int) -> None:
+    _ASKED.clear()
+    choose(Source(DataLoader(Seen(size), 4)), InsertionPoint.after_augmentation)
+    assert [0] * reads == _ASKED
