@@ -1,4 +1,4 @@
-"""The pipeline of a training, started or at rest: either way it has a state, and takes a new factor.
+"""The pipeline of a training, started or at rest: either way it has a state.
 
 At rest there are no workers and no thread, only what the next start goes on from.
 """
@@ -6,29 +6,36 @@ At rest there are no workers and no thread, only what the next start goes on fro
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_echo.fetching.index_pipeline import IndexPipeline, Layout
 from lightning_echo.fetching.stream_pipeline import StreamPipeline
 
-__all__ = ["PipelineSlot"]
+__all__ = ["PipelineSlot", "Start"]
+
+_BEGINNING: dict[str, Any] = {"plan": None, "order": None}
+
+
+class Start(NamedTuple):
+    """Where a pipeline begins that goes on from no state: a stream position, and the number of a batch."""
+
+    position: int
+    number: int
 
 
 class PipelineSlot:
     """Holds the started `IndexPipeline` or `StreamPipeline`, or the state between two of them.
 
     Attributes:
-        begin_at: Stream position and batch number at which a pipeline begins that goes on from no state.
-        saved_for: What a loaded state depends on, until it is started from: point, layout, workers, buffer size.
+        begin_at: Where a pipeline begins that goes on from no state.
         started: The started pipeline; None while it is at rest.
         layout: How the pass of the pipeline that was started last is cut; None before the first, and after a state was loaded.
     """
 
     def __init__(self) -> None:
-        self.begin_at = (0, 0)
-        self.saved_for: dict[str, Any] = {}
+        self.begin_at = Start(0, 0)
         self.layout: Layout | None = None
-        self._at_rest: dict[str, Any] = {"plan": None, "order": None}
+        self._at_rest = _BEGINNING
         self.started: IndexPipeline | StreamPipeline | None = None
         self._holder: list[IndexPipeline | StreamPipeline] = []  # the started one, apart: it can outlive self to be closed
         self._finalizer = weakref.finalize(self, _close_all, self._holder)
@@ -38,7 +45,7 @@ class PipelineSlot:
         self.started = pipeline
         self._holder.append(pipeline)
         self.layout = layout
-        self._at_rest, self.saved_for = {"plan": None, "order": None}, {}
+        self._at_rest = _BEGINNING
         return pipeline
 
     def stop(self, delivered: int) -> None:
@@ -48,37 +55,25 @@ class PipelineSlot:
             self._close()
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """States of plan and order (or stream) after so many batches of the run. None before the first start."""
+        """States of plan and order (or stream) after so many batches of the run: plain types, see `EchoState.pipeline`."""
         return self._holder[0].state(delivered) if self._holder else self._at_rest
 
     def resting(self, delivered: int) -> PipelineSlot:
         """The same without workers, after so many batches: for a process that is spawned with a loader."""
         rests = PipelineSlot()
-        rests.begin_at, rests.saved_for, rests.layout = self.begin_at, self.saved_for, self.layout
+        rests.begin_at, rests.layout = self.begin_at, self.layout
         rests._at_rest = self.state(delivered)
         return rests
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Goes on from a state of the loader, which holds that of `state`."""
+    def go_to(self, begin_at: Start, state: dict[str, Any] | None = None) -> None:
+        """Ends workers and thread; the next start goes on from a state as `state` gives it, or begins with nothing live."""
         self._close()
         self.layout = None
-        self._at_rest = {name: state[name] for name in ("plan", "order", "stream") if name in state}
-        self.begin_at = (state["begin_at"][0], state["begin_at"][1])
-        self.saved_for = {name: state[name] for name in ("insertion_point", "layout", "workers", "buffer_size")}
+        self._at_rest, self.begin_at = state or _BEGINNING, begin_at
 
-    def go_to(self, position: int, number: int) -> None:
-        """Ends workers and thread; the next start begins at a stream position and a batch number, and nothing is live."""
-        self._close()
-        self.layout = None
-        self._at_rest, self.begin_at = {"plan": None, "order": None}, (position, number)
-
-    def change_factor(self, number: int, factor: float) -> None:
-        """Lets a factor count from batch ``number`` on; nothing to do before the first start."""
-        if self._holder:
-            self._holder[0].change_factor(number, factor)
-        elif (planned := self._at_rest["plan"] or self._at_rest.get("stream")) is not None:
-            pending = planned["pending"]
-            pending[:] = [change for change in pending if change[0] < number] + [[number, factor]]
+    def wait_with(self, state: dict[str, Any]) -> None:
+        """Goes on from another state when it is started; only at rest."""
+        self._at_rest = state
 
     def _close(self) -> None:
         self.started = None
@@ -86,7 +81,7 @@ class PipelineSlot:
 
     def __getstate__(self) -> dict[str, Any]:
         """Of one that is `resting`."""
-        return {name: vars(self)[name] for name in ("begin_at", "saved_for", "layout", "_at_rest")}
+        return {name: vars(self)[name] for name in ("begin_at", "layout", "_at_rest")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         PipelineSlot.__init__(self)

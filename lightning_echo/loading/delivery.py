@@ -34,13 +34,13 @@ class Delivered(NamedTuple):
     Attributes:
         counts: Examples.
         last: Those of the batch.
-        progress: As `Progress.state`.
+        progress: How far epochs had come.
         passes_over: Passes over the data that have ended.
     """
 
     counts: EchoCounts
     last: EchoCounts
-    progress: dict[str, int]
+    progress: Progress
     passes_over: int
 
 
@@ -112,7 +112,7 @@ class Delivery:
     @property
     def batches(self) -> int:
         """Batches delivered in the run."""
-        return self.progress.delivered if self._before is None else self.in_use.progress["delivered"]
+        return self.progress.delivered if self._before is None else self.in_use.progress.delivered
 
     @property
     def passes_over(self) -> int:
@@ -142,7 +142,7 @@ class Delivery:
         """Who iterates does so no more: what was fetched and not used is kept for who comes next."""
         if self._before is not None and self.is_ahead:
             before, unused, asked_at = self._before, self._fetched, self._asked_at
-            progress = Progress(**before.progress)
+            progress = before.progress.snapshot()
             progress.resuming = not progress.in_epoch  # it had not really begun
             self.begin_at(progress, before.counts, before.passes_over)
             self._unused, self._asked_at = unused, asked_at
@@ -211,7 +211,7 @@ class Delivery:
         return EchoCounts(self._fresh, self._echoed, self._refetched)
 
     def _delivered(self) -> Delivered:
-        return Delivered(self._all(), EchoCounts(*self._last), self.progress.state(), self._passes_over)
+        return Delivered(self._all(), EchoCounts(*self._last), self.progress.snapshot(), self._passes_over)
 
     def _note_fetch(self, before: Delivered) -> None:
         """A batch is used when the one before it has been; the first one of an iteration as soon as one is."""

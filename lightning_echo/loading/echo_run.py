@@ -10,20 +10,21 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from dataclasses import replace
 from typing import Any
 
-from lightning_echo.fetching.index_pipeline import IndexPipeline, Layout
-from lightning_echo.fetching.pipeline_slot import PipelineSlot
+from lightning_echo.fetching.index_pipeline import IndexPipeline
+from lightning_echo.fetching.pipeline_slot import PipelineSlot, Start
 from lightning_echo.fetching.prefetch import clear_frames
 from lightning_echo.fetching.stream_pipeline import StreamPipeline
-from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.delivery import Delivery
-from lightning_echo.loading.epochs import Progress
+from lightning_echo.loading.epochs import Progress, TrainerPlace
 from lightning_echo.loading.factor import RunFactor
 from lightning_echo.loading.ranks import default_seed, world
 from lightning_echo.loading.resuming import adapt_state, begin_next_pass, follow_state, has_own_states
+from lightning_echo.loading.schema import LeftOut
 from lightning_echo.loading.setting import Setting
-from lightning_echo.loading.state import STATE_VERSION, EchoStateError, check_state, differences, where_to_go_on
+from lightning_echo.loading.state import Conditions, EchoState, EchoStateError, where_to_go_on
 from lightning_echo.loading.succession import Beginning, predecessor_of
 from lightning_echo.planning.hashing import named_seed
 
@@ -71,6 +72,7 @@ class EchoRun:
 
     def _reset(self) -> None:
         self._slot = PipelineSlot()
+        self._saved_for: Conditions | None = None  # those of a loaded state, until it is started from
         self.delivery.reset()
         self.factor.restart()
 
@@ -82,9 +84,7 @@ class EchoRun:
             return float(self.delivery.passes_over)
         if self._setting.by_streams:
             return self.delivery.counts.fresh / items
-        plan = self._slot.state(self.delivery.batches)["plan"]
-        taken = self._slot.begin_at[0] if plan is None else plan["position"]
-        return float(taken / items)
+        return float(self.state().position / items)
 
     def length(self) -> int:
         """Batches in the next epoch on this rank; -1: not known, it ends with a pass."""
@@ -97,13 +97,16 @@ class EchoRun:
         """Lets a factor count from the first batch that cannot be in flight: what is, was planned with the factors so far."""
         fetched = self.delivery.progress.delivered
         number = fetched + self._setting.lookahead(self.factor.largest)
-        self._slot.change_factor(number, value)
+        if self._slot.started is None:
+            self._slot.wait_with(self.state().with_change(number, value).pipeline())
+        else:
+            self._slot.started.change_factor(number, value)
         self.factor.change(value, number, fetched)
 
     @property
     def is_at_start(self) -> bool:
         """Whether nothing was delivered, and no state was loaded."""
-        return not self.delivery.progress.delivered and not self.delivery.progress.epoch_batches and not self._slot.saved_for
+        return not self.delivery.progress.delivered and not self.delivery.progress.epoch_batches and self._saved_for is None
 
     # ------------------------------------------------------------------ running
 
@@ -146,14 +149,13 @@ class EchoRun:
         setting, before, now = self._setting, self._slot.layout, self._setting.layout()
         if before is None or not self._has_other_length():
             return
-        plan = self._slot.state(self.delivery.batches)["plan"]
-        number = -(-plan["position"] // before.items_per_pass(setting.by_batches))
+        number = -(-self.state().position // before.items_per_pass(setting.by_batches))
         what = "batches" if setting.source.own_batches or not setting.source.rebuilds else "examples"
         self.warn(
             f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the pass under way ends here, and "
             "the next one has all of them. Workers are started anew"
         )
-        self._slot.go_to(number * now.items_per_pass(setting.by_batches), number * now.batches_per_pass)
+        self._slot.go_to(Start(number * now.items_per_pass(setting.by_batches), number * now.batches_per_pass))
         self.delivery.progress.delivered = number * now.batches_per_pass
 
     def _succeed(self, predecessor: EchoRun | None, before: Beginning | None) -> None:
@@ -222,12 +224,16 @@ class EchoRun:
         setting = self._setting
         if self.seed is None:
             self.seed = self.beginning.seed = named_seed(default_seed(setting.source.loader), self.name)
-        resumed = self._slot.state(self.delivery.batches)["plan"] is not None
-        state, position = self._where_to_go_on()
+        before = self.state()
+        state = self._where_to_go_on(before)
         started = setting.start(
-            factor=self.factor.value, seed=self.seed, state=state, position=position, worker_init_fn=self.worker_init_fn
+            factor=self.factor.value,
+            seed=self.seed,
+            state=state.pipeline(),
+            position=state.begin_at,
+            worker_init_fn=self.worker_init_fn,
         )
-        if resumed and not started.exact:
+        if before.plan is not None and not started.exact:
             sampler = type(setting.source.sampler).__name__
             self.warn(
                 f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor set_epoch: if it keeps "
@@ -237,60 +243,86 @@ class EchoRun:
             self._said = True
             # As text: who keeps the record would keep the loader, and its workers.
             _log.info("%s%s%s", self._prefix, setting.describe(self.factor.value), setting.remark())
-        return self._slot.start(started, setting.layout())
+        pipeline = self._slot.start(started, setting.layout())
+        self._saved_for = None
+        return pipeline
 
-    def _where_to_go_on(self) -> tuple[dict[str, Any], tuple[int, int]]:
-        """State to start from, and stream position and batch number where it has no plan."""
-        slot, setting = self._slot, self._setting
-        state, position = slot.state(self.delivery.batches), slot.begin_at
-        next_pass, is_cut = begin_next_pass(self.state_dict(), setting)
+    def _where_to_go_on(self, state: EchoState) -> EchoState:
+        """The state to start from; where it has no plan, its `begin_at` says where the next one begins."""
+        setting = self._setting
+        next_pass, is_cut = begin_next_pass(state, setting)
         if is_cut:
             self.warn("the pass that was under way when workers were ended cannot be gone on with: the next one begins")
         if next_pass is not None:
-            slot.load({**self.state_dict(), **next_pass})
-            state, position = slot.state(self.delivery.batches), slot.begin_at
+            self._wait_at(next_pass)
+            state = next_pass
         progress = self.delivery.progress
         if setting.by_streams:
-            return state, (0, progress.delivered)
-        if state["plan"] is None or not (changed := differences(slot.saved_for, setting.depends_on())):
-            return state, position
-        position = where_to_go_on(state["plan"], slot.saved_for, setting.layout(), setting.by_batches)
+            return replace(state, begin_at=Start(0, progress.delivered))
+        now = setting.conditions()
+        if state.plan is None or self._saved_for is None or not (changed := self._saved_for.differences(now)):
+            return state
+        begin_at = where_to_go_on(state, self._saved_for, setting.layout(), setting.by_batches)
         self.warn(
             f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
             "but its batches are not those of the run that was saved"
         )
-        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), position[1]
-        return {"plan": None, "order": state["order"]}, position
+        progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
+        return replace(state, plan=None, begin_at=begin_at)
 
     # ------------------------------------------------------------------ going on
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where it stands at the batch in use: plain types, the same on all ranks, positions but never examples."""
-        in_use = self.delivery.in_use
-        return {
-            "version": STATE_VERSION,
-            **self._setting.depends_on(),
-            **self._slot.saved_for,  # a state that was loaded and not started from is still that of its own run
-            "seed": self.seed,
-            **self.factor.state(),
-            **in_use.progress,
-            "begin_at": list(self._slot.begin_at),
-            "passes_over": in_use.passes_over,
-            "counts": [in_use.counts.fresh, in_use.counts.echoed, in_use.counts.refetched],
-            **self._slot.state(in_use.progress["delivered"]),
-        }
+    def state(self) -> EchoState:
+        """Where it stands at the batch in use."""
+        in_use, factor = self.delivery.in_use, self.factor
+        progress = in_use.progress
+        # A state that was loaded and not started from is still that of its own run.
+        conditions = self._saved_for or self._setting.conditions()
+        plan, order, stream = EchoState.parts_of(self._slot.state(progress.delivered))
+        return EchoState(
+            insertion_point=conditions.insertion_point,
+            layout=conditions.layout,
+            workers=conditions.workers,
+            buffer_size=conditions.buffer_size,
+            seed=self.seed,
+            factor=factor.value,
+            constructed_factor=factor.constructed,
+            largest_factor=factor.largest,
+            factor_before=factor.before,
+            factor_since=factor.since,
+            epoch=progress.epoch,
+            epoch_batches=progress.epoch_batches,
+            in_epoch=progress.in_epoch,
+            delivered=progress.delivered,
+            begin_at=self._slot.begin_at,
+            passes_over=in_use.passes_over,
+            counts=in_use.counts,
+            plan=plan,
+            order=order,
+            stream=stream,
+        )
 
-    def load_state_dict(self, state: dict[str, Any], limit: int | float | None) -> None:
+    def state_dict(self, epoch_goes_on: bool | LeftOut | None, place: TrainerPlace | None) -> dict[str, Any]:
+        """The state in plain types.
+
+        Args:
+            epoch_goes_on: As in `EchoState`.
+            place: Of the Trainer, if there is one.
+        """
+        trainer = None if place is None else place.state()
+        return replace(self.state(), epoch_goes_on=epoch_goes_on, trainer=trainer).to_dict()
+
+    def load_state_dict(self, saved: dict[str, Any], limit: int | float | None) -> None:
         """Goes on where a state was taken; ``limit`` as in `Progress.from_state`.
 
         Raises:
             EchoStateError: See `EchoLoader.load_state_dict`.
         """
         setting = self._setting
-        check_state(state, by_index=setting.source.rebuilds)
-        if state["layout"]["length"] != (length := setting.layout().length) and state["delivered"]:
+        state = EchoState.from_dict(saved, by_index=setting.source.rebuilds)
+        if state.layout.length != (length := setting.layout().length) and state.delivered:
             raise EchoStateError(
-                f"the state is of a pass of {state['layout']['length']:,} items, this loader's has {length:,}: the data set, "
+                f"the state is of a pass of {state.layout.length:,} items, this loader's has {length:,}: the data set, "
                 "sampler or kind of insertion point is another one. Resume with the same one, or start anew without the "
                 "loader's state"
             )
@@ -300,27 +332,32 @@ class EchoRun:
                 "the loader's own state is that of rank 0, which every rank goes on from now: this is right where all ranks are "
                 "at the same place of their shares"
             )
-        if state["constructed_factor"] != self.factor.constructed:
+        if state.constructed_factor != self.factor.constructed:
             self.warn(
-                f"factor={self.factor.constructed:g} is not used: the state goes on with factor {state['factor']:g}. "
+                f"factor={self.factor.constructed:g} is not used: the state goes on with factor {state.factor:g}. "
                 "Set .factor after resuming to change it"
             )
         progress = Progress.from_state(state, limit)
         if setting.has_length and progress.epoch_batches < 0:  # it was to end with a pass, and here has a length
             progress.resuming = False
-        if progress.resuming and setting.has_length and state["layout"] == setting.layout().state():
+        if progress.resuming and setting.has_length and state.layout == setting.layout():
             progress.kept_length = progress.epoch_batches  # the one under way; dealt out anew: see _where_to_go_on
         self._go_to(state, progress)
 
-    def _go_to(self, state: dict[str, Any], progress: Progress) -> None:
-        self._slot.load(state)
+    def _go_to(self, state: EchoState, progress: Progress) -> None:
+        self._wait_at(state)
         self.factor.load(state)
-        self.seed = state["seed"] if state["seed"] is not None else self.seed
-        self.delivery.begin_at(progress, EchoCounts(*state["counts"]), state.get("passes_over", 0))
+        self.seed = state.seed if state.seed is not None else self.seed
+        self.delivery.begin_at(progress, state.counts, state.passes_over)
+
+    def _wait_at(self, state: EchoState) -> None:
+        """Ends workers and thread; the next start goes on from a state."""
+        self._slot.go_to(state.begin_at, state.pipeline())
+        self._saved_for = state.conditions
 
     def follow(self, before: EchoRun) -> None:
         """Goes on where the one of another loader stands: see `EchoLoader.follow`."""
-        state, is_cut = follow_state(before.state_dict(), before._setting, self._setting)
+        state, is_cut = follow_state(before.state(), before._setting, self._setting)
         if is_cut:
             self.warn(
                 "the loader was made anew within a pass that cannot be gone on with: its rest is left out. Return the "
@@ -337,15 +374,14 @@ class EchoRun:
 
     def _follow_with_next_pass(self, before: EchoRun) -> None:
         """Goes on with seed, factor and counts; cut otherwise, data has no place in common: the next pass begins."""
-        mine, others, state = self._setting, before._setting, before.state_dict()
+        mine, others, state = self._setting, before._setting, before.state()
         self.seed, delivered, position = before.seed, before.delivery.batches, 0
         self.factor.restart(before.factor.value)
         if mine.has_length and others.has_length and not mine.by_streams and not others.by_streams:
-            taken = state["begin_at"][0] if state["plan"] is None else state["plan"]["position"]
-            number = -(-taken // Layout(**state["layout"]).items_per_pass(others.by_batches))
+            number = -(-state.position // state.layout.items_per_pass(others.by_batches))
             position, delivered = number * mine.items_per_pass(), number * mine.layout().batches_per_pass
         self.delivery.begin_at(Progress(delivered=delivered), before.delivery.counts, before.delivery.passes_over)
-        self._slot.begin_at = (position, delivered)
+        self._slot.begin_at = Start(position, delivered)
 
     def __getstate__(self) -> dict[str, Any]:
         """For processes that are spawned with a loader."""

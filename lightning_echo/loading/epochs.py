@@ -6,8 +6,10 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
+
+from lightning_echo.loading.state import EchoState, TrainerState
 
 __all__ = ["Epoch", "Iterations", "Progress", "TrainerPlace"]
 
@@ -33,9 +35,9 @@ class TrainerPlace(NamedTuple):
     resumes: bool
     limit: int | float | None = None
 
-    def state(self) -> dict[str, int | bool]:
-        """What a state says of it: plain types."""
-        return {"in_epoch": self.in_epoch, "ended": self.ended, "is_over": self.is_over, "in_step": self.in_step}
+    def state(self) -> TrainerState:
+        """What a state says of it."""
+        return TrainerState(in_epoch=self.in_epoch, ended=self.ended, is_over=self.is_over, in_step=self.in_step)
 
 
 def limited(batches: float, limit: int | float | None) -> float:
@@ -81,7 +83,7 @@ class Progress:
         self.resuming = False  # whether the next iteration goes on with the epoch under way
         self.kept_length: int | None = None  # length of the next epoch where the factor does not decide it
         # Where the Trainer was that has not ended this epoch, although all its batches were delivered.
-        self.not_ended: dict[str, Any] | None = None
+        self.not_ended: TrainerState | None = None
 
     @property
     def over(self) -> bool:
@@ -118,31 +120,31 @@ class Progress:
         """
         if self.not_ended is None or place is None or not place.resumes:
             return length
-        counted: int = self.not_ended["in_epoch"]
-        if self.not_ended["in_step"]:
+        counted = self.not_ended.in_epoch
+        if self.not_ended.in_step:
             taken = limited(length, place.limit)
             return length if counted >= taken else unlimited(counted + taken, place.limit)
-        return length if place.ended > self.not_ended["ended"] else self.epoch_batches
+        return length if place.ended > self.not_ended.ended else self.epoch_batches
 
     def end(self) -> None:
         """The pass has ended, and the epoch with it."""
         self.epoch_batches = self.in_epoch
 
-    def state(self) -> dict[str, int]:
-        """Plain types."""
-        return asdict(self)
+    def snapshot(self) -> Progress:
+        """The same numbers, which stay as they are."""
+        return replace(self)
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], limit: int | float | None) -> Progress:
+    def from_state(cls, state: EchoState, limit: int | float | None) -> Progress:
         """Goes on where a state was taken; with ``limit`` (``Trainer(limit_train_batches)``) an epoch ends sooner.
 
         Where several loaders make up an epoch, the state says whether it goes on: one of them may be over before it is, or not.
         """
-        progress = cls(*(state[name] for name in ("epoch", "epoch_batches", "in_epoch", "delivered")))
+        progress = cls(state.epoch, state.epoch_batches, state.in_epoch, state.delivered)
         end = limited(progress.epoch_batches if progress.epoch_batches >= 0 else math.inf, limit)
-        goes_on, trainer = state.get("epoch_goes_on"), state.get("trainer")
-        progress.resuming = progress.in_epoch < end if goes_on is None else goes_on
-        if trainer is not None and trainer["is_over"]:  # it may have stopped within the epoch
+        goes_on, trainer = state.epoch_goes_on, state.trainer
+        progress.resuming = goes_on if isinstance(goes_on, bool) else progress.in_epoch < end
+        if trainer is not None and trainer.is_over:  # it may have stopped within the epoch
             progress.resuming = False
         elif trainer is not None and not progress.resuming:
             progress.not_ended = trainer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from lightning_echo.loading.state import EchoState
 
 __all__ = ["RunFactor"]
 
@@ -18,6 +18,7 @@ class RunFactor:
         constructed: The one to begin with.
         largest: The largest one so far: how far ahead batches may be planned depends on it.
         since: Number in the run of the first batch that `value` counts for.
+        before: The factor in force until then.
 
     Example:
         >>> factor = RunFactor(2.0)
@@ -32,35 +33,25 @@ class RunFactor:
 
     def restart(self, value: float | None = None) -> None:
         """Goes back to the start of the run, or begins with another factor."""
-        self.value = self.largest = self._before = self.constructed if value is None else value
+        self.value = self.largest = self.before = self.constructed if value is None else value
         self.since = 0
 
     def change(self, value: float, since: int, delivered: int) -> None:
         """Sets a factor, ``delivered`` batches into the run; it counts from batch ``since`` on."""
-        self._before = self.in_force(delivered)
+        self.before = self.in_force(delivered)
         self.value, self.since, self.largest = value, since, max(self.largest, value)
 
     def in_force(self, number: int) -> float:
         """The factor that batch ``number`` was planned with, if it is not older than the last change."""
-        return self.value if number >= self.since else self._before
+        return self.value if number >= self.since else self.before
 
-    def state(self) -> dict[str, float]:
-        """What a state of the loader says of it."""
-        return {
-            "factor": self.value,
-            "constructed_factor": self.constructed,
-            "largest_factor": self.largest,
-            "factor_before": self._before,
-            "factor_since": self.since,
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: EchoState) -> None:
         """Goes on from a state of the loader."""
-        plan = state["plan"]
-        self.value, self.largest = state["factor"], state["largest_factor"]
-        if plan is not None:
-            self.since, self._before = max((number for number, _ in plan["pending"]), default=0), plan["factor"]
-        elif state.get("stream") is not None:
-            self.since, self._before = state["factor_since"], state["factor_before"]
+        self.value, self.largest = state.factor, state.largest_factor
+        if state.plan is not None:
+            self.since = max((change.number for change in state.plan.pending), default=0)
+            self.before = state.plan.factor
+        elif state.stream is not None:
+            self.since, self.before = state.factor_since, state.factor_before
         else:
-            self.since, self._before = 0, self.value
+            self.since, self.before = 0, self.value

@@ -18,6 +18,7 @@ from lightning_echo.loading import options
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.echo_run import EchoRun
 from lightning_echo.loading.epochs import Epoch, Iterations, TrainerPlace
+from lightning_echo.loading.schema import LEFT_OUT
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.succession import EpochListener
 from lightning_echo.workers.seconds import StageSeconds
@@ -351,12 +352,9 @@ class EchoLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state at the batch delivered last: plain types, the same on all ranks, positions but never examples."""
-        state = self._run.state_dict()
-        if self.epoch_goes_on is not None:
-            state["epoch_goes_on"] = self.epoch_goes_on()
-        if self.place is not None and (place := self.place()) is not None:
-            state["trainer"] = place.state()
-        return state
+        goes_on = LEFT_OUT if self.epoch_goes_on is None else self.epoch_goes_on()
+        place = None if self.place is None else self.place()
+        return self._run.state_dict(goes_on, place)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a state was taken, also on a loader that is running.

@@ -14,6 +14,7 @@ from lightning_echo.fetching.stream_pipeline import StreamPipeline
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.ranks import data_parallel, world
 from lightning_echo.loading.sizing import BufferSizing
+from lightning_echo.loading.state import Conditions
 from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.protecting.holders import is_stateful
@@ -195,14 +196,9 @@ class Setting:
             return None
         return self.source.length * self.source.loader.batch_size if self.by_streams else self.items_per_pass()
 
-    def depends_on(self) -> dict[str, Any]:
-        """What must be the same for a run to go on exactly: plain types."""
-        return {
-            "insertion_point": self.choice.point.value,
-            "layout": self.layout().state(),
-            "workers": self.source.num_workers,
-            "buffer_size": self.buffer_size,
-        }
+    def conditions(self) -> Conditions:
+        """What must be the same for a run to go on exactly."""
+        return Conditions(self.choice.point, self.layout(), self.source.num_workers, self.buffer_size)
 
     # ------------------------------------------------------------------ running
 

@@ -75,14 +75,14 @@ def test_a_batch_that_is_fetched_ahead_does_not_count_until_it_is_taken():
     assert (delivery.is_ahead, delivery.counts, delivery.last, delivery.batches) == (True, EchoCounts(1, 2), EchoCounts(1, 2), 1)
     assert trainer.take() == 2
     assert (delivery.is_ahead, delivery.counts, delivery.batches) == (True, EchoCounts(2, 4), 2)
-    assert delivery.in_use.progress == {"epoch": 0, "epoch_batches": -1, "in_epoch": 2, "delivered": 2}
+    assert delivery.in_use.progress == Progress(epoch=0, epoch_batches=-1, in_epoch=2, delivered=2)
 
 
 def test_at_the_end_of_an_epoch_everything_is_in_use():
     delivery, trainer = training()
     assert [trainer.take() for _ in range(3)] == [1, 2, 3]
     assert (delivery.is_ahead, delivery.counts, delivery.batches) == (False, EchoCounts(3, 6), 3)
-    assert delivery.in_use.progress == {"epoch": 0, "epoch_batches": 3, "in_epoch": 3, "delivered": 3}
+    assert delivery.in_use.progress == Progress(epoch=0, epoch_batches=3, in_epoch=3, delivered=3)
     trainer.begin()
     assert (delivery.is_ahead, delivery.batches, delivery.progress.epoch) == (True, 3, 1)
     assert trainer.take() == 5  # the fourth was no batch but an end

@@ -1,8 +1,16 @@
 """Progress counts epochs and batches; an iteration begins its epoch with its first batch, and only the last one may go on."""
 
+from dataclasses import asdict, replace
+
 import pytest
+from states import echo_state
 
 from lightning_echo.loading.epochs import Epoch, Iterations, Progress, TrainerPlace, limited
+
+
+def saved(progress, trainer=None, **fields):
+    """A state of a run that stands there."""
+    return echo_state(**asdict(progress), trainer=None if trainer is None else trainer.state(), **fields)
 
 
 class Run:
@@ -55,7 +63,7 @@ def test_a_second_iteration_beside_a_running_one_is_refused_with_the_way_out():
     ("limit", "resuming"), [(None, True), (3, True), (2, False), (0.5, False), (0.7, False), (0.75, True), (9, True)]
 )
 def test_a_limit_decides_whether_an_epoch_was_at_its_end(limit, resuming):
-    state = Progress(epoch=1, epoch_batches=4, in_epoch=2, delivered=6).state()
+    state = saved(Progress(epoch=1, epoch_batches=4, in_epoch=2, delivered=6))
     progress = Progress.from_state(state, limit)
     assert progress.resuming == resuming
     progress.begin(4)
@@ -65,7 +73,7 @@ def test_a_limit_decides_whether_an_epoch_was_at_its_end(limit, resuming):
 @pytest.mark.parametrize("in_epoch", [2, 4])
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_where_several_loaders_make_up_an_epoch_the_state_says_whether_it_goes_on(goes_on, in_epoch):
-    state = {**Progress(epoch=1, epoch_batches=4, in_epoch=in_epoch, delivered=6).state(), "epoch_goes_on": goes_on}
+    state = saved(Progress(epoch=1, epoch_batches=4, in_epoch=in_epoch, delivered=6), epoch_goes_on=goes_on)
     progress = Progress.from_state(state, limit=3)
     assert progress.resuming is goes_on
     progress.begin(4)
@@ -86,7 +94,7 @@ def test_an_iteration_goes_on_with_a_state_that_is_loaded_meanwhile():
     run = Run(3)
     iteration = iter(run)
     assert next(iteration) == 1
-    run.progress = Progress.from_state(Progress(epoch=4, epoch_batches=3, in_epoch=1, delivered=13).state(), None)
+    run.progress = Progress.from_state(saved(Progress(epoch=4, epoch_batches=3, in_epoch=1, delivered=13)), None)
     assert list(iteration) == [14, 15]
     iteration = iter(run)
     assert next(iteration) == 16
@@ -96,10 +104,6 @@ def test_an_iteration_goes_on_with_a_state_that_is_loaded_meanwhile():
 
 def place(in_epoch, epoch_batches=-1, *, ended=1, is_over=False, in_step=False, resumes=True, limit=1.0):
     return TrainerPlace(in_epoch, epoch_batches, ended, is_over, in_step, resumes, limit)
-
-
-def saved(progress, trainer):
-    return {**progress.state(), "trainer": trainer.state()}
 
 
 def test_an_epoch_is_where_the_trainers_is():
@@ -114,7 +118,7 @@ def test_an_epoch_is_where_the_trainers_is():
 
 @pytest.mark.parametrize("in_epoch", [0, 4])
 def test_a_resumed_epoch_goes_on_only_where_the_trainer_goes_on(in_epoch):
-    progress = Progress.from_state(Progress(epoch=1, epoch_batches=6, in_epoch=4, delivered=10).state(), None)
+    progress = Progress.from_state(saved(Progress(epoch=1, epoch_batches=6, in_epoch=4, delivered=10)), None)
     progress.begin(6, place=place(in_epoch, 6))
     assert progress == Progress(epoch=1 if in_epoch else 2, epoch_batches=6, in_epoch=in_epoch, delivered=10)
 
@@ -122,7 +126,7 @@ def test_a_resumed_epoch_goes_on_only_where_the_trainer_goes_on(in_epoch):
 def test_an_epoch_that_the_trainer_has_stopped_is_over():
     state = saved(Progress(epoch=1, epoch_batches=6, in_epoch=4, delivered=10), place(4, is_over=True))
     assert not Progress.from_state(state, None).resuming
-    assert Progress.from_state({**state, "trainer": place(4).state()}, None).resuming
+    assert Progress.from_state(replace(state, trainer=place(4).state()), None).resuming
 
 
 @pytest.mark.parametrize(("length", "heard"), [(6, 6), (5, 5), (7, 13), (18, 24)])

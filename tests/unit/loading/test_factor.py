@@ -1,10 +1,23 @@
 """A new factor counts from a batch on; until then the one before is in force."""
 
+from states import echo_state, plan_state
+
 from lightning_echo.loading.factor import RunFactor
 
 
 def saved(factor, pending, planned_with):
-    return {**factor.state(), "plan": {"factor": planned_with, "pending": pending}}
+    return without_plan(factor, plan=plan_state(factor=planned_with, pending=pending))
+
+
+def without_plan(factor, **fields):
+    return echo_state(
+        factor=factor.value,
+        constructed_factor=factor.constructed,
+        largest_factor=factor.largest,
+        factor_before=factor.before,
+        factor_since=factor.since,
+        **fields,
+    )
 
 
 def test_a_factor_is_in_force_from_the_batch_on_that_it_counts_for():
@@ -40,9 +53,9 @@ def test_another_start_does_not_change_what_was_constructed():
 def test_a_state_brings_it_back_with_the_change_that_is_still_to_come():
     factor, resumed = RunFactor(2.0), RunFactor(3.0)
     factor.change(4.0, since=10, delivered=3)
-    resumed.load(saved(factor, [[10, 4.0]], 2.0))
+    resumed.load(saved(factor, ((10, 4.0),), 2.0))
     assert (resumed.value, resumed.since, resumed.in_force(9), resumed.in_force(10)) == (4.0, 10, 2.0, 4.0)
-    resumed.load(saved(factor, [], 4.0))
+    resumed.load(saved(factor, (), 4.0))
     assert (resumed.since, resumed.in_force(0)) == (0, 4.0)
-    resumed.load({**factor.state(), "plan": None})
+    resumed.load(without_plan(factor))
     assert resumed.in_force(0) == 4.0

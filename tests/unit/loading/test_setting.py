@@ -108,11 +108,11 @@ def test_short_memory_is_warned_of_only_where_the_size_was_chosen(monkeypatch):
     assert Setting(DataLoader([example] * 22, batch_size=4), EXAMPLES, 8, 2.0, None).warning == ""
 
 
-def test_what_a_run_depends_on_is_plain_and_changes_with_each_part_of_it():
-    plain = setting().depends_on()
+def test_what_a_run_depends_on_changes_with_each_part_of_it():
+    plain = setting().conditions()
     others = [setting(BATCHES), setting(buffer_size=6), setting(ranks=(2, 0)), setting(num_workers=1)]
-    assert plain["insertion_point"] == "after_augmentation"
-    assert [plain, *(other.depends_on() for other in others)].count(plain) == 1
+    assert plain.insertion_point == "after_augmentation"
+    assert [plain, *(other.conditions() for other in others)].count(plain) == 1
 
 
 def test_the_source_is_the_user_s_loader_looked_into():

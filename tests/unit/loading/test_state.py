@@ -1,9 +1,11 @@
 """Where a changed run goes on, and what is said to have changed."""
 
 import pytest
+from states import echo_state, plan_state
 
 from lightning_echo.fetching.index_pipeline import Layout
-from lightning_echo.loading.state import differences, where_to_go_on
+from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loading.state import Conditions, where_to_go_on
 
 
 @pytest.mark.parametrize("by_batches", [False, True])
@@ -14,26 +16,26 @@ def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches, saved_
     for number in range(3):
         for taken in range(0, 13):  # batches of the pass, on each of the two ranks
             position = number * 13 + taken if saved_by_batches else (number * 13 + taken) * 4
-            plan = {"position": position}
-            saved_for = {"layout": before.state(), "insertion_point": saved_at}
-            stream, batch = where_to_go_on(plan, saved_for, now, by_batches)
+            saved_for = Conditions(InsertionPoint(saved_at), before, 0, 16)
+            stream, batch = where_to_go_on(echo_state(plan=plan_state(position)), saved_for, now, by_batches)
             skipped = (batch - number * 7) * 5 * 3
             assert skipped <= taken * 4 * 2, "nothing is left out"
             assert skipped > taken * 4 * 2 - 5 * 3 or batch == number * 7 + 6, "and no more than a batch comes again"
             assert stream == (batch if by_batches else batch * 5)
 
 
-def saved(**changes):
-    return {"insertion_point": "after_augmentation", "layout": Layout(103, 2, 4, 4, 13).state(), "workers": 2, **changes}
+def conditions(**changes):
+    return Conditions(InsertionPoint.after_augmentation, Layout(103, 2, 4, 4, 13), 2, 16)._replace(**changes)
 
 
-def test_nothing_is_said_of_a_run_that_is_the_same_or_was_not_loaded():
-    assert differences(saved(), {**saved(), "delivered": 7}) == ""
-    assert differences({}, saved()) == ""
+def test_nothing_is_said_of_a_run_that_is_the_same():
+    assert conditions().differences(conditions()) == ""
 
 
 def test_each_difference_is_named_with_both_values():
-    now = saved(workers=0, layout=Layout(103, 3, 5, 5, 7).state())
-    assert differences(saved(), now) == (
+    now = conditions(workers=0, layout=Layout(103, 3, 5, 5, 7))
+    assert conditions().differences(now) == (
         "workers=2 (now 0), batch_size=4 (now 5), batches_per_pass=13 (now 7), last_batch_size=4 (now 5), replicas=2 (now 3)"
     )
+    now = conditions(insertion_point=InsertionPoint.after_batching)
+    assert conditions().differences(now) == "insertion_point='after_augmentation' (now 'after_batching')"
