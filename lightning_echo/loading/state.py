@@ -434,7 +434,7 @@ def _check(state: EchoState, *, by_index: bool) -> None:
     plan, order, stream, layout = state.plan, state.order, state.stream, state.layout
     for name in ("replicas", "batch_size", "last_batch_size"):
         require(getattr(layout, name) >= 1, f"layout.{name}", "an integer >= 1", getattr(layout, name))
-    require(plan is None or order is not None, "order", "there where there is a plan", order)
+    require(plan is None or order is not None, "order", "there exactly where there is a plan", order)
     require(stream is None or plan is None, "stream", "None beside a plan", stream)
     begins = plan is None and stream is None  # nothing is live
     require(not begins or state.begin_at.number == state.delivered, "plan, or stream,", "there once batches were delivered", plan)
@@ -446,7 +446,7 @@ def _check(state: EchoState, *, by_index: bool) -> None:
         _check_order(order, plan.position, layout, by_index)
     elif order is not None:  # a pass is to begin that has no known length
         may_be = not by_index and not layout.batches_per_pass and order == OrderState(passes=order.passes)
-        require(may_be, "order", "there where there is a plan, and nowhere else", order)
+        require(may_be, "order", "None without a plan", order)
         _check_order(order, state.begin_at.position, layout, by_index)
     if stream is not None:
         _check_stream(stream, max(state.workers, 1), layout)

@@ -1,8 +1,11 @@
-"""Damaged states: whatever field is missing or wrong, the error names it, or the state is one that can be gone on with."""
+"""Damaged states: the error names the field that is missing, superfluous or wrong, or the run can be gone on with."""
 
 import copy
 import math
 import warnings
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 import torch
@@ -10,7 +13,8 @@ from own_states import Ends
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from lightning_echo.loading.loader import EchoLoader
-from lightning_echo.loading.schema import EchoStateError
+from lightning_echo.loading.schema import LEFT_OUT, ROW, EchoStateError, Least, LeftOut, plain, read
+from lightning_echo.loading.state import EchoState
 
 
 class Numbers(Dataset):
@@ -93,6 +97,13 @@ def paths(value, path=()):
         yield from paths(child, (*path, key))
 
 
+def at(state, path):
+    """What is in a place."""
+    for key in path:
+        state = state[key]
+    return state
+
+
 def changed(state, path, *replacement):
     """The state with something else in a place, or without it."""
     state = copy.deepcopy(state)
@@ -107,7 +118,10 @@ def changed(state, path, *replacement):
 
 
 def is_refused(name, state, field):
-    """Whether a state is refused by an error that names the field; else it can be gone on with, for two epochs."""
+    """Whether a state is refused by an error that names the field; else it can be gone on with, for two epochs.
+
+    Any other error is one of the test.
+    """
     echoed = LOADERS[name]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -138,6 +152,67 @@ def test_a_state_that_lacks_anything_is_refused_by_its_name(name):
         if path and path != ("version",) and not is_refused(name, changed(state, path), named(path)):
             accepted.append(path)
     assert {named(path) for path in accepted} <= optional | {"pending", "factors"}, accepted
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_state_with_anything_superfluous_is_refused_by_its_name_and_its_place(name):
+    state = saved(name)
+    dictionaries = [path for path in paths(state) if isinstance(at(state, path), dict)]
+    assert len(dictionaries) >= 4 or name == "without a length"
+    for path in dictionaries:
+        for key in ("more", "Factor", 7):
+            with pytest.raises(EchoStateError) as refusal:
+                LOADERS[name]().load_state_dict(changed(state, (*path, key), 1))
+            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "it"
+            assert f": {place} has {key}, which is not known here. Resume from another checkpoint" in str(refusal.value)
+            assert "or upgrade lightning_echo" in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_list_with_an_entry_more_or_less_is_refused_or_can_be_gone_on_with(name):
+    state = saved(name)
+    refused = 0
+    for path in paths(state):
+        if isinstance(value := at(state, path), list):
+            for wrong in ([*value, value[-1] if value else 0], value[1:], value[::-1]):
+                refused += is_refused(name, changed(state, path, wrong), named(path))
+    assert refused > 3
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_what_a_loader_saves_is_read_and_written_as_it_was(name):
+    state, by_index = saved(name), name in ("shuffled", "a sampler", "batches")
+    read_again = EchoState.from_dict(copy.deepcopy(state), by_index=by_index)
+    assert read_again.to_dict() == state
+    assert list(read_again.to_dict()) == list(state)
+    assert EchoState.from_dict(read_again.to_dict(), by_index=by_index) == read_again
+
+
+def test_an_order_without_a_plan_is_refused_but_where_a_pass_begins_that_has_no_known_length():
+    for name in LOADERS:
+        state = {**saved(name), "delivered": 0}
+        if state["plan"] is not None and name != "without a length":
+            assert is_refused(name, {**state, "plan": None}, "order")
+    begins = {**saved("without a length"), "plan": None, "order": {"passes": [[1, 4]]}, "begin_at": [4, 4], "delivered": 4}
+    assert not is_refused("without a length", begins, "order")
+    for wrong in ({}, {"passes": []}, {"passes": [[1, 5]]}, {"passes": [[1, 4]], "distances": [[0, 0]]}):
+        assert is_refused("without a length", {**begins, "order": wrong}, "order")
+
+
+def test_what_older_versions_did_not_save_may_be_missing():
+    state = saved("shuffled")
+    older = changed(changed(state, ("passes_over",)), ("plan", "buffers", 0, "uses_left"))
+    found = EchoState.from_dict(older, by_index=True)
+    assert (found.passes_over, found.plan.buffers[0].uses_left, found.trainer, found.stream) == (0, None, None, None)
+    assert not is_refused("shuffled", older, "passes_over")
+
+
+def test_that_nothing_is_known_of_the_epoch_is_another_state_than_that_nobody_was_asked():
+    state = saved("shuffled")
+    alone, unknown = (EchoState.from_dict(each, by_index=True) for each in (state, {**state, "epoch_goes_on": None}))
+    assert (alone.epoch_goes_on, unknown.epoch_goes_on) == (LEFT_OUT, None)
+    assert "epoch_goes_on" not in alone.to_dict()
+    assert unknown.to_dict()["epoch_goes_on"] is None
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
@@ -195,3 +270,99 @@ def test_a_later_version_says_what_to_do():
 def test_what_is_no_state_at_all_is_refused(state):
     with pytest.raises(EchoStateError, match=r"state must be what EchoLoader.state_dict\(\) returned"):
         LOADERS["shuffled"]().load_state_dict(state)
+
+
+# ---------------------------------------------------------------------- types and their form in the file
+
+
+class Kind(Enum):
+    one = "first"
+    auto = "auto"
+
+
+class Pair(NamedTuple):
+    left: int
+    right: float
+
+
+@dataclass(frozen=True)
+class Two:
+    a: int = 0
+    b: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    kind: Kind
+    pairs: tuple[Pair, ...]
+    row: Annotated[Two, ROW]
+    two: Two
+    deep: Annotated[int, Least(-1)] | None
+    free: Annotated[int, Least(None)]
+    sure: bool
+    own: Any
+    maybe: int | None = None
+    later: int = 5
+    unsaid: bool | LeftOut | None = LEFT_OUT
+    pass_: int
+
+
+IN_FILE = {
+    "kind": "first",
+    "pairs": [[1, 2.5], [3, 4]],
+    "row": [1, 2],
+    "two": {"a": 1, "b": 2},
+    "deep": -1,
+    "free": -9,
+    "sure": True,
+    "own": {"pass_": (1, {2})},
+    "later": 5,
+    "pass": 7,
+}
+IN_MEMORY = Whole(
+    kind=Kind.one,
+    pairs=(Pair(1, 2.5), Pair(3, 4)),
+    row=Two(1, 2),
+    two=Two(1, 2),
+    deep=-1,
+    free=-9,
+    sure=True,
+    own={"pass_": (1, {2})},
+    pass_=7,
+)
+
+
+def test_each_type_has_its_form_in_the_file():
+    assert read(Whole, IN_FILE) == IN_MEMORY
+    assert plain(IN_MEMORY) == IN_FILE
+    assert read(Whole, {**IN_FILE, "own": (own := object())}).own is own
+    assert plain(replace(IN_MEMORY, maybe=3, unsaid=None)) == {**IN_FILE, "maybe": 3, "unsaid": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "auto"}, "kind must be one of first, got 'auto'"),
+        ({"pairs": [[1, 2.5], [3]]}, "pairs[1] must be [left, right], got [3]"),
+        ({"pairs": [[1, 2.5], [3, 0]]}, "pairs[1] (right) must be a number from 1 to 1,000,000, got 0"),
+        ({"row": {"a": 1, "b": 2}}, "row must be [a, b], got {'a': 1, 'b': 2}"),
+        ({"two": [1, 2]}, "two must be a dictionary, got [1, 2]"),
+        ({"deep": -2}, "deep must be an integer >= -1, got -2"),
+        ({"free": 0.5}, "free must be an integer, got 0.5"),
+        ({"sure": 1}, "sure must be True or False, got 1"),
+        ({"maybe": -1}, "maybe must be an integer >= 0, got -1"),
+        ({"pass": True}, "pass must be an integer >= 0, got True"),
+        ({"pass_": 7}, "it has pass_, which is not known here"),
+        ({"unsaid": "left out"}, "unsaid must be True or False, got 'left out'"),
+        ({"later": 2**62 + 1}, "later must be an integer >= 0, got 4611686018427387905"),
+    ],
+)
+def test_what_has_another_form_is_refused_with_its_place(change, said):
+    with pytest.raises(EchoStateError) as refusal:
+        read(Whole, {**IN_FILE, **change})
+    assert said in str(refusal.value)
+
+
+def test_a_field_without_a_default_is_missed():
+    with pytest.raises(EchoStateError, match=r"the state is damaged: it lacks two, pass\. Resume"):
+        read(Whole, {key: value for key, value in IN_FILE.items() if key not in ("two", "pass", "later", "maybe")})
