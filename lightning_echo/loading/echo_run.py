@@ -21,10 +21,10 @@ from lightning_echo.loading.delivery import Delivery
 from lightning_echo.loading.epochs import Progress, TrainerPlace
 from lightning_echo.loading.factor import RunFactor
 from lightning_echo.loading.ranks import default_seed, world
-from lightning_echo.loading.resuming import adapt_state, begin_next_pass, follow_state, has_own_states
+from lightning_echo.loading.resuming import adapt_state, begin_next_pass, follow_state, has_own_states, where_to_go_on
 from lightning_echo.loading.schema import LeftOut
 from lightning_echo.loading.setting import Setting
-from lightning_echo.loading.state import Conditions, EchoState, EchoStateError, where_to_go_on
+from lightning_echo.loading.state import Conditions, EchoState, EchoStateError
 from lightning_echo.loading.succession import Beginning, predecessor_of
 from lightning_echo.planning.hashing import named_seed
 

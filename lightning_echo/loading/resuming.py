@@ -1,4 +1,4 @@
-"""Where a loaded state cannot be gone on with in the middle of a pass: it is refused, or the run goes on with the next pass.
+"""Where a run goes on from a loaded state: at its place, at the same place of a pass cut otherwise, or with the next pass.
 
 A stream, and a loader without a length, cannot be asked for a place: unless it saves its own state, all that is left is to begin
 its next pass. In the middle of a pass that would repeat data, silently; it is an error. Between two passes it is right, only that
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lightning_echo.fetching.index_pipeline import Layout
 from lightning_echo.fetching.pipeline_slot import Start
 from lightning_echo.loading.setting import Setting
-from lightning_echo.loading.state import EchoState, EchoStateError, FactorChange, OrderState, PassStart
+from lightning_echo.loading.state import Conditions, EchoState, EchoStateError, FactorChange, OrderState, PassStart
 
-__all__ = ["adapt_state", "begin_next_pass", "follow_state", "has_own_states"]
+__all__ = ["adapt_state", "begin_next_pass", "follow_state", "has_own_states", "where_to_go_on"]
 
 
 def adapt_state(state: EchoState, setting: Setting) -> EchoState:
@@ -68,6 +69,32 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
     if setting.resumes and not (own_passes and (is_over or state.conditions != now)):
         return state, False
     return _next_pass(state, setting).under(now), not is_over
+
+
+def where_to_go_on(state: EchoState, saved_for: Conditions, now: Layout, by_batches: bool) -> Start:
+    """Stream position and batch number at which a changed run leaves nothing of the pass out.
+
+    What all ranks together had taken from the pass, rounded down to whole batches of this run, is skipped. A pass of unknown
+    length is not dealt out, and its batches lie where they lay.
+
+    Args:
+        state: With a plan.
+        saved_for: Of the run that was saved.
+        now: The layout of this one.
+        by_batches: Whether this one counts positions in batches.
+    """
+    plan, before = state.plan, saved_for.layout
+    assert plan is not None
+    if not before.batches_per_pass:
+        return Start(plan.position, plan.number)
+    if saved_for.insertion_point.by_batches:
+        number, batches = divmod(plan.position, before.batches_per_pass)
+        taken = batches * before.batch_size
+    else:
+        number, taken = divmod(plan.position, before.kept)
+    batches = min(taken * before.replicas // now.replicas // now.batch_size, now.batches_per_pass - 1)
+    batch_number = number * now.batches_per_pass + batches
+    return Start(batch_number if by_batches else number * now.kept + batches * now.batch_size, batch_number)
 
 
 def has_own_states(state: EchoState) -> bool:

@@ -31,7 +31,6 @@ __all__ = [
     "StreamState",
     "TrainerState",
     "is_state",
-    "where_to_go_on",
 ]
 
 STATE_VERSION = 1
@@ -399,32 +398,6 @@ class _PipelineState:
 def is_state(state: Any) -> bool:
     """Whether something is a state of an `EchoLoader`, of whatever version, and not of another stateful loader."""
     return isinstance(state, dict) and {"version", "insertion_point", "layout"} <= state.keys()
-
-
-def where_to_go_on(state: EchoState, saved_for: Conditions, now: Layout, by_batches: bool) -> Start:
-    """Stream position and batch number at which a changed run leaves nothing of the pass out.
-
-    What all ranks together had taken from the pass, rounded down to whole batches of this run, is skipped. A pass of unknown
-    length is not dealt out, and its batches lie where they lay.
-
-    Args:
-        state: With a plan.
-        saved_for: Of the run that was saved.
-        now: The layout of this one.
-        by_batches: Whether this one counts positions in batches.
-    """
-    plan, before = state.plan, saved_for.layout
-    assert plan is not None
-    if not before.batches_per_pass:
-        return Start(plan.position, plan.number)
-    if saved_for.insertion_point.by_batches:
-        number, batches = divmod(plan.position, before.batches_per_pass)
-        taken = batches * before.batch_size
-    else:
-        number, taken = divmod(plan.position, before.kept)
-    batches = min(taken * before.replicas // now.replicas // now.batch_size, now.batches_per_pass - 1)
-    batch_number = number * now.batches_per_pass + batches
-    return Start(batch_number if by_batches else number * now.kept + batches * now.batch_size, batch_number)
 
 
 # --- what the fields say of each other --------------------------------------------------------------------------------

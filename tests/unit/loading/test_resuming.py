@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from states import echo_state, plan_state
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader, EchoStateError
+from lightning_echo.fetching.index_pipeline import Layout
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.resuming import adapt_state, begin_next_pass, has_own_states
+from lightning_echo.loading.resuming import adapt_state, begin_next_pass, has_own_states, where_to_go_on
 from lightning_echo.loading.setting import Setting
-from lightning_echo.loading.state import EchoState, FactorChange, OrderState, PassStart
+from lightning_echo.loading.state import Conditions, EchoState, FactorChange, OrderState, PassStart
 
 
 class Stream(IterableDataset[int]):
@@ -172,6 +174,22 @@ def test_and_begins_the_next_pass_where_it_cannot(make: Any, point: str) -> None
     begins_at = 3 if sized else state.plan.position  # what is left of the pass is not read where its length is not known
     assert (begun.plan, begun.begin_at) == (None, (begins_at, 2))
     assert begun.order == (None if sized else OrderState(passes=(PassStart(1, begins_at),)))
+
+
+@pytest.mark.parametrize("by_batches", [False, True])
+@pytest.mark.parametrize("saved_at", ["before_augmentation", "after_augmentation", "after_batching", "after_transfer"])
+def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches: bool, saved_at: str) -> None:
+    saved_by_batches = saved_at in ("after_batching", "after_transfer")
+    before, now = Layout(103, 2, 4, 4, 13), Layout(103, 3, 5, 5, 7)
+    for number in range(3):
+        for taken in range(0, 13):  # batches of the pass, on each of the two ranks
+            position = number * 13 + taken if saved_by_batches else (number * 13 + taken) * 4
+            saved_for = Conditions(InsertionPoint(saved_at), before, 0, 16)
+            stream, batch = where_to_go_on(echo_state(plan=plan_state(position)), saved_for, now, by_batches)
+            skipped = (batch - number * 7) * 5 * 3
+            assert skipped <= taken * 4 * 2, "nothing is left out"
+            assert skipped > taken * 4 * 2 - 5 * 3 or batch == number * 7 + 6, "and no more than a batch comes again"
+            assert stream == (batch if by_batches else batch * 5)
 
 
 class CountedBatches(Batches):

@@ -1,27 +1,15 @@
-"""Where a changed run goes on, and what is said to have changed."""
+"""What is said to have changed since a state was saved, and what a change of the factor does to it."""
+
+import json
+from dataclasses import replace
 
 import pytest
 from states import echo_state, plan_state
 
 from lightning_echo.fetching.index_pipeline import Layout
+from lightning_echo.fetching.pipeline_slot import Start
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.state import Conditions, where_to_go_on
-
-
-@pytest.mark.parametrize("by_batches", [False, True])
-@pytest.mark.parametrize("saved_at", ["before_augmentation", "after_augmentation", "after_batching", "after_transfer"])
-def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches, saved_at):
-    saved_by_batches = saved_at in ("after_batching", "after_transfer")
-    before, now = Layout(103, 2, 4, 4, 13), Layout(103, 3, 5, 5, 7)
-    for number in range(3):
-        for taken in range(0, 13):  # batches of the pass, on each of the two ranks
-            position = number * 13 + taken if saved_by_batches else (number * 13 + taken) * 4
-            saved_for = Conditions(InsertionPoint(saved_at), before, 0, 16)
-            stream, batch = where_to_go_on(echo_state(plan=plan_state(position)), saved_for, now, by_batches)
-            skipped = (batch - number * 7) * 5 * 3
-            assert skipped <= taken * 4 * 2, "nothing is left out"
-            assert skipped > taken * 4 * 2 - 5 * 3 or batch == number * 7 + 6, "and no more than a batch comes again"
-            assert stream == (batch if by_batches else batch * 5)
+from lightning_echo.loading.state import Conditions, EchoState, FactorChange, OrderState, StreamState
 
 
 def conditions(**changes):
@@ -39,3 +27,43 @@ def test_each_difference_is_named_with_both_values():
     )
     now = conditions(insertion_point=InsertionPoint.after_batching)
     assert conditions().differences(now) == "insertion_point='after_augmentation' (now 'after_batching')"
+
+
+def stream_state(*pending):
+    changes = tuple(FactorChange(*change) for change in pending)
+    return StreamState(request=0, pass_=0, begun=True, ended=(), batches=(0,), workers=(None,), factors=(), pending=changes)
+
+
+@pytest.mark.parametrize("by_streams", [False, True])
+def test_a_new_factor_takes_the_place_of_changes_that_were_to_come_later(by_streams):
+    pending = ((3, 2.0), (9, 3.0))
+    state = echo_state(stream=stream_state(*pending)) if by_streams else echo_state(plan=plan_state(pending=pending))
+    changed = state.with_change(9, 4.0)
+    assert changed.pending == ((3, 2.0), (9, 4.0))
+    assert changed.with_change(2, 5.0).pending == ((2, 5.0),)
+    assert state.pending == pending, "a state never changes"
+
+
+def test_before_the_first_batch_there_is_nothing_to_change():
+    state = echo_state()
+    assert state.with_change(9, 4.0) == state
+    assert state.pending is None
+
+
+def test_the_position_is_that_of_the_plan_or_where_it_begins():
+    begins = echo_state(begin_at=Start(7, 3))
+    assert begins.position == 7
+    assert replace(begins, plan=plan_state(9)).position == 9
+
+
+def test_what_a_pipeline_goes_on_from_is_plain_and_comes_back():
+    for state in (echo_state(), echo_state(plan=plan_state(3), order=OrderState()), echo_state(stream=stream_state((9, 3.0)))):
+        pipeline = state.pipeline()
+        assert json.loads(json.dumps(pipeline)) == pipeline
+        assert ("stream" in pipeline) == (state.stream is not None)
+        assert EchoState.parts_of(pipeline) == (state.plan, state.order, state.stream)
+
+
+def test_other_conditions_change_nothing_else():
+    other = conditions(workers=5)
+    assert echo_state().under(other) == replace(echo_state(), workers=5, insertion_point=other.insertion_point)
