@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading import options
 
 __all__ = ["EchoConfig"]
@@ -33,7 +34,7 @@ class EchoConfig:
     """
 
     factor: float = 1.0
-    insertion_point: str = "auto"
+    insertion_point: str = InsertionPoint.auto.value
     buffer_size: int | None = None
     epoch_length: str = "fixed"
     seed: int | None = None

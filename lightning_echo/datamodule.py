@@ -66,7 +66,7 @@ class EchoDataModule(StandIn):
         datamodule: pl.LightningDataModule,
         factor: float | None = None,
         *,
-        insertion_point: InsertionPoint | str = "auto",
+        insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | None = None,
         epoch_length: str = "fixed",
         seed: int | None = None,
@@ -212,7 +212,7 @@ class _Returns:
 
 
 def _check_only(argument: str, others: tuple[Any, ...]) -> None:
-    if others != (None, "auto", None, "fixed", None):
+    if others != (None, InsertionPoint.auto, None, "fixed", None):
         raise ValueError(f"{argument} has the options of each loader: leave factor and the other options out beside it")
 
 

@@ -7,13 +7,70 @@
            after_read  before_augmentation     after_augmentation      after_batching       after_transfer
 
 Earlier is better for learning, later is cheaper (Choi et al. 2019, arXiv 1907.05550, section 3).
+
+The members of `InsertionPoint` are a table, a row for each point, the earliest first. The rest of the package asks this table:
+no other file names a point, and a further point is a row here and the code that it runs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["InsertionPoint"]
+__all__ = ["POINTS", "STAGES", "InsertionPoint", "Needs", "Place", "Properties", "earliest", "points_from"]
+
+# The stages of the pipeline in their order, and what each is called in a sentence.
+STAGES = {
+    "read": "reading",
+    "decode": "decoding",
+    "augment": "augmentation",
+    "collate": "collation",
+    "transfer": "the transfer",
+}
+
+
+class Needs(Enum):
+    """What the loader must be for an insertion point. A loader that is one of these is all those below it, too."""
+
+    raw_items = "a data set that is read by index and can be cut after reading"
+    split = "a data set that is read by index and can be cut before its augmentation"
+    examples = "a `DataLoader` that makes batches of examples, of a stream too"
+    batches = "any iterable of batches"
+
+
+class Place(Enum):
+    """Where live items are held."""
+
+    workers = "workers"
+    main_process = "main process"
+    device = "device"
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What the package needs to know of an insertion point.
+
+    Attributes:
+        item: What a live item is, for people.
+        reused: Stages that run once for each fresh example.
+        redone: Stages that run for each use.
+        by_batches: Whether batches are the items that are echoed, and not examples.
+        place: Where live items are held. Those on the device are handed out by a Trainer's transfer hooks, of a single loader.
+        memory: Whose memory they take, for people.
+        needs: What the loader must be.
+        for_auto: Whether ``auto`` takes the point where it is the earliest that the loader allows.
+        live_batches: How many batches, or batches' worth of examples, are live by default.
+    """
+
+    item: str
+    reused: tuple[str, ...]
+    redone: tuple[str, ...]
+    by_batches: bool
+    place: Place
+    memory: str
+    needs: Needs
+    for_auto: bool = True
+    live_batches: int = 16
 
 
 class InsertionPoint(str, Enum):
@@ -33,17 +90,119 @@ class InsertionPoint(str, Enum):
         auto: The earliest of these, from ``before_augmentation`` on, at which everything random comes after the echo stage.
     """
 
-    after_read = "after_read"
-    before_augmentation = "before_augmentation"
-    after_augmentation = "after_augmentation"
-    after_batching = "after_batching"
-    after_transfer = "after_transfer"
+    _value_: str
+    _properties: Properties | None
+
+    after_read = (
+        "after_read",
+        Properties(
+            item="the raw item: compressed bytes",
+            reused=("read",),
+            redone=("decode", "augment", "collate", "transfer"),
+            by_batches=False,
+            place=Place.workers,
+            memory="in the workers, the size of the files",
+            needs=Needs.raw_items,
+            for_auto=False,
+        ),
+    )
+    before_augmentation = (
+        "before_augmentation",
+        Properties(
+            item="the decoded example",
+            reused=("read", "decode"),
+            redone=("augment", "collate", "transfer"),
+            by_batches=False,
+            place=Place.workers,
+            memory="in the workers",
+            needs=Needs.split,
+        ),
+    )
+    after_augmentation = (
+        "after_augmentation",
+        Properties(
+            item="the augmented example",
+            reused=("read", "decode", "augment"),
+            redone=("collate", "transfer"),
+            by_batches=False,
+            place=Place.workers,
+            memory="in the workers",
+            needs=Needs.examples,
+        ),
+    )
+    after_batching = (
+        "after_batching",
+        Properties(
+            item="the batch on the host",
+            reused=("read", "decode", "augment", "collate"),
+            redone=("transfer",),
+            by_batches=True,
+            place=Place.main_process,
+            memory="in the main process",
+            needs=Needs.batches,
+        ),
+    )
+    after_transfer = (
+        "after_transfer",
+        Properties(
+            item="the batch on the device, without a copy",
+            reused=("read", "decode", "augment", "collate", "transfer"),
+            redone=("on_after_batch_transfer",),
+            by_batches=True,
+            place=Place.device,
+            memory="on the device (and as much on the host)",
+            needs=Needs.batches,
+            for_auto=False,
+            live_batches=4,  # device memory is scarce
+        ),
+    )
     auto = "auto"
+
+    def __new__(cls, value: str, properties: Properties | None = None) -> InsertionPoint:
+        member = str.__new__(cls, value)
+        member._value_, member._properties = value, properties
+        return member
+
+    @property
+    def properties(self) -> Properties:
+        """Its row.
+
+        Raises:
+            ValueError: It is ``auto``, which stands for one of the others.
+        """
+        if self._properties is None:
+            raise ValueError(f"insertion_point={self.value!r} stands for another point and has no properties: choose one first")
+        return self._properties
 
     @property
     def by_batches(self) -> bool:
         """Whether batches are the items that are echoed, and not examples."""
-        return self in (InsertionPoint.after_batching, InsertionPoint.after_transfer)
+        return self._properties is not None and self._properties.by_batches
+
+    @property
+    def on_device(self) -> bool:
+        """Whether live items are held on the device."""
+        return self._properties is not None and self._properties.place is Place.device
+
+    @property
+    def option(self) -> str:
+        """How a user asks for it, for messages."""
+        return f"insertion_point={self.value!r}"
 
     def __str__(self) -> str:
-        return self.value
+        return self._value_
+
+
+# All points, the earliest first; without ``auto``.
+POINTS = tuple(point for point in InsertionPoint if point is not InsertionPoint.auto)
+
+
+def points_from(needs: Needs) -> tuple[InsertionPoint, ...]:
+    """The points that a loader allows of which no more is known than this, the earliest first."""
+    first = next(number for number, point in enumerate(POINTS) if point.properties.needs is needs)
+    return POINTS[first:]
+
+
+def earliest(needs: Needs) -> InsertionPoint:
+    """The earliest of them."""
+    return points_from(needs)[0]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from lightning_echo.insertion import InsertionPoint
+from lightning_echo.insertion import POINTS
 
 __all__ = ["MeasuredStages", "Spread", "check_number"]
 
@@ -161,5 +161,5 @@ class MeasuredStages:
             check_number(name, getattr(self, name), least)
         if not self.step.median > 0:
             raise ValueError(f"step must take time, got {self.step!r}")
-        if unknown := set(self.points) - {point.value for point in InsertionPoint}:
+        if unknown := set(self.points) - {point.value for point in POINTS}:
             raise ValueError(f"points must be insertion points, got {', '.join(sorted(map(repr, unknown)))}")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.fetching.choice import choose
 from lightning_echo.fetching.source import Source
-from lightning_echo.insertion import InsertionPoint
+from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.splitting.staged import batched
 from lightning_echo.splitting.stages import Stages
@@ -60,18 +60,15 @@ def cuts(loader: DataLoader[Any]) -> tuple[MakeStages | None, MakeStages | None,
     """Where data echoing would cut the data set: after reading, before augmentation; and the insertion points that gives."""
     source = Source(loader)
     chosen = choose(source, InsertionPoint.auto)
-    points = [point.value for point in InsertionPoint if point.by_batches]
-    if chosen.point is not InsertionPoint.after_batching:
-        points.insert(0, InsertionPoint.after_augmentation.value)
-    split = raw = None
-    if chosen.point is InsertionPoint.before_augmentation:
-        split = chosen.make_stages
-        points.insert(0, chosen.point.value)
+    needs = chosen.point.properties.needs
+    points = [point.value for point in points_from(needs)]
+    raw, split = None, chosen.make_stages if needs is Needs.split else None
     if source.prepared_in_workers and split is None:
         return None, None, tuple(points)  # it may not be readable here
     try:
-        raw = choose(source, InsertionPoint.after_read).make_stages
-        points.insert(0, InsertionPoint.after_read.value)
+        of_raw_items = choose(source, earliest(Needs.raw_items))
+        raw = of_raw_items.make_stages
+        points.insert(0, of_raw_items.point.value)
     except ValueError:  # impossible there
         pass
     return raw, split, tuple(points)

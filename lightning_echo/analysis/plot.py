@@ -15,6 +15,7 @@ from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import Setting, predict
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.analysis.tables import milliseconds, parts
+from lightning_echo.insertion import POINTS
 from lightning_echo.measuring.words import percent
 
 if TYPE_CHECKING:
@@ -24,13 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["as_svg", "draw", "save_png"]
 
 _PART_COLORS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")
-_POINT_COLORS = {
-    "after_read": "#E69F00",
-    "before_augmentation": "#D55E00",
-    "after_augmentation": "#009E73",
-    "after_batching": "#0072B2",
-    "after_transfer": "#CC79A7",
-}
+_POINT_COLORS = dict(  # the last of the colours is not used yet
+    zip((point.value for point in POINTS), ("#E69F00", "#D55E00", "#009E73", "#0072B2", "#CC79A7", "#56B4E9"), strict=False)
+)
 _LARGEST_FACTOR = 8.0
 _STEPS = 56  # of a line: every eighth of a factor, so that its bend stands where it is
 

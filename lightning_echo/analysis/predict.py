@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lightning_echo.analysis.measured import MeasuredStages, Spread, check_number
+from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest
 from lightning_echo.measuring.cost import PipelineCosts
 
 __all__ = ["Prediction", "Setting", "contention", "costs_of", "predict"]
@@ -46,7 +47,7 @@ class Setting:
 
     workers: int | None = None
     factor: float = 1.0
-    insertion_point: str = "after_batching"
+    insertion_point: str = earliest(Needs.batches).value
     cached_fraction: float = 0.0
     storage_speedup: float = 1.0
     step_speedup: float = 1.0
@@ -55,6 +56,9 @@ class Setting:
         if self.workers is not None:
             check_number("workers", self.workers, 0)
         check_number("factor", self.factor, 1)
+        if self.insertion_point not in POINTS:
+            known = ", ".join(repr(point.value) for point in POINTS)
+            raise ValueError(f"insertion_point must be one of {known}, got {self.insertion_point!r}")
         check_number("cached_fraction", self.cached_fraction, 0)
         if self.cached_fraction > 1:
             raise ValueError(f"cached_fraction must be a share in [0, 1], got {self.cached_fraction!r}; 1 is all of the data set")
@@ -132,10 +136,11 @@ def costs_of(stages: MeasuredStages, setting: Setting, which: str = "median") ->
     """The cost model's figures of a setting; its ``device_seconds`` are those of the step, the copy and the hand-over."""
     workers = _workers(stages, setting)
     read, decode, augment, collate = _worker_seconds(stages, setting, which)
-    copies = 1 / setting.factor if setting.insertion_point == "after_transfer" else 1.0
+    point = InsertionPoint(setting.insertion_point)
+    copies = 1 / setting.factor if "transfer" in point.properties.reused else 1.0
     device = getattr(stages.step, which) / setting.step_speedup + copies * getattr(stages.copy, which)
     if workers and not (stages.takes_ahead and setting.factor > 1):
-        taken = 1 / setting.factor if setting.insertion_point in ("after_batching", "after_transfer") else 1.0
+        taken = 1 / setting.factor if point.by_batches else 1.0
         device += taken * getattr(stages.hand_over, which)
     return _cut(setting.insertion_point, read, decode, augment, collate, device, workers)
 
@@ -183,8 +188,8 @@ def _workers(stages: MeasuredStages, setting: Setting) -> int:
 
 
 def _cut(point: str, read: float, decode: float, augment: float, collate: float, device: float, workers: int) -> PipelineCosts:
-    source = read + (decode if point != "after_read" else 0.0)
-    rest = augment + (decode if point == "after_read" else 0.0)
-    if point not in ("after_read", "before_augmentation"):
-        source, rest = source + rest, 0.0
+    reused = InsertionPoint(point).properties.reused
+    seconds = {"read": read, "decode": decode, "augment": augment}
+    source = sum((seconds[stage] for stage in seconds if stage in reused), 0.0)
+    rest = sum((seconds[stage] for stage in seconds if stage not in reused), 0.0)
     return PipelineCosts(point, source, rest, collate, device, workers)

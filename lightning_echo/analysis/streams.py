@@ -16,6 +16,7 @@ from lightning_echo.analysis.loading import FirstBatches, fewest
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.phases import LoaderPhases
 from lightning_echo.analysis.ranks import gathered
+from lightning_echo.insertion import Needs, points_from
 
 __all__ = ["measure_stream"]
 
@@ -23,7 +24,6 @@ _SKIPPED = (
     "skipped: fetch rate, preparation rate and single stages. The training loader goes over {what}, whose examples cannot be "
     "asked for a second time; only the loader as a whole was measured, and fetch and prep stall are not told apart"
 )
-_POINTS = ("after_augmentation", "after_batching", "after_transfer")
 _NOTHING = Spread.exactly(0.0)
 
 
@@ -69,7 +69,7 @@ def measure_stream(
         collate=_NOTHING,
         read_cpu_share=0.0,
         prepare_cpu_share=0.0,
-        points=_POINTS[own:],
+        points=tuple(point.value for point in points_from(Needs.batches if own else Needs.examples)),
         read_sharing=0.0,
         prepare_sharing=0.0,
         takes_ahead=False,

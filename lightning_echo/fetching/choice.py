@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from lightning_echo.fetching.source import Source
-from lightning_echo.insertion import InsertionPoint
+from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.protecting.weight import nbytes
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.proof import ignores_index, read_plainly
@@ -21,13 +21,6 @@ from lightning_echo.splitting.stages import Stages, WholeDataset
 __all__ = ["Choice", "choose", "reads_whole_batches"]
 
 _ECHOES_REPEAT = "if the data set augments, its echoes repeat that, and StagedDataset can have it redone"
-
-# What is reused and what is redone where examples are left whole.
-_OF_WHOLE = {
-    InsertionPoint.after_augmentation: (("load", "augment"), ("collate", "transfer")),
-    InsertionPoint.after_batching: (("load", "augment", "collate"), ("transfer",)),
-    InsertionPoint.after_transfer: (("load", "augment", "collate", "transfer"), ("on_after_batch_transfer",)),
-}
 
 _MOST_COMPARED_BYTES = 64 * 2**20  # of an example that is read again, to see whether its data set ignores the index
 
@@ -68,18 +61,18 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
     if not source.rebuilds or source.own_batches:
         reason = _why_batches_only(source)
         if point is InsertionPoint.auto:
-            return _whole(source, InsertionPoint.after_batching, reason)
-        if not point.by_batches:
-            raise ValueError(f"insertion_point={point.value!r} is impossible here: {reason}. Use 'after_batching' or 'auto'")
+            return _whole(source, earliest(Needs.batches), reason)
+        if point not in points_from(Needs.batches):
+            raise ValueError(f"{point.option} is impossible here: {reason}. Use {_ways_out(Needs.batches)}")
         return _whole(source, point, "")
-    if point is InsertionPoint.after_augmentation or point.by_batches:
+    if point in points_from(Needs.examples):
         return _whole(source, point, "")
     try:
-        split = find_split(source.loader.dataset, _readable_indices(source), raw=point is InsertionPoint.after_read)
+        split = find_split(source.loader.dataset, _readable_indices(source), raw=point is earliest(Needs.raw_items))
     except SplitRefused as refused:
         if point is not InsertionPoint.auto:
-            raise ValueError(f"insertion_point={point.value!r} is impossible here: {refused}") from refused
-        return _whole(source, InsertionPoint.after_augmentation, f"{refused.reason}; {_ECHOES_REPEAT}")
+            raise ValueError(f"{point.option} is impossible here: {refused}") from refused
+        return _whole(source, earliest(Needs.examples), f"{refused.reason}; {_ECHOES_REPEAT}")
     except Exception as error:
         if point is not InsertionPoint.auto or source.readable_index is not None:
             raise
@@ -87,21 +80,30 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
         reason = f"its sampler ({type(source.sampler).__name__}) seems to yield no integers, since reading by one raised {raised}"
         if source.prepared_in_workers:
             reason = f"no example can be read before worker_init_fn has run ({raised})"
-        return _whole(source, InsertionPoint.after_augmentation, f"{reason}; {_ECHOES_REPEAT}")
+        return _whole(source, earliest(Needs.examples), f"{reason}; {_ECHOES_REPEAT}")
     return _split(split, is_asked=point is not InsertionPoint.auto)
 
 
 def _choose_of_stream(point: InsertionPoint) -> Choice:
     reason = "the data set is a stream, which has no index"
-    if point.by_batches:
-        return Choice(point, "", WholeDataset, *_OF_WHOLE[point], 0)
-    if point not in (InsertionPoint.auto, InsertionPoint.after_augmentation):
-        raise ValueError(
-            f"insertion_point={point.value!r} is impossible here: {reason}. Use 'after_augmentation', 'after_batching' or 'auto'"
-        )
-    reason = reason if point is InsertionPoint.auto else ""
-    point = InsertionPoint.after_augmentation
-    return Choice(point, reason, WholeDataset, *_OF_WHOLE[point], 0)
+    if point is InsertionPoint.auto:
+        point = earliest(Needs.examples)
+        return Choice(point, reason, WholeDataset, *_of_whole(point), 0)
+    if point not in points_from(Needs.examples):
+        raise ValueError(f"{point.option} is impossible here: {reason}. Use {_ways_out(Needs.examples)}")
+    return Choice(point, "", WholeDataset, *_of_whole(point), 0)
+
+
+def _ways_out(needs: Needs) -> str:
+    """What may be asked for of such a loader, for people."""
+    names = [repr(point.value) for point in points_from(needs) if point.properties.for_auto]
+    return f"{', '.join(names)} or {InsertionPoint.auto.value!r}"
+
+
+def _of_whole(point: InsertionPoint) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is reused and what is redone of examples that are left whole: reading and decoding are one."""
+    reused = [stage for stage in point.properties.reused if stage not in ("read", "decode")]
+    return ("load", *reused), point.properties.redone
 
 
 def _why_batches_only(source: Source) -> str:
@@ -125,7 +127,7 @@ def _readable_indices(source: Source) -> Any:
 
 
 def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
-    reused, redone = _OF_WHOLE[point]
+    reused, redone = _of_whole(point)
     item_bytes, caution = 0, ""
     if (index := source.readable_index) is not None:
         dataset = source.loader.dataset
@@ -142,7 +144,7 @@ def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
 
 def _split(split: Split, *, is_asked: bool) -> Choice:
     return Choice(
-        InsertionPoint.after_read if split.raw else InsertionPoint.before_augmentation,
+        earliest(Needs.raw_items if split.raw else Needs.split),
         "",
         partial(_watched_stages, split=split, is_asked=is_asked),
         split.reused,

@@ -20,7 +20,6 @@ from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, Exampl
 from lightning_echo.fetching.sampler_order import SamplerOrder
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.worker_processes import WorkerProcesses
-from lightning_echo.insertion import InsertionPoint
 from lightning_echo.planning.hashing import mix
 from lightning_echo.planning.order import SequentialOrder, ShuffledOrder
 from lightning_echo.planning.plan import EchoPlan
@@ -115,7 +114,7 @@ class IndexPipeline:
         position: tuple[int, int],
         worker_init_fn: Any,
     ) -> None:
-        by_batches, self._is_live = choice.point.by_batches, choice.point is InsertionPoint.after_transfer
+        by_batches, self._is_live = choice.point.by_batches, choice.point.on_device
         shape = shape_of(source, layout, buffer_size, seed, by_batches)
         order = _order(source, layout, rank, seed, shape.distance, by_batches)
         if state["order"] is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from lightning_echo.insertion import InsertionPoint
+from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.echo_run import EchoRun
@@ -76,7 +76,7 @@ class EchoLoader:
         loader: Any,
         factor: float,
         *,
-        insertion_point: InsertionPoint | str = "auto",
+        insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | None = None,
         epoch_length: str = "fixed",
         seed: int | None = None,
@@ -307,12 +307,12 @@ class EchoLoader:
 
     def _begin_epoch(self, epoch: Epoch) -> None:
         self._iterations.check_alone(epoch)
-        if self.insertion_point is InsertionPoint.after_transfer and not self.is_transferred:
+        if not self.is_transferred and self.insertion_point.on_device:
+            option = self.insertion_point.option
             raise RuntimeError(
-                "insertion_point='after_transfer' reuses batches on the device, but nobody here puts them there: train with "
-                "EchoDataModule(datamodule, factor, insertion_point='after_transfer') or "
-                "EchoCallback(echo=EchoConfig(factor, insertion_point='after_transfer')), on a single loader; or use "
-                "'after_batching'"
+                f"{option} reuses batches on the device, but nobody here puts them there: train with "
+                f"EchoDataModule(datamodule, factor, {option}) or EchoCallback(echo=EchoConfig(factor, {option})), on a single "
+                f"loader; or use '{earliest(Needs.batches)}'"
             )
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
         self._run.begin_epoch(keeps_length=keeps_length, is_alone=not self.factor_owner)

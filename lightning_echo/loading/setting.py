@@ -58,13 +58,7 @@ class Setting:
         self.source = Source(loader)
         self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
         self.choice = choose(self.source, point)
-        self._sizing = BufferSizing.of(
-            loader,
-            self.choice.item_bytes,
-            by_batches=self.by_batches,
-            items_per_pass=self._expected_items(),
-            on_device=self.choice.point is InsertionPoint.after_transfer,
-        )
+        self._sizing = BufferSizing.of(loader, self.choice.item_bytes, self.choice.point, self._expected_items())
         if buffer_size is None:
             self.buffer_size, self.warning = self._sizing.default(factor)
             return
@@ -110,7 +104,7 @@ class Setting:
         """All of it in a line, for people."""
         choice, what = self.choice, "batches" if self.by_batches else "examples"
         memory = f", {choice.item_bytes * self.buffer_size / 2**20:.3g} MiB" if choice.item_bytes else ""
-        if memory and choice.point is InsertionPoint.after_transfer:
+        if memory and choice.point.on_device:
             memory += " of device memory"
         return (
             f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "

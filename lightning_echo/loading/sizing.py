@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from lightning_echo.insertion import InsertionPoint
 from lightning_echo.planning.shape import smallest_buffer
 
 __all__ = ["BufferSizing", "free_memory_bytes"]
 
-_DEFAULT_BATCHES = 16
 _LEAST_BATCHES_PER_WORKER = 2
 _LEAST_BATCHES = 4  # where batches are reused
 _MOST_OF_A_PASS = 4  # a default takes at most a fourth
@@ -39,21 +39,19 @@ class BufferSizing:
         self._what, self._usual = "batches" if by_batches else "examples", usual
 
     @classmethod
-    def of(
-        cls, loader: Any, item_bytes: int, *, by_batches: bool, items_per_pass: int | None, on_device: bool = False
-    ) -> BufferSizing:
+    def of(cls, loader: Any, item_bytes: int, point: InsertionPoint, items_per_pass: int | None) -> BufferSizing:
         """That of a ``DataLoader``, or of any loader whose batches are the items.
 
         Args:
             loader: The loader.
             item_bytes: As above.
-            by_batches: As above.
+            point: The insertion point, not ``auto``: it says how many batches are live by default.
             items_per_pass: Items that a pass holds on this rank; None where that is not known.
-            on_device: Whether live items are in device memory.
         """
+        by_batches = point.by_batches
         batch_size, workers = (1, 1) if by_batches else (loader.batch_size, max(loader.num_workers, 1))
         least = _LEAST_BATCHES if by_batches else _LEAST_BATCHES_PER_WORKER * workers * batch_size
-        most = 0 if on_device else _DEFAULT_BATCHES * batch_size
+        most = point.properties.live_batches * batch_size
         if items_per_pass is not None:
             most = min(most, items_per_pass // _MOST_OF_A_PASS)
         return cls(batch_size, workers, item_bytes, by_batches, max(least, most))

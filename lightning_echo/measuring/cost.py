@@ -16,15 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-__all__ = ["PipelineCosts"]
+from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest
 
-_OF_BATCHES = ("after_batching", "after_transfer")
-# Not before_augmentation after after_read: how much of what is redone there is decoding is not known.
-_AFTER = {
-    "after_read": "after_augmentation",
-    "before_augmentation": "after_augmentation",
-    "after_augmentation": "after_batching",
-}
+__all__ = ["PipelineCosts"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +26,7 @@ class PipelineCosts:
     """What one batch costs, were all its examples fresh.
 
     Attributes:
-        insertion_point: One of ``"after_read"``, ``"before_augmentation"``, ``"after_augmentation"``, ``"after_batching"`` and
-            ``"after_transfer"``.
+        insertion_point: The name of an `InsertionPoint`, but not ``"auto"``.
         source_seconds: Worker time per batch before the insertion point.
         rest_seconds: Worker time per batch after it, except collate.
         collate_seconds: Worker time per batch for collate.
@@ -66,12 +59,12 @@ class PipelineCosts:
             workers: 0: loading and training take turns. How many others there are makes no difference.
         """
         host = step_seconds if workers else step_seconds * idle_fraction
-        return cls("after_batching", host * factor, 0.0, 0.0, step_seconds * (1 - idle_fraction), min(workers, 1))
+        return cls(earliest(Needs.batches).value, host * factor, 0.0, 0.0, step_seconds * (1 - idle_fraction), min(workers, 1))
 
     @property
     def reused_seconds(self) -> float:
         """Worker time per batch that echoing saves."""
-        return self._total_seconds if self.insertion_point in _OF_BATCHES else self.source_seconds
+        return self._total_seconds if InsertionPoint(self.insertion_point).by_batches else self.source_seconds
 
     @property
     def redone_seconds(self) -> float:
@@ -130,10 +123,16 @@ class PipelineCosts:
 
     def later_points(self) -> list[PipelineCosts]:
         """The same pipeline, echoed at each later point of which the cost is known: more of it is reused. Earliest first."""
-        later, costs = [], self
-        while (point := _AFTER.get(costs.insertion_point)) is not None:
-            costs = replace(
-                costs, insertion_point=point, source_seconds=costs.source_seconds + costs.rest_seconds, rest_seconds=0.0
-            )
-            later.append(costs)
-        return later
+        source = self.source_seconds + self.rest_seconds
+        return [
+            replace(self, insertion_point=point.value, source_seconds=source, rest_seconds=0.0)
+            for point in self._later()
+            if "augment" in point.properties.reused and "transfer" in point.properties.redone  # it is no host time
+        ]
+
+    def unknown_points(self) -> list[InsertionPoint]:
+        """The later points that reuse a part of ``rest_seconds``: how large a part is not known, nor is their cost."""
+        return [point for point in self._later() if "augment" in point.properties.redone]
+
+    def _later(self) -> tuple[InsertionPoint, ...]:
+        return POINTS[POINTS.index(InsertionPoint(self.insertion_point)) + 1 :]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from lightning_echo.insertion import STAGES, InsertionPoint
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.recent import Recent
@@ -172,16 +173,24 @@ def _why_not(costs: PipelineCosts, target: float, what: str) -> tuple[Reason, st
         )
     redone, room = costs.redone_seconds / costs.workers, costs.device_seconds
     problem = f"{what}: what comes after the echo takes {redone * 1e3:.3g} ms per batch by itself, a step {room * 1e3:.3g} ms"
-    # How much of it is decoding, which before_augmentation would reuse, is not measured.
-    between = "insertion_point='before_augmentation' if most of that is decoding, else at "
     for later in costs.later_points():
         if math.isfinite(factor := later.feeding_factor(target)):
             return (
                 Reason.downstream_too_slow,
-                f"{problem}; echo at {between if costs.insertion_point == 'after_read' else ''}"
-                f"insertion_point='{later.insertion_point}' with factor {factor:.3g}",
+                f"{problem}; echo at {_unless_most_of_it(costs)}{InsertionPoint(later.insertion_point).option} "
+                f"with factor {factor:.3g}",
             )
     return Reason.downstream_too_slow, problem
+
+
+def _unless_most_of_it(costs: PipelineCosts) -> str:
+    """Names the points of which the cost is not known, with what they would reuse of what is redone."""
+    redone = InsertionPoint(costs.insertion_point).properties.redone
+    said = ""
+    for point in costs.unknown_points():
+        more = " and ".join(STAGES[stage] for stage in point.properties.reused if stage in redone)
+        said += f"{point.option} if most of that is {more}, else at "
+    return said
 
 
 def round_up(factor: float) -> float:

@@ -3,6 +3,7 @@
 In: a data set and whether raw bytes are to be reused. Out: `Stages` (two functions: load and augment), or a `SplitRefused` with
 the reason.
 
-May import: ``planning``, ``protecting``. A change must not break: both stages in a row return what the data set returns, random
-numbers included; the user's objects are left as they are; each read is watched, and read whole where it does not fit.
+May import: the insertion points, ``planning``, ``protecting``. A change must not break: both stages in a row return what the data
+set returns, random numbers included; the user's objects are left as they are; each read is watched, and read whole where it does
+not fit.
 """

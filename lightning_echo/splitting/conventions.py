@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from lightning_echo.insertion import Needs, earliest
 from lightning_echo.splitting.cuts import Transform
 from lightning_echo.splitting.staged import StagedDataset, is_staged
 
@@ -27,7 +28,7 @@ class SplitRefused(ValueError):
     where = "before its augmentation"
     way_out = (
         "Subclass lightning_echo.StagedDataset (or implement its load(index) and augment(example)), name the cut "
-        "with StagedDataset.of(dataset, augment=...), or use insertion_point='after_augmentation'"
+        f"with StagedDataset.of(dataset, augment=...), or use {earliest(Needs.examples).option}"
     )
 
     @property

@@ -15,6 +15,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from lightning_echo.insertion import Needs, earliest
 from lightning_echo.protecting.generators import places_of_generators
 from lightning_echo.protecting.randomness import DrawingTrap, preserved_random_states
 from lightning_echo.splitting.conventions import SplitRefused
@@ -152,6 +153,6 @@ class WatchedStages(Stages):
         if self._wholes == 1:
             self.note = (
                 f"example {index!r} does not fit the split of the data set: {reason}. It is read whole for each use, and so is "
-                "each one like it, which takes the time of a read each time. Use insertion_point='after_augmentation' if there "
+                f"each one like it, which takes the time of a read each time. Use {earliest(Needs.examples).option} if there "
                 "are many"
             )

@@ -19,6 +19,7 @@ import io
 import sys
 from typing import Any
 
+from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.protecting.routing import routes_as
 from lightning_echo.splitting.conventions import Convention, SplitRefused
 from lightning_echo.splitting.cuts import cut
@@ -34,7 +35,7 @@ class ReadRefused(SplitRefused):
     way_out = (
         "Give it read(index), which returns the raw item (best as bytes), and decode(raw), as lightning_echo.StagedDataset "
         "has them, name the cut with StagedDataset.of(dataset_of_raw_items, decode=..., augment=...), or use "
-        "insertion_point='before_augmentation' or 'auto'"
+        f"{earliest(Needs.split).option} or {InsertionPoint.auto.value!r}"
     )
 
 

@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
+from lightning_echo.insertion import Needs, earliest
 from lightning_echo.splitting.conventions import NAMES, Convention, SplitRefused, elements_of, like
 from lightning_echo.splitting.cuts import Transform
 from lightning_echo.splitting.staged import LoadMany
@@ -52,7 +53,7 @@ def _look(how: str) -> NoReturn:
     _Looks.how = how
     raise LookedAt(
         f"{how} of the placeholder that stands for a transform's result while lightning_echo loads an example: the data set must "
-        "only return that result. Use insertion_point='after_augmentation'"
+        f"only return that result. Use {earliest(Needs.examples).option}"
     )
 
 

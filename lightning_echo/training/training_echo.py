@@ -14,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_echo.config import EchoConfig
-from lightning_echo.insertion import InsertionPoint
+from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.loading.state import EchoStateError, is_state
@@ -214,10 +214,10 @@ class TrainingEcho:
             return
         self._transfer_hooks.unbind()
         for name, part in self._parts.items():
-            if part.insertion_point is InsertionPoint.after_transfer:
+            if part.insertion_point.on_device:
                 raise MisconfigurationException(
-                    f"insertion_point='after_transfer' is impossible for the loader {name!r} of a collection, whose batches are "
-                    "transferred together: use 'after_batching' there, or return a single loader"
+                    f"{part.insertion_point.option} is impossible for the loader {name!r} of a collection, whose batches are "
+                    f"transferred together: use '{earliest(Needs.batches)}' there, or return a single loader"
                 )
 
     def _take(self, loader: EchoLoader, before: EchoLoader | None, *, is_first: bool) -> None:

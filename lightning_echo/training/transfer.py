@@ -22,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_echo.fetching.live import BatchUse
-from lightning_echo.insertion import InsertionPoint
+from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.training.stand_in import StandIn
 
@@ -47,10 +47,10 @@ class TransferHooks:
         Raises:
             MisconfigurationException: The Trainer puts batches on the device by other means than these hooks.
         """
-        if loader.insertion_point is not InsertionPoint.after_transfer or trainer is None or not trainer.training:
+        if not loader.insertion_point.on_device or trainer is None or not trainer.training:
             self.unbind()
             return
-        _check_asks_hooks(trainer)
+        _check_asks_hooks(trainer, loader.insertion_point)
         if self._loader is not None:
             self._loader.is_transferred = False
         self._loader, loader.is_transferred = loader, True
@@ -82,7 +82,7 @@ class TransferHooks:
             rank_zero_warn(
                 "lightning_echo: a batch was edited in place on the device. Its next use gets it unedited, by a fresh transfer "
                 "from the host; where each use edits its batch, each use is transferred. Do not edit batches in place (x = x * 2 "
-                "instead of x *= 2), or use insertion_point='after_batching', which hands out copies"
+                f"instead of x *= 2), or use {earliest(Needs.batches).option}, which hands out copies"
             )
         batch = use.live.transfer(users_hook, is_last=use.is_last)
         if not self._said and self._loader is not None and use.live.nbytes:
@@ -125,17 +125,16 @@ def _asked(trainer: Any) -> list[Any]:
     return [instance for instance in (model, inner, datamodule) if instance is not None]
 
 
-def _check_asks_hooks(trainer: Any) -> None:
-    way_out = "use insertion_point='after_batching', where each use is transferred"
+def _check_asks_hooks(trainer: Any, point: InsertionPoint) -> None:
+    way_out = f"use {earliest(Needs.batches).option}, where each use is transferred"
     strategy = type(trainer.strategy)
     for name in ("batch_to_device", "process_dataloader"):
         if getattr(strategy, name) is not getattr(Strategy, name):
             raise MisconfigurationException(
-                f"insertion_point='after_transfer' is impossible with {strategy.__name__}, which transfers batches in its own "
-                f"{name}: {way_out}"
+                f"{point.option} is impossible with {strategy.__name__}, which transfers batches in its own {name}: {way_out}"
             )
     if is_param_in_hook_signature(trainer.lightning_module.training_step, "dataloader_iter", explicit=True):
         raise MisconfigurationException(
-            "insertion_point='after_transfer' is impossible with training_step(self, dataloader_iter), which transfers its "
+            f"{point.option} is impossible with training_step(self, dataloader_iter), which transfers its "
             f"batches itself: take batch and batch_idx instead, or {way_out}"
         )

@@ -10,9 +10,10 @@ from analyses import ANALYSIS, STREAM
 from measured_stages import MS
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.plot import as_svg, draw, save_png
+from lightning_echo.analysis.plot import _POINT_COLORS, as_svg, draw, save_png
 from lightning_echo.analysis.predict import Setting
 from lightning_echo.analysis.result import Checked
+from lightning_echo.insertion import POINTS
 
 
 def lines_of(figure):
@@ -27,6 +28,11 @@ def points_of(figure):
 
 def bars_of(figure):
     return [(bar.get_x(), bar.get_width()) for bar in figure.axes[0].patches]
+
+
+def test_each_point_has_a_colour_of_its_own():
+    assert list(_POINT_COLORS) == list(POINTS)
+    assert len(set(_POINT_COLORS.values())) == len(POINTS)
 
 
 def test_the_bar_is_made_of_the_parts_of_the_step_time():

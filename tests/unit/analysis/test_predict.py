@@ -122,6 +122,8 @@ def test_without_echoing_the_point_makes_no_difference():
         ({"workers": -1}, "workers must be a number >= 0, got -1"),
         ({"factor": 0.5}, "factor must be a number >= 1, got 0.5"),
         ({"factor": math.nan}, "factor must be a number >= 1, got nan"),
+        ({"insertion_point": "nowhere"}, "insertion_point must be one of 'after_read', .*'after_transfer', got 'nowhere'"),
+        ({"insertion_point": "auto"}, "insertion_point must be one of 'after_read', .*'after_transfer', got 'auto'"),
         ({"cached_fraction": 1.5}, "cached_fraction must be a share in"),
         ({"cached_fraction": "half"}, "cached_fraction must be a number >= 0, got 'half'"),
         ({"storage_speedup": 0}, "storage_speedup must be > 0, got 0; 2 is twice as fast"),

@@ -120,6 +120,7 @@ def test_a_file_of_something_else_or_of_a_later_version_is_refused(tmp_path):
         (json.dumps({**state, "real": {**state["real"], "median": 0}}), "is damaged: .*real must take time"),
         (json.dumps({**state, "stages": {**state["stages"], "workers": -1}}), "workers must be a number >= 0, got -1"),
         (json.dumps({**state, "stages": {**state["stages"], "points": ["nowhere"]}}), "must be insertion points, got 'nowhere'"),
+        (json.dumps({**state, "stages": {**state["stages"], "points": ["auto"]}}), "must be insertion points, got 'auto'"),
         (json.dumps({**state, "transforms": {"Crop": "?"}}), "Crop must be a number >= 0"),
         (json.dumps({**state, "ranks": [{"host_seconds": None, "step_seconds": 1}]}), "host_seconds must be a number >= 0"),
         (json.dumps({**state, "stages": {**state["stages"], "points": 3}}), "is damaged"),
