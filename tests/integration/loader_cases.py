@@ -14,7 +14,11 @@ import psutil
 import torch
 from torch.utils.data import Dataset
 
-POINTS = ("after_read", "before_augmentation", "after_augmentation", "after_batching")
+from lightning_echo import insertion
+
+# Points that an EchoLoader cannot run by itself, and why.
+_NOT_ALONE = {"after_transfer": "a Trainer's hooks put its batches on the device: trainer_runs.py, test_after_transfer.py"}
+POINTS = tuple(point.value for point in insertion.POINTS if point not in _NOT_ALONE)
 PREFETCH_DEPTH = 2  # batches that the fetching thread may hold
 _ENTRY = struct.Struct("qq")
 

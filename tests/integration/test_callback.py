@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
-from trainer_runs import POINTS, At, Data, Killed, Recorder, Run, SaveAt, SetFactor, echoed, first_uses, fit, trainer
+from trainer_runs import SHARING_NOISE, At, Data, Killed, Recorder, Run, SaveAt, SetFactor, echoed, first_uses, fit, trainer
 
 from lightning_echo import (
     Controller,
@@ -507,7 +507,7 @@ def test_a_guard_counts_a_validation_only_once() -> None:
 def test_what_was_delivered_does_not_depend_on_the_epochs_of_a_change() -> None:
     """No batch is lost or repeated: the fresh examples are those of whole passes, in any run of decisions."""
     told = {0: 3.0, 1: 1.0, 2: 2.5, 3: 1.5, 4: 4.0}
-    for point in POINTS[1:]:
+    for point in SHARING_NOISE:
         run = fit(Data(2), callbacks=[echo(2, controller=Recording(told), insertion_point=point)], max_epochs=8)
         stream = [index for new in first_uses(run.model.batches) for index in new]
         for start in range(0, len(stream) - 21, 22):

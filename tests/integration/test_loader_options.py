@@ -11,9 +11,9 @@ from loader_cases import POINTS, PREFETCH_DEPTH, LoggedDataset, Noisy, ReadLog, 
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from lightning_echo import EchoLoader
+from lightning_echo import EchoLoader, insertion
 
-EXAMPLE_POINTS = POINTS[:3]
+EXAMPLE_POINTS = tuple(point.value for point in insertion.POINTS if not point.by_batches)
 
 
 # --- worker_init_fn ---

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_echo import EchoDataModule, EchoLoader, StagedDataset
+from lightning_echo import EchoDataModule, EchoLoader, StagedDataset, insertion
 
-POINTS = ("before_augmentation", "after_augmentation", "after_batching", "after_transfer")
+POINTS = tuple(point.value for point in insertion.POINTS)  # a Trainer can run all of them
+# Those at which all uses of a fresh example have the same noise, so that `first_uses` finds the first of them.
+SHARING_NOISE = tuple(point.value for point in insertion.POINTS if "augment" in point.properties.reused)
 Noise = tuple[float, ...]
 Batch = tuple[tuple[int, ...], tuple[Noise, ...]]
 

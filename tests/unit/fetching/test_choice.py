@@ -17,7 +17,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from lightning_echo import EchoLoader, StagedDataset
+from lightning_echo import EchoLoader, StagedDataset, insertion
 from lightning_echo.fetching.choice import choose
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint
@@ -181,7 +181,7 @@ def test_the_transform_of_a_module_can_be_taken_out_of_a_copy() -> None:
     assert vars(dataset).keys() == vars(ModuleData()).keys()
 
 
-POINTS = ["after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer"]
+POINTS = [point.value for point in insertion.POINTS]
 
 
 class Transformed(Dataset[int]):

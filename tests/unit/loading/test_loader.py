@@ -28,6 +28,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from lightning_echo import insertion
 from lightning_echo.fetching.index_pipeline import lookahead
 from lightning_echo.fetching.prefetch import DEPTH
 from lightning_echo.fetching.source import Source
@@ -40,7 +41,7 @@ from lightning_echo.workers.seconds import StageSeconds
 
 LENGTH, BATCH_SIZE = 43, 6
 STEPS = 8  # batches of a pass, the last of one example
-POINTS = ("after_read", "before_augmentation", "after_augmentation", "after_batching")
+POINTS = tuple(point.value for point in insertion.POINTS if not point.on_device)  # that needs a Trainer
 
 
 class Noisy(StagedDataset):
