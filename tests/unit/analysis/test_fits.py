@@ -184,7 +184,9 @@ def test_a_batch_is_ready_as_often_as_it_is_said():
 def test_a_strategy_can_be_used_more_than_once():
     strategy = pl.strategies.SingleDeviceStrategy(torch.device("cpu"))
     for _ in range(2):
-        fit(BoringModel(), Ready(BATCH, 1), 1, Prepared(), {"strategy": strategy})
+        model = Steps([0, 0])
+        fit(model, Ready(BATCH, 2), 2, Prepared(), {"strategy": strategy})
+        assert model.steps == 2
 
 
 def test_users_callbacks_and_loggers_take_no_part():

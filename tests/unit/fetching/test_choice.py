@@ -258,11 +258,11 @@ def test_what_is_asked_for_is_taken_or_refused_with_the_way_out(kind: str, point
     if POINTS.index(point) >= POINTS.index(earliest):
         choice = choose(Source(make()), InsertionPoint(point))
         assert (choice.point, choice.reason) == (point, "")
-        return
-    with pytest.raises(ValueError, match=f"insertion_point='{point}' is impossible here: .*") as raised:
-        choose(Source(make()), InsertionPoint(point))
-    ways_out = {"before_augmentation": "decode", "after_augmentation": "augment|Use 'after_augmentation'"}
-    assert re.search(ways_out.get(auto, "Use 'after_batching' or 'auto'"), str(raised.value))
+    else:
+        with pytest.raises(ValueError, match=f"insertion_point='{point}' is impossible here: .*") as raised:
+            choose(Source(make()), InsertionPoint(point))
+        ways_out = {"before_augmentation": "decode", "after_augmentation": "augment|Use 'after_augmentation'"}
+        assert re.search(ways_out.get(auto, "Use 'after_batching' or 'auto'"), str(raised.value))
 
 
 @pytest.mark.parametrize("kind", ["all in one", "stream"])

@@ -33,12 +33,15 @@ class Sized(Dataset):
 def test_the_layout_of_a_pass_is_what_a_loader_with_a_distributed_sampler_delivers(length, drop_last, replicas):
     sampler = DistributedSampler(range(length), num_replicas=replicas, rank=0, shuffle=False)
     sizes = [len(batch) for batch in DataLoader(Sized(length), batch_size=6, sampler=sampler, drop_last=drop_last)]
-    if not DataLoader(Sized(length), batch_size=6, drop_last=drop_last) or not sizes:
-        return  # refused, or a rank without a batch
-    layout = layout_of(Source(DataLoader(Sized(length), batch_size=6, drop_last=drop_last)), replicas)
-    assert layout.batches_per_pass == len(sizes)
-    assert (layout.batch_size, layout.last_batch_size) == (6, sizes[-1])
-    assert (layout.kept, layout.length, layout.replicas) == (sum(sizes), length, replicas)
+    plain = DataLoader(Sized(length), batch_size=6, drop_last=drop_last)
+    if not len(plain):
+        with pytest.raises(ValueError, match="has no batch"):
+            Source(plain)
+    else:
+        layout = layout_of(Source(plain), replicas)
+        assert layout.batches_per_pass == len(sizes), "none where the share of a rank is smaller than a batch"
+        assert (layout.batch_size, layout.last_batch_size) == (6, sizes[-1] if sizes else 6)
+        assert (layout.kept, layout.length, layout.replicas) == (sum(sizes), length, replicas)
 
 
 FACTORS = st.one_of(st.just(1.0), st.floats(1, 9), st.sampled_from([1.5, 2.0, 4.0, 8.0]))

@@ -32,8 +32,15 @@ def test_the_ranks_are_asked_for_when_they_are_needed(monkeypatch):
     assert made_before.rank_of_process() == 1
 
 
-def start(of):
-    return of.start(factor=2.0, seed=0, state={"plan": None, "order": None}, position=(0, 0), worker_init_fn=None)
+def start(of, factor=2.0):
+    return of.start(factor=factor, seed=0, state={"plan": None, "order": None}, position=(0, 0), worker_init_fn=None)
+
+
+def fresh_in(pipeline, batches):
+    """Returns the number of fresh examples in the first batches, and closes the pipeline."""
+    reports = [pipeline.next_batch(delivered)[1] for delivered in range(batches)]
+    pipeline.close()
+    return sum(report.fresh for report in reports)
 
 
 @pytest.fixture
@@ -65,14 +72,16 @@ def test_a_stream_or_batches_of_which_nothing_is_known_are_not_dealt_out_and_not
         def __iter__(self):
             return iter(range(8))
 
-    Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, None, 2.0, None).start(
-        factor=2.0, seed=0, state={}, position=(0, 0), worker_init_fn=None
-    )
-    start(Setting([1, 2, 3], BATCHES, None, 2.0, None))
+    stream = Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, None, 2.0, None)
+    batches = Setting([1, 2, 3], BATCHES, None, 2.0, None)
+    assert fresh_in(stream.start(factor=1.0, seed=0, state={}, position=(0, 0), worker_init_fn=None), 2) == 8
+    assert fresh_in(start(batches, 1.0), 3) == 3
 
 
 def test_a_sampler_that_deals_out_by_itself_is_left_to_it(mesh):
-    start(setting(sampler=DistributedSampler(range(22), num_replicas=2, rank=1)))
+    dealt_out = setting(sampler=DistributedSampler(range(22), num_replicas=2, rank=1))
+    assert (dealt_out.layout().replicas, dealt_out.items_per_pass()) == (1, 11)
+    assert fresh_in(start(dealt_out, 1.0), 3) == 11
 
 
 def test_ranks_that_share_their_data_are_still_told_apart(monkeypatch):

@@ -145,7 +145,10 @@ def test_showing_it_twice_shows_it_once_and_another_bar_may_follow():
     assert "get_metrics" not in vars(two)
 
 
-def test_without_a_bar_there_is_nothing_to_do():
-    progress = ProgressText()
+def test_a_trainer_without_a_bar_is_shown_nothing_and_the_bar_before_is_left_as_it_was():
+    bar, progress = Bar(loss=1), ProgressText()
+    progress.text = "2.0x"
+    progress.show(trainer_with(bar=bar))
     progress.show(trainer_with())
     progress.hide()
+    assert vars(bar) == {"items": {"loss": 1}}
