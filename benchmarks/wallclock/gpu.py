@@ -2,9 +2,9 @@
 
 bf16 autocast, channels last, real decoding and ``RandomResizedCrop``; the files are made on the machine. For R of about 2, 4 and
 6 the number of workers is chosen from what a batch costs one of them and what a step takes; R as measured is a column. Images
-per second are those of a second epoch (the first fills queues and buffer). The bound is that of the cost model (`PipelineCosts`), from the
-costs of the stages. A further run of the same goes under ``torch.profiler``: the share of time without a kernel running, beside
-the idle fraction that `EchoCallback` measures in the same epoch.
+per second are those of a second epoch (the first fills queues and buffer). The bound is that of the cost model, from the costs of
+the stages (`PipelineCosts`). A further run of the same goes under ``torch.profiler``: the share of time without a kernel running,
+beside the idle fraction that `EchoCallback` measures in the same epoch.
 
     PYTHONPATH=. python3 benchmarks/wallclock/gpu.py
 

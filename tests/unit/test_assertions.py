@@ -1,4 +1,4 @@
-"""What a test must have: an assertion and no silent way out."""
+"""What a test must have: an assertion, no silent way out, a file that can be read in one go."""
 
 import ast
 from pathlib import Path
@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-FILES = {path.stem: path for path in TESTS.rglob("*.py")}  # no two files have the same name: pytest imports them by it
+PATHS = [path for path in TESTS.rglob("*.py") if path.stem != "conftest"]
+FILES = {path.stem: path for path in PATHS}  # no two files have the same name: pytest imports them by it
 TEST_FILES = sorted(name for name in FILES if name.startswith("test_"))
+MOST_LINES = 600
 EXPECTS = ("raises", "warns", "fail")  # of pytest
 
 
@@ -85,8 +87,13 @@ def test_no_test_returns_before_its_end(name):
     assert with_a_silent_end(FILES[name].read_text()) == []
 
 
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_no_file_is_too_long_to_be_read_in_one_go(name):
+    assert len(FILES[name].read_text().splitlines()) <= MOST_LINES
+
+
 def test_no_two_files_have_the_same_name():
-    assert len(FILES) == len(list(TESTS.rglob("*.py")))
+    assert len(FILES) == len(PATHS)
 
 
 def test_the_checks_above_can_fail():

@@ -224,3 +224,26 @@ def ideal_factor(world, target, largest=20.0):
     found = bisect(factors, False, key=lambda factor: steady_idle(world, factor) <= target)  # the larger, the less idle
     assert found < len(factors), f"no factor up to {largest} feeds {world}"
     return factors[found]
+
+
+TARGET, STEPS = 0.05, 500
+
+
+def train(pipeline, controller, epochs, steps=STEPS):
+    """Epochs and decisions in turn; the observations and the decisions."""
+    seen, decided = [], []
+    for _ in range(epochs):
+        seen.append(pipeline.epoch(steps))
+        decided.append(controller.decide(seen[-1]))
+        pipeline.change_factor(decided[-1].factor)
+    return seen, decided
+
+
+def observe(factor, idle, costs=None, step_seconds=None, steps=100):
+    """An observation at an epoch's end; the device takes 10 ms of each step."""
+    step_seconds = step_seconds if step_seconds is not None else 0.01 / (1 - idle)
+    return Observation(0, factor, steps=steps, idle_fraction=idle, step_seconds=step_seconds, costs=costs)
+
+
+def costs_of(source, redone=0.0, device=0.01, workers=1, point="after_augmentation"):
+    return PipelineCosts(point, source, 0.0, redone, device, workers)

@@ -4,125 +4,28 @@ The expectation is always the data set itself: under the same seeds, ``dataset[i
 """
 
 import io
-import os
 import pickle
 import random
 import subprocess
 import sys
-from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 import torchvision
 from PIL import Image
+from raw_cases import RANDOM, BatchedRaws, Loads, NotAugmented, Raws, ShapeOfWords, Words, noisy, proved
 from split_cases import behaves_like
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, random_split
 from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.datasets import folder as torchvision_folder
-from torchvision.transforms import v2
 
-from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
-from lightning_echo.protecting.protect import copy_example
 from lightning_echo.splitting.conventions import Convention, SplitRefused
 from lightning_echo.splitting.raw import ReadRefused, raw_stages
 from lightning_echo.splitting.splits import find_split, make_stages
 from lightning_echo.splitting.staged import StagedDataset, is_raw, is_staged
 from lightning_echo.splitting.stages import ProtocolStages
-from lightning_echo.workers.dataset import ExampleCache, Request
-
-RANDOM = v2.Compose([v2.Resize(12), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-
-
-def proved(dataset):
-    """The split after reading, and the stages as a worker makes them."""
-    split = find_split(dataset, raw=True)
-    assert split.raw
-    return split, make_stages(dataset, pickle.loads(pickle.dumps(split.conventions)), raw=split.raw)
-
-
-class Words(StagedDataset):
-    """Raw items are bytes; decoding drops a random letter, augmenting adds noise."""
-
-    def read(self, index):
-        return f"word number {index}".encode()
-
-    def decode(self, raw):
-        word = raw.decode()
-        place = random.randrange(len(word))
-        return word[:place] + word[place + 1 :]
-
-    def augment(self, example):
-        return example, torch.rand(()).item() + np.random.rand()
-
-    def __len__(self):
-        return 7
-
-
-class ShapeOfWords(Dataset):
-    """The same without the base class."""
-
-    read, decode, augment, __len__ = Words.read, Words.decode, Words.augment, Words.__len__
-
-    def __getitem__(self, index):
-        return self.augment(self.decode(self.read(index)))
-
-
-class NotAugmented(Dataset):
-    read, decode, __len__ = Words.read, Words.decode, Words.__len__
-
-    def __getitem__(self, index):
-        return self.decode(self.read(index))
-
-
-class Loads(StagedDataset):
-    """Has nothing to read."""
-
-    def load(self, index):
-        return index
-
-    def augment(self, example):
-        return example
-
-    def __len__(self):
-        return 3
-
-
-class Raws(Dataset):
-    """A data set of bytes."""
-
-    def __getitem__(self, index):
-        return str(index).encode()
-
-    def __len__(self):
-        return 6
-
-
-class BatchedRaws(Raws):
-    def __init__(self):
-        self.calls = []
-
-    def __getitems__(self, indices):
-        self.calls.append(list(indices))
-        return [self[index] for index in indices]
-
-
-def noisy(example):
-    return example + np.random.rand()
-
-
-@pytest.fixture
-def images(tmp_path):
-    """Two folders of photographs, as good as: noise made smooth, so that compression has something to save."""
-    generator = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for number in range(4):
-            noise = Image.fromarray(generator.integers(0, 256, (6, 8, 3), dtype=np.uint8))
-            noise.resize((160, 120), Image.Resampling.BICUBIC).save(tmp_path / "images" / name / f"{number}.jpg")
-    return tmp_path / "images"
 
 
 class TestProtocol:
@@ -543,120 +446,3 @@ class TestWithoutTorchvision:
         )
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert run.stdout.splitlines() == ["after_read, factor 2: reuse [read], redo [decode]", "True"]
-
-
-def held_bytes(cache):
-    """The bytes of all raw items in a cache, which have to be nothing but bytes and targets."""
-    total = 0
-    for data, target in cache._held.values():
-        assert (type(data), type(target)) == (bytes, int)
-        total += len(data)
-    return total
-
-
-class TestMemory:
-    def test_what_is_held_are_the_bytes_of_the_files(self, images):
-        dataset = datasets.ImageFolder(images, RANDOM)
-        sizes = [os.path.getsize(path) for path, _ in dataset.samples]
-        cache = ExampleCache(dataset, lambda dataset: make_stages(dataset, raw=True), 0, list)
-        cache.fetch(Request(0, [0, 1, 2], 3, [4, 5, 6], b"\1\1\1"))
-        assert held_bytes(cache) == sizes[4] + sizes[5] + sizes[6]
-        cache.fetch(Request(1, [3, 0], 1, [7, 4], b"\1\0", forget=(1,)))
-        assert held_bytes(cache) == sizes[6] + sizes[7]
-        decoded = 160 * 120 * 4  # Pillow's RGB
-        assert max(sizes) < decoded / 10, "or the test shows nothing"
-
-    def test_an_echo_copies_no_bytes(self, images):
-        raw = make_stages(datasets.ImageFolder(images), raw=True).load(0)
-        assert copy_example(raw)[0] is raw[0]
-        assert copy_example({"image": raw[0]})["image"] is raw[0]
-
-    def test_the_loader_says_how_much_it_is_and_sizes_its_buffer_by_it(self, images):
-        dataset = datasets.ImageFolder(images, RANDOM)
-        sizes = [os.path.getsize(path) for path, _ in dataset.samples]
-        loaders = {
-            point: EchoLoader(DataLoader(dataset, batch_size=4), 2, insertion_point=point)
-            for point in ("after_read", "before_augmentation")
-        }
-        raw = find_split(dataset, raw=True).example_bytes
-        assert max(sizes[0], sizes[-1]) < raw < max(sizes[0], sizes[-1]) + 200  # of those that were looked at
-        live = loaders["after_read"].buffer_size
-        assert repr(loaders["after_read"]) == (
-            "after_read, factor 2: reuse [read], redo [decode, Resize, RandomHorizontalFlip, PILToTensor]; "
-            f"{live} live examples, {raw * live / 2**20:.3g} MiB; 0 workers"
-        )
-        resized = find_split(dataset).example_bytes
-        assert resized >= 12 * 16 * 4 > 0
-        assert f"{resized * live / 2**20:.3g} MiB" in repr(loaders["before_augmentation"])
-
-    def test_where_memory_is_short_for_what_is_decoded_the_bytes_fit(self, images, monkeypatch):
-        dataset = datasets.ImageFolder(images)
-        decoded = find_split(dataset).example_bytes
-        monkeypatch.setattr("lightning_echo.loading.sizing.free_memory_bytes", lambda: 4 * decoded)
-        with pytest.raises(ValueError, match="buffer_size=8 cannot fit"):
-            EchoLoader(DataLoader(dataset, batch_size=4), 2, insertion_point="before_augmentation", buffer_size=8)
-        loader = EchoLoader(DataLoader(dataset, batch_size=4), 2, insertion_point="after_read", buffer_size=8)
-        assert loader.buffer_size == 8
-
-
-class TestChoice:
-    def test_auto_never_takes_it(self, images):
-        for dataset, point in [
-            (datasets.ImageFolder(images, RANDOM), InsertionPoint.before_augmentation),
-            (StagedDataset.of(Raws(), decode=int, augment=noisy), InsertionPoint.before_augmentation),
-            (Words(), InsertionPoint.after_augmentation),  # decoding draws
-            (NotAugmented(), InsertionPoint.after_augmentation),
-        ]:
-            assert EchoLoader(DataLoader(dataset, batch_size=2), 2).insertion_point is point
-
-    def test_each_use_runs_what_is_redone_and_reading_runs_once(self):
-        calls = Counter()
-
-        class Counted(StagedDataset):
-            def read(self, index):
-                calls["read"] += 1
-                return b"%d" % index
-
-            def decode(self, raw):
-                calls["decode"] += 1
-                return int(raw)
-
-            def augment(self, example):
-                calls["augment"] += 1
-                return example
-
-            def __len__(self):
-                return 40
-
-        loader = EchoLoader(DataLoader(Counted(), batch_size=8, shuffle=True), 4, insertion_point="after_read", seed=0)
-        calls.clear()
-        for _ in range(8):
-            list(loader)
-        assert loader.counts.delivered == calls["decode"] == calls["augment"] == 320
-        assert calls["read"] == loader.counts.fresh <= 320 / 4 + loader.buffer_size
-
-    def test_reading_is_the_source_and_decoding_the_rest_of_the_time(self, monkeypatch):
-        """A clock of its own: reading takes 1, decoding 10, augmenting 100."""
-        now = [0.0]
-
-        class Clocked(StagedDataset):
-            def read(self, index):
-                now[0] += 1
-                return b"%d" % index
-
-            def decode(self, raw):
-                now[0] += 10
-                return int(raw)
-
-            def augment(self, example):
-                now[0] += 100
-                return example
-
-            def __len__(self):
-                return 8
-
-        loader = EchoLoader(DataLoader(Clocked(), batch_size=4), 2, insertion_point="after_read", seed=0)
-        monkeypatch.setattr("lightning_echo.workers.dataset.perf_counter", lambda: now[0])
-        list(loader)
-        assert loader.seconds.source == loader.counts.fresh
-        assert loader.seconds.rest == 110 * loader.counts.delivered

@@ -1,0 +1,124 @@
+"""A run with `EchoCallback` goes on from a checkpoint, with and without echoing before and after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from callback_cases import STEPS, echo, guarded
+from trainer_runs import Data, Killed, Recorder, SaveAt, fit
+
+from lightning_echo import EchoCallback, EchoDataModule, EchoLoader, FactorSchedule
+
+
+def test_the_end_of_an_epoch_that_a_checkpoint_came_before_is_made_up_for(tmp_path: Path) -> None:
+    """Lightning goes on with the next epoch, without the hooks of the end."""
+
+    def scheduled() -> EchoCallback:
+        return echo(4, controller=FactorSchedule({0: 4, 2: 3}))
+
+    whole, resumed = scheduled(), scheduled()
+    expected = fit(Data(2), callbacks=[whole, SaveAt(tmp_path, [2 * STEPS])], max_epochs=5)
+    run = fit(Data(2), callbacks=[resumed], max_epochs=5, ckpt_path=SaveAt(tmp_path, []).path(2 * STEPS))
+    assert [report.next_factor for report in resumed.reports] == [4, 3, 3, 3, 3]
+    assert [report.epoch for report in resumed.reports] == [0, 1, 2, 3, 4]
+    assert run.model.batches == expected.model.batches[2 * STEPS :]
+
+
+@pytest.mark.parametrize("step", [3, STEPS, STEPS + 2])
+def test_a_checkpoint_loads_with_weights_only(tmp_path: Path, step: int) -> None:
+    fit(Data(), callbacks=[guarded(), SaveAt(tmp_path, [step])])
+    checkpoint = torch.load(SaveAt(tmp_path, []).path(step), weights_only=True)
+    state = checkpoint["callbacks"]["EchoCallback"]
+    assert set(state) == {"epoch", "attached", "wrapped", "loader", "meter", "controller", "recent", "metrics", "reports"}
+    assert len(state["reports"]) == (step - 1) // STEPS
+
+
+class Stateful(Data):
+    """A data module with a state of its own."""
+
+    def __init__(self, value: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.value = state_dict["value"]
+
+
+def data(kind: str, value: int) -> tuple[Any, Stateful, list[EchoCallback]]:
+    """Data of a run that is not echoed, echoed by the callback, or by a data module beside a callback."""
+    inner = Stateful(value)
+    if kind == "module":
+        return EchoDataModule(inner, 2, seed=7, insertion_point="after_augmentation"), inner, [EchoCallback()]
+    return inner, inner, [echo(2) if kind == "callback" else EchoCallback()]
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")  # a plain loader
+@pytest.mark.parametrize("after", ["plain", "callback", "module"])
+@pytest.mark.parametrize("before", ["plain", "callback", "module"])
+@pytest.mark.parametrize("step", [4, STEPS])
+def test_a_run_resumes_with_and_without_echoing_the_data_modules_state_included(
+    tmp_path: Path, before: str, after: str, step: int
+) -> None:
+    first, _, callbacks = data(before, 5)
+    with pytest.raises(Killed):
+        fit(first, callbacks=[*callbacks, SaveAt(tmp_path, [step], dies=True)])
+    second, inner, callbacks = data(after, 0)
+    run = fit(second, callbacks=callbacks, ckpt_path=SaveAt(tmp_path, []).path(step))
+    assert inner.value == 5
+    assert run.trainer.global_step == 3 * STEPS
+    assert [report.epoch for report in callbacks[0].reports] == [0, 1, 2]
+    assert (callbacks[0].reports[-1].echoed_examples > 0) == (before != "plain" or after != "plain"), "counts go on"
+
+
+@pytest.mark.parametrize("after", [None, FactorSchedule({0: 2})])
+@pytest.mark.parametrize("before", [None, FactorSchedule({0: 2})])
+def test_a_loader_that_the_user_echoes_goes_on_whatever_the_callback_does(tmp_path: Path, before: Any, after: Any) -> None:
+    def loader() -> EchoLoader:
+        return EchoLoader(Data().train_dataloader(), 2, insertion_point="after_augmentation", seed=7)
+
+    whole = fit(loader(), callbacks=[EchoCallback(before), SaveAt(tmp_path, [8])])
+    resumed = fit(loader(), callbacks=[EchoCallback(after)], ckpt_path=SaveAt(tmp_path, []).path(8))
+    assert resumed.model.batches == whole.model.batches[8:]
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint")
+def test_without_the_callback_lightning_refuses_the_loaders_state(tmp_path: Path) -> None:
+    """README says so; if this fails, the README can say something better."""
+    fit(Data(), callbacks=[echo(2), SaveAt(tmp_path, [4])])
+    with pytest.raises(RuntimeError, match="0 stateful loaders, but found 1 states"):
+        fit(Data(), ckpt_path=SaveAt(tmp_path, []).path(4))
+
+
+@pytest.mark.parametrize("reads_stepping", [False, True])
+def test_what_is_saved_when_fit_is_over_resumes_like_any_other_checkpoint(tmp_path: Path, reads_stepping: bool) -> None:
+    path = str(tmp_path / "end.ckpt")
+    whole = fit(Data(), callbacks=[echo(2)], max_epochs=2)
+    fit(Data(), callbacks=[echo(2)], max_epochs=1).trainer.save_checkpoint(path, weights_only=False)
+    run = fit(Data(), model=Recorder(reads_stepping), callbacks=[echo(2)], max_epochs=2, ckpt_path=path)
+    assert run.model.batches == whole.model.batches[STEPS:]
+    assert fit(Data(), callbacks=[EchoCallback()], max_epochs=2, ckpt_path=path).model.steps == [STEPS], "echoing switched off"
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")  # a plain loader
+@pytest.mark.parametrize("reads_stepping", [False, True])
+def test_what_is_saved_on_an_exception_resumes_like_any_other_checkpoint(tmp_path: Path, reads_stepping: bool) -> None:
+    path = str(tmp_path / "on-exception.ckpt")
+
+    class SaveOnException(pl.Callback):
+        def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+            trainer.save_checkpoint(path, weights_only=False)
+
+    whole = fit(Data(), model=Recorder(reads_stepping), callbacks=[echo(2)], max_epochs=2)
+    model = Recorder(reads_stepping)
+    with pytest.raises(Killed):
+        fit(Data(), model=model, callbacks=[echo(2), SaveAt(tmp_path, [4], dies=True), SaveOnException()], max_epochs=2)
+    run = fit(Data(), model=Recorder(reads_stepping), callbacks=[echo(2)], max_epochs=2, ckpt_path=path)
+    assert run.model.batches == whole.model.batches[4:]
+    assert fit(Data(), callbacks=[EchoCallback()], max_epochs=2, ckpt_path=path).trainer.global_step > STEPS
