@@ -1,0 +1,135 @@
+"""What loaders hear of their Trainer, and for how long: a Trainer that has its progress and nothing else."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_echo import EchoLoader
+from lightning_echo.training.ties import Ties
+
+
+def counted(**numbers):
+    return SimpleNamespace(current=SimpleNamespace(**{"ready": 0, "started": 0, "processed": 0, "completed": 0, **numbers}))
+
+
+def trainer_at(batches=0, *, length=10, done=None, epochs=(1, 1, 0), **attributes):
+    """Returns a Trainer that has made ``batches`` ready, of which ``done`` are completed, in an epoch of ``length``."""
+    done = batches if done is None else done
+    ready, started, processed = epochs
+    return SimpleNamespace(
+        **{
+            "fit_loop": SimpleNamespace(
+                epoch_progress=counted(ready=ready, started=started, processed=processed),
+                epoch_loop=SimpleNamespace(batch_progress=counted(ready=batches, completed=done)),
+                batch_idx=batches - 1,
+                total_batch_idx=100 + batches - 1,
+            ),
+            "training": True,
+            "num_training_batches": length,
+            "is_last_batch": batches == length,
+            "ckpt_path": None,
+            "limit_train_batches": 0.5,
+            **attributes,
+        }
+    )
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(22))
+
+
+def loader_over(data):
+    return EchoLoader(DataLoader(data, 4), 2, insertion_point="after_augmentation", seed=0)
+
+
+@pytest.fixture
+def loader():
+    return loader_over(range(22))
+
+
+def tied(trainer, loader, trained_on=None):
+    attached = SimpleNamespace(trainer=trainer)
+    ties = Ties(attached, "EchoCallback")
+    ties.tie(loader, loader if trained_on is None else trained_on)
+    return ties, attached
+
+
+def test_a_loader_of_its_own_asks_where_the_trainer_is(loader):
+    tied(trainer_at(3, done=2, ckpt_path="x.ckpt"), loader)
+    place = loader.place()
+    assert (place.in_epoch, place.epoch_batches, place.in_step, place.limit) == (3, 10, True, 0.5)
+    assert (place.ended, place.is_over, place.resumes) == (0, False, True)
+    assert loader.epoch_goes_on is None
+    assert loader.factor_owner == "EchoCallback"
+
+
+@pytest.mark.parametrize(("epochs", "is_over"), [((2, 2, 2), True), ((2, 2, 1), False), ((2, 1, 1), False)])
+def test_an_epoch_is_over_when_all_that_were_begun_are(loader, epochs, is_over):
+    tied(trainer_at(epochs=epochs), loader)
+    assert loader.place().is_over is is_over
+    assert loader.place().ended == epochs[2]
+
+
+@pytest.mark.parametrize("changed", [{"training": False}, {"num_training_batches": math.inf}])
+def test_where_nothing_is_trained_or_no_length_is_known_no_epoch_has_batches(loader, changed):
+    tied(trainer_at(3, **changed), loader)
+    assert loader.place().epoch_batches == -1
+
+
+@pytest.mark.parametrize(("batches", "goes_on"), [(0, False), (1, True), (9, True), (10, False)])
+def test_one_of_several_asks_whether_the_epoch_goes_on(loader, batches, goes_on):
+    tied(trainer_at(batches), loader, {"scans": loader, "text": [1, 2]})
+    assert loader.epoch_goes_on() is goes_on
+    assert loader.place is None
+
+
+def test_where_a_batch_is_fetched_ahead_the_loader_hears_which_one_is_in_use():
+    loader = loader_over(Stream())
+    tied(trainer_at(3, length=math.inf), loader)
+    assert loader.taken() == (103, 3)
+
+
+def test_where_none_is_it_does_not(loader):
+    tied(trainer_at(3), loader)
+    assert loader.taken is None
+    stream = loader_over(Stream())
+    tied(trainer_at(3, length=10), stream)  # limit_train_batches gives it a length
+    assert stream.taken() is None
+
+
+def test_the_limit_is_that_of_the_trainer_if_there_is_one(loader):
+    ties, attached = tied(trainer_at(), loader)
+    ties.limit(loader)
+    assert loader.limit_train_batches == 0.5
+    attached.trainer = None
+    ties.limit(loader)
+    assert loader.limit_train_batches is None
+
+
+def test_without_a_trainer_nothing_is_known(loader):
+    tied(None, loader)
+    assert loader.place() is None
+
+
+def test_a_loader_that_is_left_keeps_the_last_answer_until_it_is_used(loader):
+    ties, attached = tied(trainer_at(3), loader, {"scans": loader})
+    ties.untie([loader])
+    attached.trainer = None
+    assert loader.factor_owner == ""
+    assert loader.limit_train_batches is None
+    assert loader.epoch_goes_on() is True, "a checkpoint may still be saved"
+    next(iter(loader))
+    assert loader.epoch_goes_on() is None
+
+
+def test_the_place_that_is_kept_is_none_of_a_training(loader):
+    ties, attached = tied(trainer_at(3, ckpt_path="x.ckpt"), loader)
+    ties.untie([loader])
+    attached.trainer = None
+    place = loader.place()
+    assert (place.in_epoch, place.epoch_batches, place.resumes) == (3, -1, False)
+    next(iter(loader))
+    assert loader.place() is None
