@@ -16,7 +16,7 @@ PEERS_INSTALLED := .venv-peers/.installed
 OUTSIDE_INSTALLED := .venv-outside/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench evidence wallclock peers test-oldest test-mosaic test-outside clean
+.PHONY: help install demo test test-fast test-all lint bench evidence wallclock peers test-oldest test-mosaic test-outside clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -27,14 +27,26 @@ install: $(INSTALLED) ## create .venv with everything that the other targets use
 demo: $(INSTALLED) ## train on digits without and with echoing, print a table, save a plot
 	$(BIN)/python examples/digits.py $(ARGS)
 
-# All tests: files side by side on the cores, a thread each, then what compares times. Those that ARGS choose: one after another.
-test: $(INSTALLED) ## run the tests
+# Side by side on the cores, a thread each, single tests handed from one process to the other when it has none left.
+SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist worksteal
+# Left to test-all: of each grid of parameters all but a few, programs started as users start them, tests of times.
+LEAN := not rest_of_grid and not program and not alone
+# What a first look at a change to Lightning's side needs of tests/integration.
+SMOKE := test_loader_plain_equivalence test_loader_counts test_loader_growing_data test_auto_points test_tuner
+
+test: $(INSTALLED) ## run the tests, a few of each grid of parameters (or those that ARGS choose)
 ifeq ($(ARGS),)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist loadfile -m "not alone"
-	$(BIN)/python -m pytest -q -m alone
+	$(SIDE_BY_SIDE) -m "$(LEAN)" tests/unit tests/integration
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+test-fast: $(INSTALLED) ## run the unit tests and a few with a Trainer
+	$(SIDE_BY_SIDE) -m "$(LEAN)" tests/unit $(SMOKE:%=tests/integration/%.py) $(ARGS)
+
+test-all: $(INSTALLED) ## run all tests: full grids, programs, outside loaders, then what compares times (CI does)
+	$(SIDE_BY_SIDE) -m "not alone" $(ARGS)
+	$(BIN)/python -m pytest -q -m alone $(ARGS)
 
 lint: $(INSTALLED) ## check style and types
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,29 @@ settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what `make test` leaves out of full grids of parameters, as `rest_of_grid`.
+
+    What stays has each value of each argument at least once, and all of them about equally often: again and again the one with
+    the most values that are missing, and of those the one whose values there are fewest of.
+    """
+    grids: dict[str, dict[pytest.Item, set[tuple[str, int]]]] = {}
+    for item in items:
+        if item.get_closest_marker("grid") and hasattr(item, "callspec"):
+            values = {(name, id(value)) for name, value in item.callspec.params.items()}
+            grids.setdefault(item.nodeid.partition("[")[0], {})[item] = values
+    for grid in grids.values():
+        rest, missing, there = list(grid), set().union(*grid.values()), Counter[tuple[str, int]]()
+        while missing:
+            stays = max(rest, key=lambda item: (len(grid[item] & missing), -sum(there[value] for value in grid[item])))
+            rest.remove(stays)
+            missing -= grid[stays]
+            there.update(grid[stays])
+        for item in rest:
+            item.add_marker("rest_of_grid")
+
 
 # A shell starts background jobs with interrupts ignored, and Python leaves it at that, also in the programs that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

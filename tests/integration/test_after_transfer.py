@@ -110,6 +110,7 @@ def bound_hooks(*instances: Any) -> list[str]:
 # ---------------------------------------------------------------------- which hook runs how often
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", ["data module", "callback"])
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def is_bound(instance: Any) -> bool:
 # ---------------------------------------------------------------------- what is echoed
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_users_data_module_is_echoed_as_by_an_echo_data_module(point: str, workers: int) -> None:
@@ -429,6 +430,7 @@ def test_a_second_fit_of_the_same_trainer_goes_on(of_model: bool) -> None:
     assert models[0].batches + models[1].batches == whole.batches
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("reads_stepping", [False, True])
 @pytest.mark.parametrize("of_model", [False, True], ids=["data module", "model's own"])
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader,
 # ---------------------------------------------------------------------- deciding
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("where", ["callback", "module", "loader"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_schedule_does_what_setting_the_factor_by_hand_does(where: str, workers: int) -> None:

@@ -59,6 +59,7 @@ def data(kind: str, value: int) -> tuple[Any, Stateful, list[EchoCallback]]:
     return inner, inner, [echo(2) if kind == "callback" else EchoCallback()]
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")  # a plain loader
 @pytest.mark.parametrize("after", ["plain", "callback", "module"])
 @pytest.mark.parametrize("before", ["plain", "callback", "module"])

@@ -226,6 +226,7 @@ class NeverBuilt(Model):
         raise AssertionError("a bad value must be found first")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("where", ["command line", "file", "without subcommands"])
 @pytest.mark.parametrize(("name", "value", "message"), BAD)
 def test_a_bad_value_ends_in_the_parsers_message(

@@ -61,6 +61,7 @@ def test_batches_that_are_transferred_together_cannot_be_reused_on_the_device_on
         several(echoed(kind, point="after_transfer"))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("point", [point for point in POINTS if point != "after_transfer"])  # refused, see above
 @pytest.mark.parametrize("kind", STEPS)
 def test_each_loader_gives_what_it_would_give_alone_under_the_seed_of_its_name(kind: str, point: str) -> None:

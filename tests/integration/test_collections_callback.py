@@ -9,10 +9,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from callback_cases import PER_EPOCH, Recording, Remembering
 from collection_runs import SEED, Several, SeveralRecorder, alone, echoed, plain_loader
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from test_callback import PER_EPOCH, Recording, Remembering
 from torch.utils.data import DataLoader
 from trainer_runs import Run, SaveAt, Scans, first_uses, fit, trainer
 

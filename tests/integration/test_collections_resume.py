@@ -51,6 +51,7 @@ def resume_everywhere(make: Any, folder: Path, steps: Any = None, *, without: An
     return whole
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("limit", [1.0, 5, 0.7])
 @pytest.mark.parametrize("reads_stepping", [False, True])
 @pytest.mark.parametrize("mode", MODES)
@@ -118,6 +119,7 @@ def test_within_an_epoch_a_loader_that_is_through_keeps_the_length_that_the_epoc
     assert whole.model.steps == [6, 10]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("mode", "step"), [("min_size", 4), ("max_size", 5), ("max_size", 10), ("max_size_cycle", 11)])
 @pytest.mark.parametrize("point", ["before_augmentation", "after_batching"])
 def test_a_killed_run_with_workers_resumes_exactly(mode: str, step: int, point: str, tmp_path: Path) -> None:
@@ -130,6 +132,7 @@ def test_a_killed_run_with_workers_resumes_exactly(mode: str, step: int, point: 
     assert_goes_on(make(ckpt_path=save.path(step)), make(), step)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["list", "nested", "max_size"])
 @pytest.mark.parametrize("reads_stepping", [False, True])
 def test_a_run_that_the_callback_echoes_resumes_exactly(kind: str, reads_stepping: bool, tmp_path: Path) -> None:

@@ -347,6 +347,7 @@ class Moving(Data):
         return DataLoader(part, self.batch_size, shuffle=True, num_workers=self.workers)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("lengths", [[22, 22, 22], [22, 42, 10]])
 @pytest.mark.parametrize("limit", [1.0, 2])

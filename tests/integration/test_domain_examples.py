@@ -144,6 +144,7 @@ def processor_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("program", EXAMPLES)
 def test_an_example_echoes_as_it_says(program: str, tmp_path: Path) -> None:
     loaders, result = EXAMPLES[program]

@@ -52,6 +52,7 @@ def test_the_smallest_program_uses_every_example_twice(tmp_path: Path) -> None:
     assert abs(fresh - (fresh + echoed) / 2) <= 2 * 2 * 32  # within the buffer: two batches for each of two workers
 
 
+@pytest.mark.program
 def test_the_demo_prints_its_table_and_saves_its_plot(tmp_path: Path) -> None:
     output = run("digits.py", "--quick", "--root", str(tmp_path), cwd=tmp_path)
     assert "speed-up" in output.lower()
@@ -95,6 +96,7 @@ CALLBACK = ["--data=WavesDataModule", "--trainer.callbacks+=lightning_echo.EchoC
 DATA_MODULE = ["--data=lightning_echo.EchoDataModule", "--data.datamodule=waves.WavesDataModule"]
 
 
+@pytest.mark.program
 def test_an_unchanged_cli_program_echoes_by_a_callback_on_its_command_line(tmp_path: Path) -> None:
     options = [*CALLBACK, "--trainer.callbacks.echo.factor=4", f"--trainer.callbacks.echo.buffer_size={BUFFER}"]
     controller = "--trainer.callbacks.controller=lightning_echo.TargetIdle"
@@ -105,6 +107,7 @@ def test_an_unchanged_cli_program_echoes_by_a_callback_on_its_command_line(tmp_p
     assert callback["init_args"]["controller"]["class_path"].endswith("TargetIdle")
 
 
+@pytest.mark.program
 def test_an_unchanged_cli_program_echoes_by_a_data_module_on_its_command_line(run_here: Start, tmp_path: Path) -> None:
     options = ["--data.datamodule.batch_size=16", "--data.factor=2.5", f"--data.buffer_size={BUFFER}", "--trainer.max_epochs=2"]
     found = outcome(run_here("plain_cli.py", "fit", *DATA_MODULE, *options, NOTHING_SAVED, cwd=tmp_path))
@@ -112,6 +115,7 @@ def test_an_unchanged_cli_program_echoes_by_a_data_module_on_its_command_line(ru
     assert_echoed(found, 2.5, epochs=2)
 
 
+@pytest.mark.program
 def test_a_cli_program_with_an_echo_group_echoes_by_one_option(run_here: Start, tmp_path: Path) -> None:
     options = ["--echo.factor=4", "--echo.buffer_size=64", "--trainer.max_epochs=2"]
     found = outcome(run("echo_cli.py", "fit", *options, cwd=tmp_path))
@@ -125,6 +129,7 @@ def test_a_cli_program_with_an_echo_group_echoes_by_one_option(run_here: Start, 
     assert found.factor is None
 
 
+@pytest.mark.program
 def test_a_cli_program_with_an_echo_group_analyzes_by_the_same_configuration(run_here: Start, tmp_path: Path) -> None:
     config = str(EXAMPLES / "echo_cli.yaml")  # batches of 64: eight of them
     printed = run_here("echo_cli.py", "analyze", "--config", config, "--steps=8", cwd=tmp_path)
@@ -133,6 +138,7 @@ def test_a_cli_program_with_an_echo_group_analyzes_by_the_same_configuration(run
     assert "last loss" not in printed  # which the model says at the end of a training
 
 
+@pytest.mark.program
 def test_the_analysis_of_an_image_folder_names_transforms_and_tries_what_it_advises(run_here: Start, tmp_path: Path) -> None:
     printed = run_here("stall_analysis.py", cwd=tmp_path)
     analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
@@ -150,6 +156,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_cli_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_the_run(
     config: str, run_here: Start, tmp_path: Path
@@ -163,6 +170,7 @@ def test_a_cli_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_t
     assert outcome(run_here(program, "fit", "--config", str(saved), cwd=tmp_path / "again")) == first
 
 
+@pytest.mark.program
 def test_a_bad_value_of_the_echo_group_ends_in_the_parsers_message(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "echo_cli.py"), "fit", "--echo.factor=0.5"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
@@ -171,6 +179,7 @@ def test_a_bad_value_of_the_echo_group_ends_in_the_parsers_message(tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.program
 def test_an_omegaconf_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_the_run(
     run_here: Start, tmp_path: Path
 ) -> None:
@@ -180,6 +189,7 @@ def test_an_omegaconf_program_echoes_by_its_yaml_file_and_the_saved_config_repro
     assert outcome(run_here("omegaconf_run.py", "config=config.yaml", cwd=tmp_path)) == first
 
 
+@pytest.mark.program
 def test_an_omegaconf_program_echoes_by_a_dot_list(run_here: Start, tmp_path: Path) -> None:
     found = outcome(run_here("omegaconf_run.py", "echo.factor=4", "trainer.max_epochs=1", cwd=tmp_path))
     assert found.factor == 4

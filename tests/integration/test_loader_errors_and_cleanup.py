@@ -72,6 +72,7 @@ def said(error):
     return str(error) + " ".join(getattr(error, "__notes__", ()))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("factor", [1, 2])
 @pytest.mark.parametrize("point", POINTS)
@@ -82,6 +83,7 @@ def test_an_exception_in_the_data_set_arrives_with_its_type_its_message_and_the_
     assert "reading example 17 of the data set" in said(raised.value)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     ("point", "bad", "message", "stage"),
@@ -105,6 +107,7 @@ def test_an_exception_in_a_call_for_a_whole_batch_names_the_indices(num_workers)
     assert "reading examples [16, 17, 18, 19] of the data set in one call" in said(raised.value)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("point", POINTS)
 def test_an_exception_in_the_collate_function_arrives(point, num_workers):

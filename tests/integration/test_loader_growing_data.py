@@ -44,6 +44,7 @@ def fresh_of(loader, epochs):
     ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("new_length", [36, 20])
 @pytest.mark.parametrize("factor", [1, 2])
 @pytest.mark.parametrize("name", LOADERS)

@@ -160,6 +160,7 @@ def test_every_use_of_an_example_is_as_if_it_were_the_only_one(case):
     assert loader.counts.echoed >= 2 * loader.counts.fresh
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_training_step_that_edits_the_delivered_tensors_reaches_no_echo(point, workers):

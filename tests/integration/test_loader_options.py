@@ -108,6 +108,7 @@ def as_given(examples):
     return examples
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("point", POINTS)
 def test_images_arrays_and_words_arrive_as_the_users_collate_function_leaves_them(point, workers):
@@ -217,6 +218,7 @@ def test_workers_read_prefetch_factor_batches_ahead_and_no_more(tmp_path, monkey
     assert until(lambda: len(dataset.log.entries()) - at_construction == 4 * (2 + ahead))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("point", POINTS)
 def test_workers_and_their_queues_live_on_over_epochs(point, persistent):

@@ -98,6 +98,7 @@ def test_no_index_is_twice_in_a_batch_also_where_passes_meet(case):
     assert loader.counts.fresh > length, "at least one pass has met the next"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("factor", [1.5, 2, 2.37, 4, 8])
 def test_the_share_of_fresh_examples_is_level_after_warm_up(workers, factor):
@@ -149,6 +150,7 @@ def count_held(examples):
     return len(LIVE) - sum(example in LIVE for example in examples)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("factor", [1, 1.5, 4, 8])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_never_more_examples_are_held_than_the_buffer_allows_and_none_that_are_used_up(workers, factor):

@@ -17,6 +17,7 @@ def loader(point, workers, seed=1, dataset=None, **options):
     return EchoLoader(plain, 2.37, insertion_point=point, seed=seed, **options)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("point", POINTS)
 def test_two_runs_give_the_same_pixels_and_another_seed_gives_others(point, workers):
@@ -122,6 +123,7 @@ class Delayed(Dataset):
         return 40
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("point", POINTS)
 def test_changing_factors_take_effect_at_the_same_batch_whatever_the_delays(point, workers):

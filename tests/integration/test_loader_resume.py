@@ -68,6 +68,7 @@ def assert_goes_on(make, states, batches, steps):
         resumed.close()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_run_resumed_after_any_batch_goes_on_as_the_uninterrupted_one(point, workers):
@@ -138,6 +139,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:(GlobalSampler|PartlyByGenerator) has neither state_dict")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("sampler", list(SAMPLERS))
@@ -186,6 +188,7 @@ class RandomBatches:
             yield torch.tensor([i, random.random(), np.random.rand()], dtype=torch.float64)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("batches", [Batches, RandomBatches, lambda: list(torch.arange(10).view(5, 2))])
 @pytest.mark.parametrize("factor", [1, 2.5])
 def test_plain_iterables_of_batches_are_resumed_exactly(batches, factor):

@@ -72,6 +72,7 @@ def pairs(loader, epochs=3):
     loader.close()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("factor", [1, 2, 3.5])
 @pytest.mark.parametrize(
     ("make", "options"),

@@ -53,6 +53,7 @@ class RandomShift:
         return value.int() + 1000 * int(torch.randint(1, 2**20, ()))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("point", ["before_augmentation", "after_augmentation", "after_batching"])
 def test_a_file_that_the_data_set_opens_at_its_first_read_is_opened_anew_in_each_worker(archive, point, workers):
@@ -82,6 +83,7 @@ class Batched(Dataset):
         return LENGTH
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "wrap", [lambda d: d, lambda d: Subset(d, range(LENGTH)), lambda d: StagedDataset.of(d, lambda e: e + 0)]
 )
@@ -129,6 +131,7 @@ class Plain(Dataset):
         return LENGTH
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: ConcatDataset([Subset(d, range(24)), Subset(d, range(24, LENGTH))])])
 def test_transforms_with_a_generator_of_their_own_are_split_off_and_reproducible(workers, wrap):

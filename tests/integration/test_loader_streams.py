@@ -96,6 +96,7 @@ def numbers(batches):
     return [[int(number) for number in batch[:, 0].tolist()] for batch in batches]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("dataset", [Stream, Sized])
@@ -109,6 +110,7 @@ def test_at_factor_1_every_epoch_is_that_of_the_plain_loader(workers, drop_last,
     assert loader.counts.echoed == 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True), (3, False), (3, True)])
 @pytest.mark.parametrize("factor", [1.5, 2.37, 4])
 def test_every_example_is_fresh_once_in_each_pass_and_echoed_by_the_factor(workers, factor, persistent):
@@ -159,6 +161,7 @@ def test_attributes_that_a_worker_init_fn_sets_on_the_data_set_are_those_of_the_
     assert loader.counts.fresh == LENGTH
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_new_factor_reaches_the_workers_and_counts_from_the_same_batch_in_every_run(workers, persistent):
@@ -242,6 +245,7 @@ def test_with_a_state_of_its_own_it_goes_on_where_it_was_closed(workers):
 
 
 class TestResuming:
+    @pytest.mark.grid
     @pytest.mark.parametrize("epoch_length", ["full_pass", "fixed"])
     @pytest.mark.parametrize(("workers", "factor"), [(0, 2.37), (1, 4), (2, 1), (2, 2), (3, 2.37)])
     def test_with_a_state_of_the_stream_it_is_exact_from_every_batch(self, workers, factor, epoch_length):

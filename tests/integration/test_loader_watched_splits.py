@@ -136,6 +136,7 @@ def check_partly(uses):
             assert (image[1].min() >= 1000) if has_transform(label) else (image[1].tolist() == [label] * 2)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("factor", [1, 4])
 @pytest.mark.parametrize(
     ("dataset", "workers"), [(Partly(), 2), (Partly(), 0), (PartlyInCalls(), 2), (Subset(Partly(), range(LENGTH)), 1)]
@@ -183,6 +184,7 @@ def test_a_data_set_that_looks_at_what_its_transform_returns_is_not_split():
     assert all(image[0].sum() > 0 for label, images in uses.items() if label for image in images)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", [NoisyPartly, NoisyByNumpy, NoisyByRandom, NoisyByItself, NoisyStages])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_noise_that_only_some_examples_have_is_drawn_anew_for_each_use(kind, workers):

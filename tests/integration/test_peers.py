@@ -27,6 +27,7 @@ def row(table: Table, name: str) -> dict[str, Any]:
     return dict(zip(table.columns, found, strict=True))
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("point", OURS)
 def test_ours_is_right_in_all_columns(table: Table, point: str) -> None:
     found = row(table, point)
@@ -39,6 +40,7 @@ def test_ours_is_right_in_all_columns(table: Table, point: str) -> None:
     assert (found["two ranks saw %"], found["both saw %"]) == (100, 0)
 
 
+@pytest.mark.program
 def test_a_naive_repeat_has_no_length_begins_again_and_repeats_edits_and_ranks(table: Table) -> None:
     found = row(table, "naive")
     assert found["wrong"] == "edits, len, resume, ranks"
@@ -51,6 +53,7 @@ def test_a_naive_repeat_has_no_length_begins_again_and_repeats_edits_and_ranks(t
     assert (found["two ranks saw %"], found["both saw %"]) == (50, 100)
 
 
+@pytest.mark.program
 def test_a_bare_loader_only_resumes_wrong(table: Table) -> None:
     found = row(table, "bare")
     assert found["wrong"] == "resume"
@@ -65,6 +68,7 @@ def _package_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
+@pytest.mark.program
 def test_a_peer_that_dies_says_why_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _package_that("raise RuntimeError('broken')", tmp_path, monkeypatch)
     facts = tmp_path / "facts"
@@ -74,6 +78,7 @@ def test_a_peer_that_dies_says_why_and_the_others_go_on(tmp_path: Path, monkeypa
     assert found["bare"][0]["length"] == 8
 
 
+@pytest.mark.program
 def test_a_peer_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _package_that("import time; time.sleep(1000)", tmp_path, monkeypatch)
     monkeypatch.setattr(processes, "_PATIENCE_SECONDS", 1)
@@ -90,6 +95,7 @@ def test_a_peer_has_to_hang_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(words) == []
 
 
+@pytest.mark.program
 def test_rates_are_measured_here_and_in_a_process_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that does other things, too: only that there are rates, not which."""
     monkeypatch.setattr(speed, "_source", lambda step_seconds: (speed.Sleeping(0.0, 4096), 4.0))
@@ -107,6 +113,7 @@ def test_rates_are_measured_here_and_in_a_process_beside(monkeypatch: pytest.Mon
     assert table.rows[1][-1] in ("ahead", "behind")
 
 
+@pytest.mark.program
 def test_the_folder_runs_as_a_program() -> None:
     done = subprocess.run([sys.executable, Path(speed.__file__).parent, "--help"], capture_output=True, text=True, check=True)
     assert all(name in done.stdout for name in PEERS)

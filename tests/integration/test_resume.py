@@ -38,6 +38,7 @@ def assert_goes_on(resumed: Run, whole: Run, step: int) -> None:
     assert resumed.model.weights == whole.model.weights
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("reads_stepping", [False, True])
 def test_a_run_resumes_exactly_after_any_step(point: str, reads_stepping: bool, tmp_path: Path) -> None:

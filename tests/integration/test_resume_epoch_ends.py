@@ -55,6 +55,7 @@ def scheduled(schedule: dict[int, float], callback: bool, epoch_length: str, *ca
     return fit(data, callbacks=[echo, *callbacks], max_epochs=4, **options)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("epoch_length", ["full_pass", "fixed"])
 @pytest.mark.parametrize("callback", [False, True])
@@ -133,6 +134,7 @@ STOPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("kind", ["data module", "callback", "data module, full_pass"])
 def test_a_run_that_stopped_within_an_epoch_goes_on_with_the_epochs_that_lightning_makes(

@@ -296,6 +296,7 @@ def assert_no_trace(held, model, data):
     assert picture([held, model]) == before
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("make", LOADERS)
 def test_loaders_and_all_that_they_hold_are_as_they_were(make, workers):
@@ -317,6 +318,7 @@ def test_the_picture_shows_what_reading_and_iterating_change():
     assert [name for name in vars(held) if picture(getattr(held, name)) == picture(getattr(other, name))] == []
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("around", [lambda module: module, lambda module: EchoDataModule(module, 2)], ids=["plain", "echoed"])
 def test_a_data_module_and_all_that_it_holds_are_as_they_were(around, workers):

@@ -133,6 +133,7 @@ class Look(pl.Callback):
 HOOKS = ("on_train_start", "on_train_epoch_start", "on_train_batch_end", "on_validation_epoch_end", "on_train_epoch_end")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("kind", ["module", "bare"])
 def test_a_second_iteration_during_training_is_refused_and_moves_nothing(hook: str, kind: str) -> None:
@@ -167,6 +168,7 @@ def said_by(data: Any, folder: Path) -> set[str]:
     return {str(each.message) for each in said}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_default_run_warns_of_nothing_that_a_plain_one_does_not_warn_of(point: str, workers: int, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from lightning_echo import EchoDataModule, EchoLoader
 PLAIN_SIZES = [4, 4, 4, 4, 4, 2]  # 22 examples in batches of 4
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_fixed_epoch_has_the_plain_loaders_batch_sizes(point: str, workers: int) -> None:

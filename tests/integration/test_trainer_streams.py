@@ -149,6 +149,7 @@ def test_at_factor_1_the_training_is_that_of_the_plain_loader(make: Any, workers
     assert run.model.validated_at == plain.model.validated_at
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("make", "workers"), STATEFUL)
 @pytest.mark.parametrize("step", [5, 11])
 def test_with_a_state_of_its_own_a_run_resumes_exactly_from_the_middle_of_an_epoch(

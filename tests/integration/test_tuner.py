@@ -43,6 +43,7 @@ def tune(data: Any, model: Recorder, folder: Path) -> tuple[Tuner, dict[str, Any
     return Tuner(trainer(default_root_dir=folder, max_epochs=1)), {"model": model, "datamodule": data}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
 def test_every_batch_size_that_is_tried_takes_effect(point: str, mode: str, tmp_path: Path) -> None:

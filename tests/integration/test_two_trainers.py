@@ -55,6 +55,7 @@ def uses(data: Any, *callbacks: Any, model: Any = None) -> Callable[..., Any]:
     return lambda model=model: fit(data, model=model, callbacks=list(callbacks))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("same", ["EchoDataModule", "data module inside", "data module", "callback first", "callback"])
 def test_a_second_trainer_is_told_that_what_it_would_echo_is_in_use_and_the_first_one_goes_on(same: str, workers: int) -> None:

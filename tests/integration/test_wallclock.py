@@ -130,6 +130,7 @@ def gpu_script(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(script, env=environment, capture_output=True, text=True, timeout=250, check=False)
 
 
+@pytest.mark.program
 def test_the_gpu_script_says_that_there_is_no_gpu_and_ends(tmp_path: Path) -> None:
     done = gpu_script("--out", str(tmp_path))
     assert (done.returncode, done.stdout) == (
@@ -139,6 +140,7 @@ def test_the_gpu_script_says_that_there_is_no_gpu_and_ends(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.program
 def test_the_gpu_script_runs_through_on_a_processor(tmp_path: Path) -> None:
     done = gpu_script("--device", "cpu", "--tiny", "--files", str(tmp_path / "jpegs"), "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

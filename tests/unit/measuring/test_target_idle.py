@@ -103,6 +103,7 @@ def test_in_the_simulation_only_the_run_s_first_batch_is_not_waited_for():
     assert [pipeline.epoch(1).idle_fraction for _ in range(3)] == [0.0, pytest.approx(0.9), pytest.approx(0.9)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("workers", "hidden"), [(1, "exact"), (2, "hand_over"), (4, "exact"), (4, "jitter")])
 @pytest.mark.parametrize("ratio", [1.5, 3, 6])
 @pytest.mark.parametrize("point", POINTS)
@@ -127,6 +128,7 @@ def test_it_does_not_need_to_know_that_buffers_are_being_filled_if_epochs_are_lo
     assert steady_idle(world, decided[1].factor) <= TARGET
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("hidden", ["jitter", "hand_over"])
 @pytest.mark.parametrize("point", POINTS)
 def test_it_does_not_oscillate(point, hidden):
@@ -156,6 +158,7 @@ def test_short_epochs_whose_steps_vary_do_not_make_it_oscillate(point):
     assert 0.97 <= statistics.mean(found) <= 1.2
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("hidden", ["exact", "jitter"])
 @pytest.mark.parametrize("point", POINTS)
 def test_it_comes_down_when_the_source_gets_faster_and_goes_up_again_when_it_gets_slower(point, hidden):
@@ -179,6 +182,7 @@ def test_where_the_source_no_longer_starves_the_device_nothing_is_echoed(point):
     assert [decision.factor for decision in decided] == [1, 1, 1]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("size", [1.15, 1.3, 2.0])
 @pytest.mark.parametrize("point", POINTS)
 def test_one_epoch_that_was_slow_for_no_reason_that_its_costs_show_is_overcome(point, size):
@@ -196,6 +200,7 @@ def test_one_epoch_that_was_slow_for_no_reason_that_its_costs_show_is_overcome(p
     assert max(observation.idle_fraction for observation in seen[1:]) <= TARGET
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("unseen_share", "tries"), [(0.15, 0), (0.3, 1), (0.5, 1), (1.0, 2)])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_host_that_is_far_slower_than_its_costs_for_good_is_doubted_for_an_epoch_or_two(point, unseen_share, tries):
@@ -275,6 +280,7 @@ def test_in_the_simulation_no_factor_cures_slow_reads_and_a_source_that_hangs_he
         assert waits(replace(world, prefetch_factor=16, workers=4), 2.67) < TARGET
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("steps", [100, 500, 3000])
 @pytest.mark.parametrize("maximum", [4, 8])
 def test_where_the_source_hangs_more_of_the_factor_is_given_up_again(maximum, steps):
@@ -308,6 +314,7 @@ def test_where_single_reads_are_slow_more_of_the_factor_is_given_up_again(steps)
     assert gained < 0.5, "what the simulation says itself"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("ratio", [1.3, 3])
 @pytest.mark.parametrize("slower", [1.15, 1.3, 2, 4])
 @pytest.mark.parametrize("point", ["before_augmentation", "after_augmentation", "after_batching"])
@@ -328,6 +335,7 @@ def test_a_source_that_gets_slower_just_when_the_factor_is_raised_is_not_mistake
     assert seen[-1].idle_fraction <= TARGET
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("point", POINTS)
 def test_nor_is_a_source_that_is_slow_for_one_epoch_just_then(point, size):

@@ -61,7 +61,7 @@ def test_items_of_all_uses_left_are_drawn_by_their_share(left, count, seed):
             assert floor(passed) <= sum(1 < uses <= border for uses in drawn) <= ceil(passed)
 
 
-@given(LEFT, st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), st.integers(0, 9))
+@given(LEFT, st.integers(0, 30), st.integers(0, 4), st.integers(0, 4), st.integers(0, 9))
 def test_places_are_freed_as_the_caller_needs_it(left, count, least, most, seed):
     buffer, ones = filled(left), left.count(1)
     count, least = min(count, len(left)), min(least, most)

@@ -120,6 +120,7 @@ class TestGoingOn:
                 rest = resumed_stream(lambda begun=begun: make_order(1 if begun else 0), position, state, total - position)
                 assert rest[: len(stream) - position] == stream[position:total], f"from position {position}"
 
+    @pytest.mark.grid
     @pytest.mark.parametrize("length", [20, 21])
     def test_a_shuffled_order(self, length, replicas, distance):
         kept = math.ceil(length / replicas)
@@ -128,6 +129,7 @@ class TestGoingOn:
     def test_a_sequential_order(self, replicas, distance):
         self.check(lambda start: SequentialOrder(21, 20 // replicas, replicas, 0, distance), 20 // replicas, distance)
 
+    @pytest.mark.grid
     @pytest.mark.parametrize("name", SAMPLERS)
     def test_the_order_of_a_users_sampler(self, name, replicas, distance):
         length = len(SAMPLERS[name](0))

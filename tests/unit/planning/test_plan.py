@@ -227,6 +227,7 @@ class TestWhenTheFactorChanges:
             assert not run.ledger.held, run.case
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("factor", [1.5, 2, 2.37, 4, 5.3, 8])
 @pytest.mark.parametrize("batch_size", [5, 8, 33])
 def test_a_buffer_that_just_holds_a_batch_meets_the_factor_as_exactly_as_a_large_one(batch_size, factor):
@@ -246,6 +247,7 @@ def test_a_buffer_that_just_holds_a_batch_meets_the_factor_as_exactly_as_a_large
         assert all(abs(n - factor) < 3 for n in astray), run.case
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("before", "after"), [(8, 4), (8, 2.37), (4, 8), (2, 4), (1.5, 4)])
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_the_share_is_level_again_whatever_was_drawn_before_the_change(before, after, batch_size):
@@ -259,6 +261,7 @@ def test_the_share_is_level_again_whatever_was_drawn_before_the_change(before, a
         assert set(fresh[2:]) <= level(batch_size, exactly(after)), f"{seed=}: {fresh}"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("factor", [1.5, 2, 4, 8])
 @pytest.mark.parametrize(
     ("length", "batch_size", "workers"), [(5000, 512, 8), (1000, 256, 4), (64, 64, 2), (10, 8, 3), (3, 8, 0)]
@@ -363,6 +366,7 @@ def test_echoes_are_drawn_from_the_whole_buffer():
     assert max(gaps) > 20
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("buffer_size", [1, 4, 20])
 @pytest.mark.parametrize("batches_per_pass", [1, 3, 50])

@@ -138,6 +138,7 @@ class TestLazilyOpenedFiles:
         assert not dataset.is_open()
         assert not sent(dataset).is_open()
 
+    @pytest.mark.grid
     @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
     def test_workers_open_it_themselves(self, dataset, context, workers):
         subset = Subset(dataset, [3, 2, 1, 0])
