@@ -1,5 +1,14 @@
 """Where a data set is cut: into what an echo reuses and what each use redoes, with the proof that this changes nothing.
 
+A data set goes through four steps, in `splits.py`, each a file that knows nothing of the next one:
+
+* ``describe(dataset)`` looks at it once: the data sets inside, how they lead to each other, how each may call its transforms,
+  the names of these. A frozen value that can be printed and sent; no function is made, none of the user's is called.
+* ``cut(description, ...)`` cuts that at an insertion point: of each data set inside, what is reused and what is redone.
+* ``make(plan, dataset)`` makes the functions, `Stages`: of a throw-away copy for the proof, and in each worker, where the data
+  set is described anew (a ``worker_init_fn`` may have changed it) and cut in the ways that were proved.
+* ``prove(dataset, make, ...)`` compares what the stages return with what the data set returns.
+
 In: a data set and whether raw bytes are to be reused. Out: `Stages` (two functions: load and augment), or a `SplitRefused` with
 the reason.
 

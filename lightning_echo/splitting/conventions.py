@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from lightning_echo.insertion import Needs, earliest
-from lightning_echo.splitting.cuts import Transform
+from lightning_echo.splitting.chains import Transform
 from lightning_echo.splitting.staged import StagedDataset, is_staged
 
 ATTRIBUTES = ("transform", "target_transform", "transforms")

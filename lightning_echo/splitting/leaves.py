@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning_echo.protecting.copies import shallow_copy
 from lightning_echo.protecting.holders import blank
+from lightning_echo.splitting.chains import Transform, chained, cut_chain, names_in, put_in_place
 from lightning_echo.splitting.conventions import (
     ATTRIBUTES,
     NAMES,
@@ -25,7 +26,6 @@ from lightning_echo.splitting.conventions import (
     is_pair,
     like,
 )
-from lightning_echo.splitting.cuts import Transform, chained, cut, names_in, put_in_place
 from lightning_echo.splitting.staged import batched
 from lightning_echo.splitting.stages import ProtocolStages, Stages, then, unchanged
 from lightning_echo.splitting.watch import LookedAt, Placeholder, Watch
@@ -44,7 +44,7 @@ def leaf_stages(dataset: Any, convention: Convention) -> Stages:
     if convention is Convention.protocol:
         return ProtocolStages(dataset)
     image, target, way = _transforms_of(dataset, convention)
-    (image_reused, image_redone), (target_reused, target_redone) = cut(image), cut(target)
+    (image_reused, image_redone), (target_reused, target_redone) = cut_chain(image), cut_chain(target)
     watch = Watch(convention, in_order=bool(image_redone and target_redone))
     source = _without_transforms(dataset, watch.stand_in)
     load, load_many = watch.watched(source.__getitem__), batched(source)

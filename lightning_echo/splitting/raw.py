@@ -21,8 +21,8 @@ from typing import Any
 
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.protecting.routing import routes_as
+from lightning_echo.splitting.chains import cut_chain
 from lightning_echo.splitting.conventions import Convention, SplitRefused
-from lightning_echo.splitting.cuts import cut
 from lightning_echo.splitting.leaves import names_of
 from lightning_echo.splitting.staged import AugmentedDataset, batched, is_raw
 from lightning_echo.splitting.stages import Stages
@@ -129,5 +129,5 @@ def _folder_stages(dataset: Any) -> Stages:
             target = dataset.target_transform(target)
         return image, target
 
-    names = names_of(*([*before, *after] for before, after in map(cut, (dataset.transform, dataset.target_transform))))
+    names = names_of(*([*before, *after] for before, after in map(cut_chain, (dataset.transform, dataset.target_transform))))
     return Stages(read, redo, reused=("read",), redone=("decode", *names))

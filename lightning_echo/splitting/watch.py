@@ -26,8 +26,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from lightning_echo.insertion import Needs, earliest
+from lightning_echo.splitting.chains import Transform
 from lightning_echo.splitting.conventions import NAMES, Convention, SplitRefused, elements_of, like
-from lightning_echo.splitting.cuts import Transform
 from lightning_echo.splitting.staged import LoadMany
 from lightning_echo.splitting.stages import Load
 

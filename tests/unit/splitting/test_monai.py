@@ -15,9 +15,8 @@ from torchvision.transforms import v2
 
 from lightning_echo import EchoLoader
 from lightning_echo.protecting.seeding import Seeding, seeders
-from lightning_echo.splitting import monai
+from lightning_echo.splitting.chains import cut_chain, is_deterministic, put_in_place
 from lightning_echo.splitting.conventions import SplitRefused
-from lightning_echo.splitting.cuts import cut, is_deterministic
 from lightning_echo.splitting.splits import find_split, make_stages
 
 
@@ -184,21 +183,21 @@ def names(parts):
 
 
 def test_it_is_cut_before_the_first_random_member():
-    first, rest = cut(Compose([Scale(), Scale(3.0), RandNoise(), Scale(5.0)]))
+    first, rest = cut_chain(Compose([Scale(), Scale(3.0), RandNoise(), Scale(5.0)]))
     assert (names(first), names(rest)) == (["Scale", "Scale"], ["RandNoise", "Scale"])
     assert torch.equal(first[0](torch.ones(1)), torch.full((1,), 6.0))
 
 
 def test_without_a_random_member_all_of_it_is_reused_and_with_one_at_once_nothing():
-    assert names(cut(Compose([Scale(), Scale()]))[0]) == ["Scale", "Scale"]
-    first, rest = cut(Compose([RandNoise(), Scale()]))
+    assert names(cut_chain(Compose([Scale(), Scale()]))[0]) == ["Scale", "Scale"]
+    first, rest = cut_chain(Compose([RandNoise(), Scale()]))
     assert (first, names(rest)) == ([], ["RandNoise", "Scale"])
 
 
 @pytest.mark.parametrize("lazy", [True, None])
 def test_where_resampling_may_be_put_off_it_stays_together(lazy):
     """What is before the cut is carried out there: the lazy members before and after it would resample twice."""
-    first, rest = cut(Compose([Scale(), Spacing(), RandNoise()], lazy=lazy))
+    first, rest = cut_chain(Compose([Scale(), Spacing(), RandNoise()], lazy=lazy))
     assert (names(first), names(rest)) == (["Scale"], ["Spacing", "RandNoise"])
 
 
@@ -234,7 +233,7 @@ def test_its_transforms_say_themselves_whether_they_are_random_but_for_code_of_o
 
 
 def test_a_member_of_torchvision_counts_as_elsewhere():
-    first, rest = cut(Compose([v2.Resize(8), v2.RandomCrop(4)]))
+    first, rest = cut_chain(Compose([v2.Resize(8), v2.RandomCrop(4)]))
     assert (names(first), names(rest)) == (["Resize"], ["RandomCrop"])
 
 
@@ -287,7 +286,7 @@ def test_an_empty_compose_is_a_transform_too():
 
 def test_the_stand_in_is_a_compose_and_leaves_the_original_as_it_is():
     compose, kept = Compose([Scale(), RandNoise()]), []
-    taken = monai.stand_in(compose, kept.append, is_deterministic)
+    taken = put_in_place(compose, kept.append)
     assert isinstance(taken, Compose)
     taken(torch.ones(1))
     assert torch.equal(taken(torch.ones(1), end=1), torch.full((1,), 2.0))  # runs what is to be kept

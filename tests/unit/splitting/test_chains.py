@@ -12,7 +12,7 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from lightning_echo.splitting.cuts import cut, names_in
+from lightning_echo.splitting.chains import cut_chain, names_in
 
 # Written down from torchvision's documentation, and checked below against what draws random numbers.
 DETERMINISTIC_V2 = {
@@ -114,14 +114,14 @@ def test_the_list_of_deterministic_classes_above_says_what_draws(name):
 def test_every_random_class_of_v2_comes_after_the_cut(name):
     transform, before, behind = made(name), v2.Resize(10), v2.ToImage()
     for joined in (v2.Compose, v1.Compose, lambda members: torch.nn.Sequential(*members)):
-        assert cut(joined([before, transform, behind])) == ([before], [transform, behind])
-    assert cut(transform) == ([], [transform])
+        assert cut_chain(joined([before, transform, behind])) == ([before], [transform, behind])
+    assert cut_chain(transform) == ([], [transform])
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES_V2.keys() & DETERMINISTIC_V2))
 def test_every_deterministic_class_of_v2_comes_before_the_cut(name):
     transform, flip = made(name), v2.RandomHorizontalFlip()
-    assert cut(v2.Compose([transform, flip, transform])) == ([transform], [flip, transform])
+    assert cut_chain(v2.Compose([transform, flip, transform])) == ([transform], [flip, transform])
 
 
 DETERMINISTIC_V1 = {
@@ -141,7 +141,7 @@ RANDOM_V1 = [
 @pytest.mark.parametrize("name", RANDOM_V1)
 def test_every_random_class_of_v1_comes_after_the_cut(name):
     transform = object.__new__(getattr(v1, name))
-    reused, redone = cut(v1.Compose([v1.Resize(4), transform, v1.ToTensor()]))
+    reused, redone = cut_chain(v1.Compose([v1.Resize(4), transform, v1.ToTensor()]))
     assert [type(one) for one in reused] == [v1.Resize]
     assert redone[0] is transform
     assert len(redone) == 2
@@ -167,19 +167,19 @@ def test_the_deterministic_classes_of_v1_come_before_the_cut():
         v1.TenCrop(2),
         v1.LinearTransformation(torch.eye(2), torch.zeros(2)),
     ]
-    assert cut(v1.Compose(transforms)) == (transforms, [])
+    assert cut_chain(v1.Compose(transforms)) == (transforms, [])
     assert {type(transform).__name__ for transform in transforms} == DETERMINISTIC_V1
 
 
 def test_nested_containers_are_taken_apart():
     a, b, c, d = v2.Resize(4), v2.CenterCrop(3), v2.RandomCrop(2), v2.Pad(1)
     nested = v2.Compose([a, v1.Compose([torch.nn.Sequential(b), v2.Compose([c])]), d])
-    assert cut(nested) == ([a, b], [c, d])
+    assert cut_chain(nested) == ([a, b], [c, d])
 
 
 def test_what_only_holds_deterministic_transforms_at_random_is_random():
     transform = v2.RandomApply([v2.Resize(4)])
-    assert cut(transform) == ([], [transform])
+    assert cut_chain(transform) == ([], [transform])
 
 
 def test_subclasses_functions_and_lambdas_count_as_random():
@@ -190,7 +190,7 @@ def test_subclasses_functions_and_lambdas_count_as_random():
         pass
 
     for transform in (Resize(4), Compose([v1.Resize(4)]), v1.Lambda(abs), abs, lambda image: image):
-        assert cut(v2.Compose([v2.Pad(1), transform]))[1] == [transform]
+        assert cut_chain(v2.Compose([v2.Pad(1), transform]))[1] == [transform]
 
 
 def test_deterministic_classes_that_call_the_users_code_count_as_random():
@@ -199,9 +199,9 @@ def test_deterministic_classes_that_call_the_users_code_count_as_random():
     container = v2.Compose([v2.Resize(4)])
     container.register_forward_pre_hook(lambda module, args: None)
     for transform in (hooked, asked, container):
-        assert cut(transform) == ([], [transform])
+        assert cut_chain(transform) == ([], [transform])
     named = v2.SanitizeBoundingBoxes(labels_getter=None)
-    assert cut(named) == ([named], [])
+    assert cut_chain(named) == ([named], [])
 
 
 def test_a_scripted_transform_counts_as_random():
@@ -212,11 +212,11 @@ def test_a_scripted_transform_counts_as_random():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated in newer versions
         scripted = torch.jit.script(Scripted())
-    assert cut(scripted)[0] == []
+    assert cut_chain(scripted)[0] == []
 
 
 def test_without_a_transform_there_is_nothing():
-    assert cut(None) == ([], [])
+    assert cut_chain(None) == ([], [])
 
 
 def test_names_are_those_of_classes_and_functions():
