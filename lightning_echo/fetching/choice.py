@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, SubsetRandomSampler
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.protecting.weight import nbytes
+from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.fallback import WatchedStages
-from lightning_echo.splitting.proof import ignores_index, read_plainly
-from lightning_echo.splitting.raw import ReadRefused
-from lightning_echo.splitting.splits import Split, SplitRefused, find_split, make_stages
+from lightning_echo.splitting.prove import ignores_index, read_plainly
+from lightning_echo.splitting.splits import Split, find_split, make_stages
 from lightning_echo.splitting.stages import Stages, WholeDataset
 
 __all__ = ["Choice", "choose", "reads_whole_batches"]

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lightning_echo.protecting.holders import FOLLOWED, attributes_of, is_container, is_standard, slots_of
-from lightning_echo.protecting.routing import is_concat, is_subset
+from lightning_echo.protecting.holders import FOLLOWED, attributes_of, is_concat, is_container, is_standard, is_subset, slots_of
 
 __all__ = ["GENERATORS", "TRANSFORMS", "Place", "generator_state", "places_of_generators"]
 

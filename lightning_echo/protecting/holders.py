@@ -13,11 +13,11 @@ import types
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset
 
 __all__ = [
     "FOLLOWED",
@@ -25,12 +25,15 @@ __all__ = [
     "blank",
     "image_class",
     "is_closed_holder",
+    "is_concat",
     "is_container",
     "is_made_of_attributes",
     "is_memory",
     "is_plain",
     "is_standard",
     "is_stateful",
+    "is_subset",
+    "routes_as",
     "slots_of",
 ]
 
@@ -173,3 +176,20 @@ def _takes(method: Any, count: int) -> bool:
     except (TypeError, ValueError):  # ValueError: built in, without a signature
         return False
     return True
+
+
+def is_subset(dataset: Any) -> TypeGuard[Subset[Any]]:
+    """Whether ``dataset`` does nothing but choose indices of the data set inside."""
+    return routes_as(dataset, Subset, ("__getitem__", "__getitems__"))
+
+
+def is_concat(dataset: Any) -> TypeGuard[ConcatDataset[Any]]:
+    """Whether ``dataset`` does nothing but string other data sets together."""
+    return routes_as(dataset, ConcatDataset, ("__getitem__", "__getitems__"))
+
+
+def routes_as(dataset: Any, base: type, methods: tuple[str, ...]) -> bool:
+    """Whether ``dataset`` is a ``base`` that overrides none of the methods."""
+    return isinstance(dataset, base) and all(
+        getattr(type(dataset), method, None) is getattr(base, method, None) for method in methods
+    )

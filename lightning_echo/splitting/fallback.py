@@ -18,7 +18,7 @@ from typing import Any
 from lightning_echo.insertion import Needs, earliest
 from lightning_echo.protecting.generators import places_of_generators
 from lightning_echo.protecting.randomness import DrawingTrap, preserved_random_states
-from lightning_echo.splitting.conventions import SplitRefused
+from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.staged import batched
 from lightning_echo.splitting.stages import Load, Stages
 

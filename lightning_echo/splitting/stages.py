@@ -1,26 +1,22 @@
 """The stages that an example goes through: ``load`` is reused, ``augment`` is redone for each use.
 
-What both consist of is the insertion point's matter: at ``after_read``, ``load`` only reads, and ``augment`` decodes
-first (raw.py).
+What both consist of is the insertion point's matter: at ``after_read``, ``load`` only reads, and ``augment`` decodes first.
 
-A data set says where it can be cut by having both stages as methods (`StagedDataset`, as a base class or
-only in shape), or the user names the cut (`StagedDataset.of`), or it is inferred (splits.py). Whatever the
-origin, a worker runs the same small value, `Stages`: two functions, and a third where the data set reads
-whole batches at once.
+A data set says where it can be cut by having both stages as methods (`StagedDataset`, as a base class or only in shape), or the
+user names the cut (`StagedDataset.of`), or it is inferred (describe.py). Whatever the origin, a worker runs the same small value,
+`Stages`: two functions, and a third where the data set reads whole batches at once.
 
-``Subset`` and ``ConcatDataset`` only route indices, so stages are made for the data sets inside and routed
-the same way. Both are looked through by what they do, not by name: a subclass that overrides ``__getitem__``
-is a data set of its own.
+``Subset`` and ``ConcatDataset`` only route indices, so stages are made for the data sets inside and routed the same way.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from lightning_echo.protecting.routing import locate
 from lightning_echo.splitting.staged import AugmentedDataset, LoadMany, batched, load_of
 
 Load = Callable[[Any], Any]
@@ -161,6 +157,23 @@ class ConcatStages(Stages):
         )
 
 
+class AugmentedStages(Stages):
+    """Stages of what `StagedDataset.of` returned, made of those of the data set inside."""
+
+    __slots__ = ()
+
+    def __init__(self, dataset: AugmentedDataset, inner: Stages) -> None:
+        redo, augment = inner.augment, dataset._augment_one
+        super().__init__(
+            inner.load,
+            lambda index, raw: augment(redo(index, raw)),
+            reused=inner.reused,
+            redone=(*inner.redone, "augment"),
+            load_many=inner.load_many,
+            augment_routes=inner.augment_routes,
+        )
+
+
 def unchanged(index: Any, example: Any) -> Any:
     """The ``augment`` of stages that redo nothing."""
     return example
@@ -175,3 +188,11 @@ def then(load_many: LoadMany | None, function: Callable[[Any], Any] | None) -> L
 
 def _without_repeats(names: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
+
+
+def locate(ends: list[int], index: int) -> tuple[int, int]:
+    """Returns which data set of a ``ConcatDataset`` an index falls into, and its index there."""
+    if index < 0:
+        index += ends[-1]
+    part = bisect.bisect_right(ends, index)
+    return part, index - ends[part - 1] if part else index

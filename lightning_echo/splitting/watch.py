@@ -27,11 +27,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from lightning_echo.insertion import Needs, earliest
 from lightning_echo.splitting.chains import Transform
-from lightning_echo.splitting.conventions import NAMES, Convention, SplitRefused, elements_of, like
+from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.describe import Convention
 from lightning_echo.splitting.staged import LoadMany
 from lightning_echo.splitting.stages import Load
 
-__all__ = ["LookedAt", "Placeholder", "Watch"]
+__all__ = ["NAMES", "LookedAt", "Placeholder", "Watch", "elements_of", "like"]
 
 
 class LookedAt(BaseException):
@@ -104,6 +105,9 @@ class _Call(NamedTuple):
     results: tuple[Placeholder, ...]
     keywords: tuple[str, ...]
 
+
+# The values that a convention hands over by keyword.
+NAMES = {Convention.transform_image: ("image",), Convention.transform_image_mask: ("image", "mask")}
 
 _Way = dict[str, slice | None]
 
@@ -309,3 +313,15 @@ class Watch:
         return SplitRefused(
             f"without its {name} it does not return what the {name} is called with, as {self._convention.value} would"
         )
+
+
+def elements_of(sample: Any) -> tuple[Any, ...]:
+    """Returns what a sample is made of."""
+    return tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
+
+
+def like(sample: Any, elements: list[Any]) -> Any:
+    """Returns ``elements`` as what `elements_of` took them from."""
+    if not isinstance(sample, (tuple, list)):
+        return elements[0]
+    return elements if isinstance(sample, list) else tuple.__new__(type(sample), elements)

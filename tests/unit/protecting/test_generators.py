@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lightning_echo import StagedDataset
 from lightning_echo.protecting.generators import generator_state, places_of_generators
-from lightning_echo.splitting.conventions import SplitRefused
+from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.splits import find_split, make_stages
 

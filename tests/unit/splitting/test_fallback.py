@@ -4,9 +4,8 @@ import pytest
 from torch.utils.data import Dataset
 
 from lightning_echo.protecting.protect import copy_example
-from lightning_echo.splitting.conventions import SplitRefused
+from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.fallback import WHOLE, WatchedStages
-from lightning_echo.splitting.raw import ReadRefused
 from lightning_echo.splitting.splits import make_stages
 
 

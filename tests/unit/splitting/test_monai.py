@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from lightning_echo import EchoLoader
 from lightning_echo.protecting.seeding import Seeding, seeders
 from lightning_echo.splitting.chains import cut_chain, is_deterministic, put_in_place
-from lightning_echo.splitting.conventions import SplitRefused
+from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.splits import find_split, make_stages
 
 

@@ -21,8 +21,8 @@ from torchvision import transforms as v1
 from torchvision.datasets import folder as torchvision_folder
 
 from lightning_echo.loading.loader import EchoLoader
-from lightning_echo.splitting.conventions import Convention, SplitRefused
-from lightning_echo.splitting.raw import ReadRefused, raw_stages
+from lightning_echo.splitting.cut import ReadRefused, SplitRefused
+from lightning_echo.splitting.describe import Convention
 from lightning_echo.splitting.splits import find_split, make_stages
 from lightning_echo.splitting.staged import StagedDataset, is_raw, is_staged
 from lightning_echo.splitting.stages import ProtocolStages
@@ -344,7 +344,7 @@ class TestFolders:
             make_stages(dataset, conventions, raw=True)
         dataset.read, dataset.decode = dataset.samples.__getitem__, lambda raw: raw
         with pytest.raises(SplitRefused, match="ImageFolder no longer has files that torchvision's default loader decodes"):
-            raw_stages(dataset, *conventions)
+            make_stages(dataset, conventions, raw=True)
 
 
 class TestRefused:

@@ -17,8 +17,9 @@ from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from lightning_echo.splitting.conventions import Convention
-from lightning_echo.splitting.splits import SplitRefused, find_split
+from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.describe import Convention
+from lightning_echo.splitting.splits import find_split
 from lightning_echo.splitting.staged import StagedDataset
 
 

@@ -9,8 +9,9 @@ from split_cases import CALLED, CROP_AND_FLIP, Arrays, behaves_like, proved, pro
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 from torchvision.transforms import v2
 
-from lightning_echo.splitting.conventions import Convention
-from lightning_echo.splitting.splits import SplitRefused, find_split, make_stages
+from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.describe import Convention
+from lightning_echo.splitting.splits import find_split, make_stages
 
 
 class TestLookAlikes:

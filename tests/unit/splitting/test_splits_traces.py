@@ -12,7 +12,8 @@ from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from lightning_echo.splitting.splits import Split, SplitRefused, find_split, make_stages
+from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.splits import Split, find_split, make_stages
 from lightning_echo.splitting.staged import StagedDataset
 
 

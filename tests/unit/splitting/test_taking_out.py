@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import EchoLoader
-from lightning_echo.splitting.conventions import Convention, SplitRefused
+from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.describe import Convention
 from lightning_echo.splitting.splits import find_split, make_stages
 
 

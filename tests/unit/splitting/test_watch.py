@@ -18,7 +18,8 @@ from torch.utils.data import default_collate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from lightning_echo.splitting.conventions import Convention, SplitRefused
+from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.describe import Convention
 from lightning_echo.splitting.watch import LookedAt, Placeholder, Watch
 
 

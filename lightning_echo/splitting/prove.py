@@ -27,7 +27,7 @@ from lightning_echo.protecting.generators import Place, places_of_generators
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.seeding import seeders
 from lightning_echo.protecting.weight import nbytes
-from lightning_echo.splitting.conventions import SplitRefused
+from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.stages import Stages
 
 _SEED = 1907_05550
