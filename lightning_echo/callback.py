@@ -18,26 +18,36 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_echo.attachment import Attachment
 from lightning_echo.checkpoints import adapt_checkpoint
-from lightning_echo.config import EchoConfig
-from lightning_echo.datamodule import EchoDataModule
+from lightning_echo.config import EchoConfig, given_options
+from lightning_echo.datamodule import DecidesFactor, EchoDataModule
+from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measuring.control import Controller, Decision, Observation
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.summary import advise, summarize
+from lightning_echo.measuring.target_idle import TargetIdle
 from lightning_echo.monitoring.decider import Decider
 from lightning_echo.monitoring.logged import ProgressText, log_hyperparameters, log_metrics, report_of, steps_taken
 from lightning_echo.monitoring.meter import RunMeter
 from lightning_echo.training.one_fit import refuse_second_fit
 from lightning_echo.training.several import Echoed, echoed_in, parts_of
 from lightning_echo.training.training_echo import TrainingEcho
-from lightning_echo.training.wrapping import check_echo
+from lightning_echo.training.wrapping import Options, read_options, without_auto
 
 __all__ = ["EchoCallback"]
 
 
-class EchoCallback(pl.Callback):
-    """Echoes the training data of the data module, or of the model's own ``train_dataloader``; measures, logs and decides.
+class EchoCallback(DecidesFactor, pl.Callback):
+    """Echoes what a Trainer trains on: the loader of a data module, the model's own, or one that is passed to ``fit``; measures,
+    logs and decides.
 
-    Without ``controller`` and ``echo`` it changes nothing: it measures what is there, and the summary says whether echoing pays.
+    ================================================== ==================================================================
+    ``EchoCallback()``                                 changes nothing: it measures what is there, and the summary says
+                                                       whether echoing pays
+    ``EchoCallback(factor=4)``                         every fresh example is used four times
+    ``EchoCallback(factor="auto")``                    the factor is decided on from epoch to epoch, by ``TargetIdle()``
+    ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
+    ``EchoCallback(factor=2, controller=controller)``  begins with that factor
+    ================================================== ==================================================================
 
     Logged per epoch through every logger; those marked with * also every ``Trainer(log_every_n_steps)``. What could not be
     measured is left out.
@@ -72,9 +82,16 @@ class EchoCallback(pl.Callback):
 
     Args:
         controller: Decides the factor from epoch to epoch, of a collection one for all loaders. None: it stays as it is.
-        echo: The options of echoing, for a single loader and for all of a collection; or, by name, for those of a collection
-            that are echoed (see `EchoDataModule`). None: with a controller those of ``EchoConfig()``, and an `EchoLoader` or
-            `EchoDataModule` that is in the run is driven as it is; without one the run is left as it is.
+        factor: Echo factor, a real number >= 1: uses per fresh example; or ``"auto"``, for a `TargetIdle` with its defaults as
+            the controller. None: 1 with a controller or another option; without them the run is left as it is.
+        insertion_point: Where the echo stage stands, see `InsertionPoint`.
+        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
+        epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
+        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
+        echo: In place of these options: an `EchoConfig` or a mapping (a dict, OmegaConf's ``DictConfig``) with them, for a single
+            loader and for all of a collection; or, by name, one for each loader of a collection that is echoed (see
+            `EchoDataModule`). Where neither it nor an option is given, a controller drives an `EchoLoader` or `EchoDataModule`
+            that is in the run as it is.
         summary: Whether to print a summary at the end of ``fit``.
 
     Attributes:
@@ -83,11 +100,11 @@ class EchoCallback(pl.Callback):
 
     Raises:
         TypeError: An argument has a wrong type.
-        ValueError: ``echo`` names no loader.
+        ValueError: An option has an impossible value, ``echo`` names no loader, or two arguments say the same thing.
 
     Example:
         >>> from lightning import Trainer
-        >>> callback = EchoCallback(echo=EchoConfig(factor=4))
+        >>> callback = EchoCallback(factor=4)
         >>> trainer = Trainer(callbacks=[callback], logger=False, enable_checkpointing=False, accelerator="cpu")
     """
 
@@ -95,22 +112,39 @@ class EchoCallback(pl.Callback):
         self,
         controller: Controller | None = None,
         *,
+        factor: int | float | str | None = None,
+        insertion_point: InsertionPoint | str = "auto",
+        buffer_size: int | None = None,
+        epoch_length: str = "fixed",
+        seed: int | None = None,
         echo: dict[str, EchoConfig] | EchoConfig | None = None,
         summary: bool = True,
     ) -> None:
         if controller is not None and not isinstance(controller, Controller):
-            raise TypeError(f"controller must be a Controller such as TargetIdle(), or None, got {controller!r}")
-        check_echo(echo)
-        self.controller, self.summary = controller, summary
-        self.attachment = Attachment(echo)
+            raise TypeError(
+                f"controller must be a Controller such as TargetIdle(), or None, got {controller!r}; a factor is given by "
+                "EchoCallback(factor=...)"
+            )
+        options = given_options(
+            factor=factor, insertion_point=insertion_point, buffer_size=buffer_size, epoch_length=epoch_length, seed=seed
+        )
+        config, is_auto = _config(options, echo)
+        if is_auto and controller is not None:
+            raise ValueError(
+                f"factor='auto' stands for a controller, TargetIdle() with its defaults, and controller={controller!r} is given, "
+                "too: leave one of the two out"
+            )
+        self.controller, self.summary = TargetIdle() if is_auto else controller, summary
+        self.attachment = Attachment(config)
         self.reports: list[EpochReport] = []
-        self._echoes = echo is not None or controller is not None
+        self._echoes = config is not None or self.controller is not None
+        self._deciding, self._default = self.controller, TargetIdle()  # what decides in this fit; for an EchoDataModule("auto")
         self._trainer: pl.Trainer | None = None  # whose fit is under way
         self._begin_fit()
 
     def _begin_fit(self) -> None:
         self.reports = []
-        self._meter, self._decider = RunMeter(), Decider(self.controller)
+        self._meter, self._decider = RunMeter(), Decider(self._deciding)
         self._progress = ProgressText()
         self._loader: Echoed | None = None
         self._epoch = self._last_step = 0
@@ -125,13 +159,15 @@ class EchoCallback(pl.Callback):
         if self._trainer is not None:
             refuse_second_fit("EchoCallback", trainer, self._trainer)
         self._trainer = trainer
+        is_auto = isinstance(_datamodule(trainer), EchoDataModule) and _datamodule(trainer).is_auto
+        self._deciding = self._default if self.controller is None and is_auto else self.controller
         self._begin_fit()
-        if not self._echoes:
+        if not self._echoes and not is_auto:
             return
         self.attachment.attach(trainer, pl_module)
-        if self.controller is not None:
+        if self._deciding is not None:
             self._echoed(trainer).factor  # noqa: B018 (refuses factors of their own before one is set for all)
-        factor = None if self.controller is None else self.controller.initial_factor()
+        factor = None if self._deciding is None else self._deciding.initial_factor()
         if factor is not None:
             self._echoed(trainer).factor = factor
 
@@ -143,13 +179,13 @@ class EchoCallback(pl.Callback):
         self._loader = _loaders_in_use(trainer)
         if not trainer.overfit_batches:  # type: ignore[attr-defined]
             self._decider.check(trainer, self._loader)
-            largest = None if self.controller is None else self.controller.largest_factor()
+            largest = None if self._deciding is None else self._deciding.largest_factor()
             if largest is not None:
                 self._echoed(trainer).expect_factor(largest)
         self._last_step = steps_taken(trainer)
         self._meter.start(trainer, pl_module, self._loader)
         self._catch_up(trainer, pl_module)
-        log_hyperparameters(trainer, self._loader, self.controller)
+        log_hyperparameters(trainer, self._loader, self._deciding)
         self._progress.show(trainer)
         self._say_progress()
 
@@ -284,6 +320,26 @@ class EchoCallback(pl.Callback):
         self._progress.text = f"{self._factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")
 
 
+def _config(options: dict[str, Any], echo: Any) -> tuple[Options | None, bool]:
+    """The options of an `EchoCallback`, None where nothing is said about them, and whether a ``TargetIdle()`` decides.
+
+    Raises:
+        TypeError: An option has a wrong type.
+        ValueError: Options are given twice, or one has an impossible value.
+    """
+    if options and echo is not None:
+        said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise ValueError(
+            f"EchoCallback has options in echo={echo!r} and in {said}: give all of them in one of the two, as in "
+            "EchoCallback(factor=4, buffer_size=64)"
+        )
+    given: Options | None = EchoConfig(**options) if options else read_options("echo", echo)
+    if given is None:
+        return None, False
+    config, is_auto = without_auto("echo", given)
+    return (None if is_auto and config == EchoConfig() else config), is_auto
+
+
 def _datamodule(trainer: Any) -> Any:
     return trainer.datamodule  # untyped: Trainer sets it outside __init__
 
@@ -307,5 +363,5 @@ def _check_alone(trainer: Any) -> None:
     if len(found) > 1:
         raise MisconfigurationException(
             f"the Trainer has {len(found)} EchoCallbacks, of which only one can echo and decide: keep one, and give it "
-            "both echo and controller"
+            "the options and the controller"
         )

@@ -17,7 +17,7 @@ from lightning_echo.analysis.command import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import EchoConfig
 from lightning_echo.measuring.control import Controller
-from lightning_echo.training.wrapping import check_configs
+from lightning_echo.training.wrapping import read_loaders
 
 __all__ = ["EchoCLI", "EchoOptions"]
 
@@ -27,7 +27,8 @@ class EchoOptions(EchoConfig):
     """Data echoing: every fresh example is used factor times; by default it is only measured what that would gain.
 
     Args:
-        factor: Uses per fresh example, a real number >= 1; 1 is no echoing.
+        factor: Uses per fresh example, a real number >= 1; 1 is no echoing. 'auto' is decided on from epoch to epoch, by a
+            TargetIdle with its defaults.
         insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
             after_transfer, or auto.
         buffer_size: Most live examples per rank (batches for after_batching and after_transfer). Default: chosen.
@@ -45,9 +46,10 @@ class EchoOptions(EchoConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loaders is not None:
-            check_configs("loaders", self.loaders)
+            self.loaders = read_loaders("loaders", self.loaders)
             if EchoConfig(**self.as_options()) != EchoConfig():
                 raise ValueError("loaders has the options of each loader: leave factor and the other options out beside it")
+        self.callback()  # refuses what does not go together
 
     def callback(self) -> EchoCallback:
         """What these options ask for; with nothing but defaults, a callback that only measures."""
@@ -60,7 +62,7 @@ class EchoOptions(EchoConfig):
 
 
 class EchoCLI(LightningCLI):
-    """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.controller TargetIdle``; and analyzes: ``analyze``.
+    """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.factor auto``; and analyzes: ``analyze``.
 
     The group ``echo`` holds the options of `EchoConfig`, ``controller``, ``loaders`` and ``enabled``. With neither factor nor
     controller an `EchoCallback` only measures, and its advice says whether echoing would pay. ``--echo.enabled false`` does the
@@ -80,7 +82,7 @@ class EchoCLI(LightningCLI):
         >>> with patch("sys.argv", started):  # as from the command line
         ...     cli = EchoCLI(BoringModel, run=False, seed_everything_default=False)
         >>> cli.config.echo.factor, any(isinstance(callback, EchoCallback) for callback in cli.trainer.callbacks)
-        (4.0, True)
+        (4, True)
     """
 
     def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:

@@ -11,15 +11,19 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_echo.config import EchoConfig
+from lightning_echo.config import EchoConfig, given_options
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.training.one_fit import is_in_fit
 from lightning_echo.training.stand_in import StandIn
 from lightning_echo.training.training_echo import TrainingEcho
-from lightning_echo.training.wrapping import check_configs
+from lightning_echo.training.wrapping import Options, read_loaders, without_auto
 
-__all__ = ["EchoDataModule"]
+__all__ = ["DecidesFactor", "EchoDataModule"]
+
+
+class DecidesFactor:
+    """A callback that sets the factor of an `EchoDataModule` with ``factor="auto"``."""
 
 
 class EchoDataModule(StandIn):
@@ -32,7 +36,8 @@ class EchoDataModule(StandIn):
 
     Args:
         datamodule: The user's data module.
-        factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader.
+        factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader. ``"auto"``: the `EchoCallback` of
+            the Trainer decides, by its controller, or by a `TargetIdle` with its defaults if it has none.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
@@ -45,7 +50,8 @@ class EchoDataModule(StandIn):
     Raises:
         TypeError: ``datamodule`` is no ``LightningDataModule`` of the package ``lightning``, or an option has a wrong type.
         ValueError: An option has an impossible value.
-        MisconfigurationException: The data module has no training loader, or one that cannot be echoed.
+        MisconfigurationException: The data module has no training loader, or one that cannot be echoed. In ``fit``: the factor is
+            ``"auto"`` and the Trainer has no `EchoCallback`.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -59,12 +65,12 @@ class EchoDataModule(StandIn):
         ('DataLoader', 2.0)
     """
 
-    _own = ("_echo",)
+    _own = ("_echo", "_is_auto")
 
     def __init__(
         self,
         datamodule: pl.LightningDataModule,
-        factor: float | None = None,
+        factor: int | float | str | None = None,
         *,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | None = None,
@@ -75,15 +81,19 @@ class EchoDataModule(StandIn):
     ) -> None:
         super().__init__(datamodule)
         _check_trains(datamodule)
-        config: EchoConfig | dict[str, EchoConfig]
+        options = given_options(
+            factor=factor, insertion_point=insertion_point, buffer_size=buffer_size, epoch_length=epoch_length, seed=seed
+        )
+        given: Options
         if loaders is None:
             if factor is None:
                 raise TypeError("factor is missing: EchoDataModule(datamodule, factor=4), or options by name in loaders")
-            config = EchoConfig(factor, insertion_point, buffer_size, epoch_length, seed)
+            given = EchoConfig(**options)
+        elif options:
+            raise ValueError("loaders has the options of each loader: leave factor and the other options out beside it")
         else:
-            _check_only("loaders", (factor, insertion_point, buffer_size, epoch_length, seed))
-            check_configs("loaders", loaders)
-            config = loaders
+            given = read_loaders("loaders", loaders)
+        config, self._is_auto = without_auto("loaders", given)
         way_out = "use the data module without EchoDataModule around it"
         self._echo = TrainingEcho(config, datamodule, owner="EchoDataModule", way_out=way_out, shard=shard)
 
@@ -95,7 +105,7 @@ class EchoDataModule(StandIn):
         test_dataloaders: Any = None,
         predict_dataloaders: Any = None,
         *,
-        factor: float | None = None,
+        factor: int | float | str | None = None,
         **echo_options: Any,
     ) -> EchoDataModule:
         """An echoing data module of loaders, as they would be passed to ``Trainer.fit``.
@@ -137,6 +147,11 @@ class EchoDataModule(StandIn):
         return self._echo.loader
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the Trainer's `EchoCallback` is to decide on the factor."""
+        return self._is_auto
+
+    @property
     def factor(self) -> float:
         """The echo factor last set; see `EchoLoader.factor` for the batch from which it counts.
 
@@ -167,9 +182,17 @@ class EchoDataModule(StandIn):
 
     def setup(self, stage: str) -> None:
         if stage == "fit" and self._inner.trainer is not None:
+            self._check_decided(self._inner.trainer)
             self._echo.begin_fit(self._inner.trainer)
         self._inner.setup(stage)
         self._bind_overridden()  # setup may have put loaders on the instance
+
+    def _check_decided(self, trainer: Any) -> None:
+        if self._is_auto and not any(isinstance(callback, DecidesFactor) for callback in trainer.callbacks):
+            raise MisconfigurationException(
+                "EchoDataModule(factor='auto') needs an EchoCallback in the Trainer, which measures and decides: "
+                "Trainer(..., callbacks=[EchoCallback()]), or give the factor as a number"
+            )
 
     def teardown(self, stage: str) -> None:
         self._echo.end_own_reload()
@@ -209,11 +232,6 @@ class _Returns:
 
     def loaders(self) -> Any:
         return self._value
-
-
-def _check_only(argument: str, others: tuple[Any, ...]) -> None:
-    if others != (None, InsertionPoint.auto, None, "fixed", None):
-        raise ValueError(f"{argument} has the options of each loader: leave factor and the other options out beside it")
 
 
 def _check_trains(datamodule: pl.LightningDataModule) -> None:

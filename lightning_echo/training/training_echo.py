@@ -85,7 +85,8 @@ class TrainingEcho:
         """The echo factor last set of each loader; a single one has the empty name."""
         if self._echoed is not None:
             return {name: loader.factor for name, loader in self._parts.items()}
-        return {name: config.factor if self._factor is None else self._factor for name, config in self._wrapping.configs.items()}
+        configs = self._wrapping.configs.items()
+        return {name: float(config.factor) if self._factor is None else self._factor for name, config in configs}
 
     @property
     def factor(self) -> float:
@@ -137,8 +138,12 @@ class TrainingEcho:
         self._warned = False
         self.estimate.begin(trainer)
 
-    def train_dataloader(self, ask: Callable[[], Any]) -> Any:
+    def train_dataloader(self, ask: Callable[[], Any], *, is_dealt_out: bool = False) -> Any:
         """What the Trainer gets: what the user's ``train_dataloader`` (``ask``) returns, echoed.
+
+        Args:
+            ask: Returns the user's loader, or a collection of them.
+            is_dealt_out: Whether Lightning has dealt the data out to the ranks already, where it does so.
 
         Raises:
             MisconfigurationException: The user's loader cannot be echoed, or is already.
@@ -160,7 +165,7 @@ class TrainingEcho:
             self._loader = self._echoed = None
             rank_zero_info("lightning_echo: Trainer(overfit_batches=...) trains on the same few batches; echoing is off")
             return given
-        return self.use(self._wrapping.wrap(given, self._parts, self._factor, trainer))
+        return self.use(self._wrapping.wrap(given, self._parts, self._factor, trainer, is_dealt_out=is_dealt_out))
 
     def adopt(self, loader: Any) -> None:
         """Takes a loader that the Trainer has already, and trains with now: an `EchoLoader`, or a collection with them.

@@ -7,16 +7,18 @@ the seed of each is made of the one given (or of ``seed_everything``'s) and its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_echo.config import EchoConfig
+from lightning_echo.config import AUTO, EchoConfig, config_of
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.planning.hashing import named_seed
 from lightning_echo.training.collection import is_collection, leaves_of, with_leaves
 
-__all__ = ["Wrapping", "check_configs", "check_echo"]
+__all__ = ["Options", "Wrapping", "read_loaders", "read_options", "without_auto"]
+
+Options: TypeAlias = EchoConfig | dict[str, EchoConfig]
 
 
 class Wrapping:
@@ -37,7 +39,9 @@ class Wrapping:
         self.configs = {"": config} if isinstance(config, EchoConfig) else dict(config)
         self._owner, self._way_out, self._shard = owner, way_out, shard
 
-    def wrap(self, given: Any, before: Mapping[str, EchoLoader], factor: float | None, trainer: Any) -> Any:
+    def wrap(
+        self, given: Any, before: Mapping[str, EchoLoader], factor: float | None, trainer: Any, *, is_dealt_out: bool = False
+    ) -> Any:
         """The user's loader echoed, or the user's collection of loaders with those echoed that are to be.
 
         Args:
@@ -45,6 +49,7 @@ class Wrapping:
             before: Those in use so far, by name: kept where they stand around the same loader.
             factor: For loaders that are new; None: that of their options.
             trainer: Knows the ranks; None: there is none.
+            is_dealt_out: Whether Lightning has dealt the data out to the ranks already, where it does so.
 
         Raises:
             MisconfigurationException: A name is unknown, or a loader is echoed already.
@@ -52,7 +57,11 @@ class Wrapping:
             ValueError: An option does not fit a loader.
         """
         leaves = leaves_of(given)
-        echoed = {name: self._echo(name, leaves[name], before.get(name), factor, trainer) for name in self._names(given, leaves)}
+        ranks: dict[str, Any] = {}  # else torch.distributed is asked
+        if trainer is not None or not self._shard:
+            deals_out = trainer is not None and self._shard and not is_dealt_out
+            ranks = {"num_replicas": 1, "rank": 0, **((trainer.distributed_sampler_kwargs if deals_out else None) or {})}
+        echoed = {name: self._echo(name, leaves[name], before.get(name), factor, ranks) for name in self._names(given, leaves)}
         for name, leaf in leaves.items():
             if isinstance(leaf, EchoLoader) and name not in echoed:
                 self._refuse_echoed(name)
@@ -80,7 +89,7 @@ class Wrapping:
             )
         return [name for name in leaves if name in self.configs]
 
-    def _echo(self, name: str, loader: Any, before: EchoLoader | None, factor: float | None, trainer: Any) -> EchoLoader:
+    def _echo(self, name: str, loader: Any, before: EchoLoader | None, factor: float | None, ranks: dict[str, Any]) -> EchoLoader:
         if before is not None and (loader is before.loader or loader is before):
             return before
         if isinstance(loader, EchoLoader):
@@ -90,10 +99,6 @@ class Wrapping:
             options["factor"] = factor if before is None else before.factor
         if options["seed"] is not None:
             options["seed"] = named_seed(options["seed"], name)
-        ranks = {}
-        if trainer is not None or not self._shard:
-            shards = trainer.distributed_sampler_kwargs if trainer is not None and self._shard else None
-            ranks = {"num_replicas": 1, "rank": 0, **(shards or {})}
         try:
             echoed = EchoLoader(loader, **options, **ranks)
         except (TypeError, ValueError) as error:
@@ -108,38 +113,65 @@ class Wrapping:
         raise MisconfigurationException(f"train_dataloader returns {what} already: return the plain loader, or {self._way_out}")
 
 
-def check_configs(argument: str, configs: Any) -> None:
-    """Refuses what are no options by name.
+def read_options(argument: str, given: Any) -> Options | None:
+    """The options of all loaders, or by name of those that are echoed; None where nothing is given.
+
+    Args:
+        argument: What they were given as, for error messages.
+        given: An `EchoConfig`, a mapping of its options, or a mapping of names of loaders to these. A mapping may be a dict or
+            OmegaConf's ``DictConfig``.
 
     Raises:
-        TypeError: It is no mapping of names to `EchoConfig`.
-        ValueError: It is empty.
+        TypeError: It is something else, or an option has a wrong type.
+        ValueError: It is empty, or an option has an impossible value.
+    """
+    if given is None or isinstance(given, EchoConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{argument} must be an EchoConfig, a dict or DictConfig of its options, a dict of these by names of loaders, or "
+            f"None, got {type(given).__name__} {given!r}: EchoConfig(factor=4)"
+        )
+    if not given or any(isinstance(value, EchoConfig | Mapping) for value in given.values()):
+        return read_loaders(argument, given)
+    return config_of(argument, given)
+
+
+def read_loaders(argument: str, given: Any) -> dict[str, EchoConfig]:
+    """The options by names of loaders: each an `EchoConfig` or a mapping of its options.
+
+    Raises:
+        TypeError: It is something else, or an option has a wrong type.
+        ValueError: It is empty, or an option has an impossible value.
     """
     example = f'{argument}={{"labelled": EchoConfig(factor=4)}}'
-    if not isinstance(configs, Mapping):
-        raise TypeError(f"{argument} must map names of loaders to an EchoConfig each, got {configs!r}: {example}")
-    if not configs:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{argument} must map names of loaders to an EchoConfig each, got {given!r}: {example}")
+    if not given:
         raise ValueError(f"{argument} is empty, so that nothing would be echoed: {example}")
-    for name, config in configs.items():
-        if not isinstance(name, str) or not isinstance(config, EchoConfig):
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, EchoConfig | Mapping):
             raise TypeError(
-                f"{argument} must map names of loaders to an EchoConfig each, got {name!r}: {type(config).__name__} {config!r}: "
+                f"{argument} must map names of loaders to an EchoConfig each, got {name!r}: {type(value).__name__} {value!r}: "
                 f"{example}; positions in a list are the names '0', '1', ..."
             )
+    return {name: config_of(f"{argument}[{name!r}]", value) for name, value in given.items()}
 
 
-def check_echo(echo: Any) -> None:
-    """Refuses what is neither `EchoConfig`, nor options by name, nor None.
+def without_auto(argument: str, given: Options) -> tuple[Options, bool]:
+    """The options to begin with, and whether a controller is to decide on the factor: ``factor="auto"`` becomes 1.
 
     Raises:
-        TypeError: It is something else.
-        ValueError: It is empty.
+        ValueError: Only some of the loaders have it, and a controller decides on one factor for all.
     """
-    if echo is None or isinstance(echo, EchoConfig):
-        return
-    if not isinstance(echo, Mapping) or not all(isinstance(config, EchoConfig) for config in echo.values()):
-        raise TypeError(
-            f"echo must be an EchoConfig, a dict of them by names of loaders, or None, got {type(echo).__name__} {echo!r}: "
-            "EchoConfig(factor=4), EchoConfig(**options) of a dict, OmegaConf.to_object(config) of a structured config"
+    configs = given if isinstance(given, dict) else {"": given}
+    named = [name for name, config in configs.items() if config.factor == AUTO]
+    if not named:
+        return given, False
+    if len(named) < len(configs):
+        raise ValueError(
+            f"{argument} has factor='auto' for {', '.join(map(repr, named))} alone, but a controller decides on one factor for "
+            "all loaders that are echoed: give all of them 'auto', or each a number"
         )
-    check_configs("echo", echo)
+    begun = {name: EchoConfig(**{**config.as_options(), "factor": 1.0}) for name, config in configs.items()}
+    return (begun if isinstance(given, dict) else begun[""]), True

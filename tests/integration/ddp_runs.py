@@ -236,6 +236,38 @@ def scenario_callback(folder: Path) -> Any:
     return found
 
 
+def scenario_passed(folder: Path) -> Any:
+    """Loaders that are passed to fit: Lightning puts its sampler into them, anew for each reload, before they are echoed."""
+    (folder / "passed").mkdir(exist_ok=True)
+
+    def run(*callbacks: Any, factor: float = 2, loader: Any = None, ckpt_path: Any = None, **options: Any) -> Run:
+        echo = EchoCallback(factor=factor, insertion_point="after_augmentation", seed=7)
+        loader = Data(**UNEVEN).train_dataloader() if loader is None else loader
+        options = {"max_epochs": 6, "callbacks": [echo, *callbacks], "num_sanity_val_steps": 1, **options}
+        done = Run(TwoRankRecorder(), echo.attachment.echo, trainer(strategy="ddp", devices=2, **options))
+        done.trainer.fit(done.model, loader, Data().val_dataloader(), ckpt_path=ckpt_path)
+        return done
+
+    whole = run()
+    sampler, val_sampler = (each.sampler for each in (whole.loader.loader, whole.trainer.val_dataloaders))  # type: ignore[union-attr]
+    found = {
+        "whole": seen(whole),
+        "samplers": [(type(each).__name__, each.num_replicas, each.rank) for each in (sampler, val_sampler)],
+        "left": "process_dataloader" in vars(whole.trainer.strategy),
+        "reloaded": seen(run(reload_dataloaders_every_n_epochs=1)),
+        "factor 1": seen(run(factor=1, max_epochs=3)),
+        "unsharded": seen(run(use_distributed_sampler=False)),
+    }
+    users = DataLoader(Scans(122), 4, sampler=SubsetRandomSampler(range(0, 122, 2)))
+    found["users sampler"] = seen(run(loader=users))
+    save = SaveAt(folder / "passed", [11], dies=True)
+    try:
+        run(save)
+    except Killed:
+        found["resumed at 11"] = seen(run(ckpt_path=save.path(11)))
+    return found
+
+
 class LocalDecisions(Controller):
     """Would decide differently on each rank: by what the rank itself has logged, and by its number."""
 

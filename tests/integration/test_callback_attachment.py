@@ -338,59 +338,7 @@ def test_options_beside_an_echo_data_module_are_refused_with_the_way_out() -> No
         fit(echoed(), callbacks=[callback()])
 
 
-# ---------------------------------------------------------------------- loaders passed to fit
-
-
-class Watched(Recorder):
-    """Remembers whether it was set up."""
-
-    was_set_up = False
-
-    def setup(self, stage: str) -> None:
-        self.was_set_up = True
-
-
-def test_options_with_loaders_passed_to_fit_are_refused_in_setup_with_the_way_out() -> None:
-    model = Watched()
-    with pytest.raises(MisconfigurationException, match=r"passed to fit.*Use EchoLoader\(loader, 2\.5\)"):
-        fit(Data().train_dataloader(), model=model, callbacks=[callback()])
-    assert not model.was_set_up
-
-
-def test_a_controller_with_loaders_passed_to_fit_is_refused_before_the_first_step_with_the_way_out() -> None:
-    model = Recorder()
-    with pytest.raises(
-        MisconfigurationException, match=r"passed to fit.*Use EchoLoader\(loader, 1\).*or let the train_dataloader"
-    ):
-        fit(Data().train_dataloader(), model=model, callbacks=[EchoCallback(TargetIdle())])
-    assert model.batches == []
-
-
-@pytest.mark.parametrize("echo", [callback(), EchoCallback(TargetIdle())], ids=["options", "controller"])
-def test_loaders_passed_to_fit_beside_a_models_own_are_found_before_the_first_step(echo: EchoCallback) -> None:
-    model = OwnLoaders()
-    with pytest.raises(MisconfigurationException, match="passed to fit"):
-        fit(Data().train_dataloader(), model=model, callbacks=[echo])
-    assert model.batches == []
-    assert not is_bound(model)
-
-
-def test_options_with_an_echo_loader_passed_to_fit_beside_a_models_own_are_refused() -> None:
-    model = OwnLoaders()
-    with pytest.raises(MisconfigurationException, match=r"passed to fit.*no echo in EchoCallback"):
-        fit(Echoes().train_dataloader(), model=model, callbacks=[callback()])
-    assert model.batches == []
-
-
-def test_loaders_passed_to_a_fit_after_one_with_a_data_module_are_found_before_the_first_step() -> None:
-    first, second = Data(), Recorder()
-    runner = trainer(callbacks=[callback()])
-    runner.fit(Recorder(), datamodule=first)
-    runner.fit_loop.max_epochs = 6
-    with pytest.raises(MisconfigurationException, match="passed to fit"):
-        runner.fit(second, Data().train_dataloader(), Data().val_dataloader())
-    assert second.batches == []
-    assert not is_bound(first)
+# ---------------------------------------------------------------------- which loader it is
 
 
 def test_a_models_own_loader_is_echoed_also_after_a_fit_with_a_data_module() -> None:
@@ -400,15 +348,6 @@ def test_a_models_own_loader_is_echoed_also_after_a_fit_with_a_data_module() -> 
     model = OwnLoaders()
     runner.fit(model)
     assert model.batches == fit(echoed(), max_epochs=6).model.batches[18:]
-
-
-def test_a_hook_that_is_replaced_after_setup_is_found() -> None:
-    class InSetup(OwnLoaders):
-        def setup(self, stage: str) -> None:  # after that of the callbacks
-            self.train_dataloader = Data().train_dataloader  # type: ignore[method-assign]
-
-    with pytest.raises(MisconfigurationException, match="the hook was replaced after setup"):
-        fit_alone(InSetup(), callbacks=[callback()])
 
 
 def test_loaders_with_nothing_to_echo_are_left_alone() -> None:
@@ -520,13 +459,20 @@ def test_two_callbacks_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"controller": 4}, r"controller must be a Controller such as TargetIdle\(\), or None, got 4"),
+        ({"controller": 4}, r"controller must be a Controller such as TargetIdle\(\), or None, got 4; .*EchoCallback\(factor="),
         ({"controller": TargetIdle}, "controller must be a Controller such as"),
-        (
-            {"echo": {"factor": 4}},
-            r"echo must be an EchoConfig, a dict .*or None, got dict .*EchoConfig\(\*\*options\)",
-        ),
+        ({"controller": "TargetIdle"}, "controller must be a Controller such as"),
         ({"echo": 4}, "echo must be an EchoConfig, a dict .*or None, got int"),
+        (
+            {"echo": {"fator": 4}},
+            "echo has no option 'fator': its options are factor, insertion_point, buffer_size, epoch_length",
+        ),
+        (
+            {"factor": "TargetIdle"},
+            "factor must be a real number >= 1 .* or 'auto', got 'TargetIdle'; .* the argument controller",
+        ),
+        ({"factor": TargetIdle()}, r"factor must be a real number >= 1 \(1: no echoing\), got TargetIdle"),
+        ({"buffer_size": 1.5}, "buffer_size must be an integer"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_refused_with_the_way_out(arguments: Any, message: str) -> None:

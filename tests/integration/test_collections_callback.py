@@ -295,9 +295,12 @@ def test_counts_of_each_loader_go_on_after_a_resume(tmp_path: Path) -> None:
     ("echo", "error", "message"),
     [
         ({}, ValueError, "echo is empty"),
-        ({"a": 4}, TypeError, "echo must be an EchoConfig, a dict of them by names of loaders, or None, got dict"),
+        ({"a": 4}, TypeError, "echo has no option 'a'"),
+        ({"a": EchoConfig(), "b": 4}, TypeError, "must map names of loaders to an EchoConfig each, got 'b': int 4"),
+        ({"a": {"factr": 4}}, TypeError, r"echo\['a'\] has no option 'factr'"),
+        ({"a": EchoConfig(), "b": EchoConfig("auto")}, ValueError, "'auto' for 'b' alone, .* one factor for all"),
         ({0: EchoConfig()}, TypeError, "got 0: EchoConfig"),
-        ([EchoConfig()], TypeError, "echo must be an EchoConfig, a dict of them"),
+        ([EchoConfig()], TypeError, "echo must be an EchoConfig, a dict or DictConfig of its options, a dict of these by names"),
     ],
 )
 def test_impossible_options_are_refused_when_the_callback_is_made(echo: Any, error: Any, message: str) -> None:

@@ -193,6 +193,61 @@ def test_two_ranks_resume_exactly_with_the_callback_too(ranks: Ranks) -> None:
         assert resumed["counts"] == whole["counts"]
 
 
+def test_a_loader_passed_to_fit_is_echoed_after_lightning_has_dealt_it_out(ranks: Ranks) -> None:
+    one, two = ranks.of("passed", "whole")
+    fresh = [fresh_stream(rank["batches"]) for rank in (one, two)]
+    assert_shares(*fresh, set(range(LENGTH)), EACH)
+    assert not noises_of(one["batches"]) & noises_of(two["batches"])
+    assert one["steps"] == two["steps"] == [8] * 6
+    for rank, found in enumerate((one, two)):  # the sampler hears the number of the pass
+        sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=rank)  # type: ignore[arg-type]
+        for number, examples in enumerate(chunks(fresh[rank], EACH)):
+            sampler.set_epoch(number)
+            assert set(examples) == set(sampler)
+        assert sum(found["counts"]) == 6 * EACH
+
+
+def test_the_sampler_of_a_loader_passed_to_fit_is_lightnings_and_validation_is_as_without_echoing(ranks: Ranks) -> None:
+    for rank in (0, 1):
+        assert ranks.of("passed", "samplers")[rank] == [("DistributedSampler", 2, rank)] * 2
+        validated = ranks.of("passed", "whole")[rank]["validated"]
+        each = ranks.of("plain")[rank]["validated"]  # of one epoch
+        assert validated == each * (len(validated) // len(each))
+        assert len(validated) == 7 * len(each)  # one more for the sanity check
+    assert ranks.of("passed", "left") == (False, False)
+
+
+def test_at_factor_one_a_loader_passed_to_fit_has_the_order_of_lightnings_sampler(ranks: Ranks) -> None:
+    for rank, found in enumerate(ranks.of("passed", "factor 1")):
+        sampler = DistributedSampler(range(LENGTH), num_replicas=2, rank=rank)  # type: ignore[arg-type]
+        order: list[int] = []
+        for number in range(3):
+            sampler.set_epoch(number)
+            order += sampler
+        assert [index for indices, _ in found["batches"] for index in indices] == order
+
+
+def test_a_loader_passed_to_fit_goes_on_after_a_reload_and_a_resume_on_two_ranks(ranks: Ranks) -> None:
+    for name, start in (("reloaded", 0), ("resumed at 11", 11)):
+        for found, whole in zip(ranks.of("passed", name), ranks.of("passed", "whole"), strict=True):
+            assert found["batches"] == whole["batches"][start:]
+            assert found["weights"] == whole["weights"]
+            assert found["counts"] == whole["counts"]
+
+
+def test_a_loader_passed_to_fit_is_not_dealt_out_where_the_trainer_does_not(ranks: Ranks) -> None:
+    one, two = ranks.of("passed", "unsharded")
+    assert [indices for indices, _ in one["batches"]] == [indices for indices, _ in two["batches"]]
+    assert indices_of(one["batches"]) == set(range(LENGTH))
+    assert not noises_of(one["batches"]) & noises_of(two["batches"])
+
+
+def test_a_users_sampler_of_a_loader_passed_to_fit_is_dealt_out_once(ranks: Ranks) -> None:
+    one, two = ranks.of("passed", "users sampler")
+    fresh = [fresh_stream(rank["batches"]) for rank in (one, two)]
+    assert_shares(*fresh, set(range(0, 122, 2)), EACH)
+
+
 def test_a_checkpoint_of_two_ranks_resumes_on_one_with_a_warning_and_leaves_nothing_out(ranks: Ranks) -> None:
     path = str(ranks.folder / "after_augmentation" / "step-8.ckpt")
     before = [batch for rank in ranks.of("resume", "after_augmentation") for batch in rank["whole"]["batches"][:8]]
