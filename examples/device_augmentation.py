@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 
-from lightning_echo import EchoCallback, EchoConfig
+from lightning_echo import EchoCallback
 
 AUGMENT = [v2.RandomCrop(40), v2.RandomHorizontalFlip(), v2.RandomChoice([v2.MixUp(num_classes=2), v2.CutMix(num_classes=2)])]
 
@@ -42,7 +42,7 @@ class Classifier(LightningModule):
 
 if __name__ == "__main__":
     seed_everything(1)
-    echo = EchoCallback(echo=EchoConfig(factor=4, insertion_point="after_transfer"))  # <- the line that is new
+    echo = EchoCallback(factor=4, insertion_point="after_transfer")  # <- the line that is new
     trainer = Trainer(max_epochs=4, devices=1, callbacks=[echo], logger=False, enable_checkpointing=False)
     trainer.fit(Classifier())
     loader = trainer.train_dataloader

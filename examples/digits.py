@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from lightning_echo import EchoCallback, EchoConfig, TargetIdle
+from lightning_echo import EchoCallback, TargetIdle
 from lightning_echo.measuring.report import EpochReport
 
 FILE_PIXELS = 96  # width and height of the image files; the scans themselves are 8 x 8
@@ -287,8 +287,8 @@ def main() -> None:
     point = "before_augmentation"
     callbacks = {
         "without echoing": EchoCallback(),
-        f"factor {args.factor:g}": EchoCallback(echo=EchoConfig(args.factor, point)),
-        "TargetIdle": EchoCallback(TargetIdle(max_factor=8), echo=EchoConfig(1, point)),
+        f"factor {args.factor:g}": EchoCallback(factor=args.factor, insertion_point=point),
+        "TargetIdle": EchoCallback(TargetIdle(max_factor=8), insertion_point=point),
     }
     runs = {name: train(name, callback, datamodule, args) for name, callback in callbacks.items()}
     print_table(runs, len(datamodule.train_set), bound)

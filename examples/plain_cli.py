@@ -3,7 +3,7 @@ r"""A LightningCLI program that knows nothing of echoing, and two ways to echo i
 By a callback:
 
     python plain_cli.py fit --data WavesDataModule --trainer.callbacks+=lightning_echo.EchoCallback \
-        --trainer.callbacks.echo.factor=4 --trainer.callbacks.controller=lightning_echo.TargetIdle
+        --trainer.callbacks.factor=auto
     python plain_cli.py fit --config plain_cli_callback.yaml
 
 By a data module around its own:

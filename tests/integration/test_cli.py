@@ -147,6 +147,14 @@ def test_a_controller_is_chosen_by_name_with_its_options(prefix: str) -> None:
     assert type(loader_of(cli)) is EchoLoader
 
 
+def test_a_factor_may_be_left_to_target_idle() -> None:
+    cli = run("fit", "--echo.factor=auto", "--echo.buffer_size=9", "--trainer.max_epochs=1")
+    controller = controller_of(cli)
+    assert type(controller) is TargetIdle
+    assert (controller.target, controller.min_factor, controller.max_factor) == (0.05, 1.0, 4.0)
+    assert loader_of(cli).buffer_size == 9
+
+
 def test_controllers_can_be_nested_and_hold_a_schedule() -> None:
     inner = ["--echo.controller.controller=FactorSchedule", "--echo.controller.controller.factors={0: 2.0, 3: 4}"]
     controller = controller_of(built("--echo.controller=MetricGuard", *inner, "--echo.controller.patience=2"))
@@ -210,6 +218,7 @@ def test_what_print_config_shows_is_a_config(capsys: pytest.CaptureFixture[str],
 BAD = [
     ("factor", 0.5, "factor must be a finite number >= 1, got 0.5"),
     ("factor", "much", "much"),
+    ("factor", "TargetIdle", "or 'auto', got 'TargetIdle'; a controller is given by the argument controller"),
     ("insertion_point", "before", "insertion_point must be one of 'after_read'"),
     ("buffer_size", 0, "buffer_size must be at least 1, got 0"),
     ("buffer_size", 1.5, "1.5"),
@@ -224,6 +233,13 @@ BAD = [
 class NeverBuilt(Model):
     def __init__(self) -> None:
         raise AssertionError("a bad value must be found first")
+
+
+def test_auto_beside_a_controller_ends_in_the_parsers_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run("fit", "--echo.factor=auto", "--echo.controller=TargetIdle", model_class=NeverBuilt)
+    assert end.value.code == 2
+    assert "error: echo: factor='auto' stands for a controller" in capsys.readouterr().err
 
 
 @pytest.mark.grid

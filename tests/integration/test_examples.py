@@ -98,7 +98,7 @@ DATA_MODULE = ["--data=lightning_echo.EchoDataModule", "--data.datamodule=waves.
 
 @pytest.mark.program
 def test_an_unchanged_cli_program_echoes_by_a_callback_on_its_command_line(tmp_path: Path) -> None:
-    options = [*CALLBACK, "--trainer.callbacks.echo.factor=4", f"--trainer.callbacks.echo.buffer_size={BUFFER}"]
+    options = [*CALLBACK, "--trainer.callbacks.factor=4", f"--trainer.callbacks.buffer_size={BUFFER}"]
     controller = "--trainer.callbacks.controller=lightning_echo.TargetIdle"
     found = outcome(run("plain_cli.py", "fit", *options, controller, "--trainer.max_epochs=1", cwd=tmp_path))
     assert_echoed(found, 4, epochs=1)  # the controller decides for the first time at the end of the epoch
