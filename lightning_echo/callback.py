@@ -113,7 +113,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         controller: Controller | None = None,
         *,
         factor: int | float | str | None = None,
-        insertion_point: InsertionPoint | str = "auto",
+        insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | None = None,
         epoch_length: str = "fixed",
         seed: int | None = None,

@@ -9,9 +9,9 @@ from typing import Any
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading import options
 
-__all__ = ["AUTO", "EchoConfig", "config_of", "given_options"]
+__all__ = ["AUTO_FACTOR", "EchoConfig", "config_of", "given_options"]
 
-AUTO = "auto"  # the factor that a controller decides on
+AUTO_FACTOR = "auto"  # the factor that a controller decides on
 
 
 @dataclass
@@ -92,9 +92,9 @@ def given_options(**values: Any) -> dict[str, Any]:
 def _check_factor(factor: Any) -> float | str:
     if not isinstance(factor, str):
         return options.check_factor(factor)
-    if factor != AUTO:
+    if factor != AUTO_FACTOR:
         raise TypeError(
             f"factor must be a real number >= 1 (1: no echoing) or 'auto', got {factor!r}; a controller is given by the argument "
             "controller"
         )
-    return AUTO
+    return AUTO_FACTOR

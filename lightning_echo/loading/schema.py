@@ -27,6 +27,7 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from lightning_echo.insertion import InsertionPoint
 from lightning_echo.planning.ratio import MOST_FACTOR
 
 __all__ = ["LEFT_OUT", "ROW", "EchoStateError", "Least", "LeftOut", "plain", "read", "require"]
@@ -153,7 +154,7 @@ def _truth(value: Any, path: Path) -> Any:
 
 
 def _member(cls: type[Enum]) -> _Form:
-    known = [member.value for member in cls if member.value != "auto"]  # asked for, but never what came of it
+    known = [member.value for member in cls if member.value != InsertionPoint.auto.value]  # asked for, but never what came of it
 
     def read(value: Any, path: Path) -> Any:
         require(isinstance(value, str) and value in known, path, f"one of {', '.join(known)}", value)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_echo.config import AUTO, EchoConfig, config_of
+from lightning_echo.config import AUTO_FACTOR, EchoConfig, config_of
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.planning.hashing import named_seed
 from lightning_echo.training.collection import is_collection, leaves_of, with_leaves
@@ -165,7 +165,7 @@ def without_auto(argument: str, given: Options) -> tuple[Options, bool]:
         ValueError: Only some of the loaders have it, and a controller decides on one factor for all.
     """
     configs = given if isinstance(given, dict) else {"": given}
-    named = [name for name, config in configs.items() if config.factor == AUTO]
+    named = [name for name, config in configs.items() if config.factor == AUTO_FACTOR]
     if not named:
         return given, False
     if len(named) < len(configs):

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from omegaconf import OmegaConf, ValidationError
+from omegaconf.errors import ConfigTypeError
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoConfig, EchoDataModule, EchoLoader, InsertionPoint
@@ -29,9 +30,12 @@ def test_loader_data_module_and_config_have_the_same_options_of_the_same_types_w
     of_config, of_constructor = options_of(EchoConfig), options_of(constructor)
     # Who wraps a loader says the factor (or, of several loaders, options by name); a config must be constructible without, and
     # then changes nothing.
-    required = (float, inspect.Parameter.empty) if constructor is EchoLoader else (float | None, None)
-    assert of_constructor.pop("factor") == required
-    assert of_config.pop("factor") == (float, 1.0)
+    of_loader, of_module = (
+        (float, inspect.Parameter.empty),
+        (int | float | str | None, None),
+    )  # a loader has no controller: no "auto"
+    assert of_constructor.pop("factor") == (of_loader if constructor is EchoLoader else of_module)
+    assert of_config.pop("factor") == (int | float | str, 1.0)
     # A config holds plain values: the member's name where the constructors take the member too.
     assert of_constructor.pop("insertion_point") == (InsertionPoint | str, "auto")
     assert of_config.pop("insertion_point") == (str, "auto")
@@ -62,7 +66,11 @@ def test_an_instance_can_be_structured_and_stays_writable() -> None:
 def test_omegaconf_refuses_an_unknown_option_and_a_wrong_type() -> None:
     config = OmegaConf.structured(EchoConfig)
     with pytest.raises(ValidationError, match="factor"):
-        OmegaConf.merge(config, OmegaConf.from_dotlist(["factor=much"]))
+        OmegaConf.merge(config, OmegaConf.from_dotlist(["factor=[1]"]))
+    with pytest.raises(ValidationError, match="buffer_size"):
+        OmegaConf.merge(config, OmegaConf.from_dotlist(["buffer_size=much"]))
+    with pytest.raises(ConfigTypeError, match=r"factor must be a real number >= 1 .* or 'auto', got 'much'"):
+        OmegaConf.to_object(OmegaConf.merge(config, OmegaConf.from_dotlist(["factor=much"])))
     with pytest.raises(Exception, match="faktor"):
         OmegaConf.merge(config, OmegaConf.from_dotlist(["faktor=2"]))
 

@@ -153,7 +153,7 @@ def named_in(source):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or isinstance(parents[node], ast.Expr):
             continue
         is_auto = node.value == "auto" or auto.search(node.value)  # a factor may be "auto", too
-        if a_point.search(node.value) or (is_auto and "factor" not in spoken_of(node, parents)):
+        if a_point.search(node.value) or (is_auto and "factor" not in spoken_of(node, parents).lower()):
             found.append((node.lineno, node.value))
     return found
 
