@@ -48,29 +48,25 @@ def make(cut: Cut, dataset: Any) -> Stages:
 
     def made(described: DataSet, dataset: Any) -> Stages:
         if described.number not in known:
-            inside = list(map(made, led_to(described, cut.raw), held_by(dataset, described.leads)))
-            stages = _leading(described.leads, dataset, inside) if inside else _leaf(cuts[described.number], dataset)
-            known[described.number] = stages
+            leaf = cuts.get(described.number)
+            if leaf is None:
+                inside = list(map(made, led_to(described, cut.raw), held_by(dataset, described.leads)))
+                known[described.number] = _ROUTED[described.leads](dataset, inside)
+            else:
+                known[described.number] = _OF_METHODS.get(leaf.convention, _of_transforms)(leaf, dataset)
         return known[described.number]
 
     return made(cut.dataset, dataset)
 
 
-def _leading(leads: Leads, dataset: Any, inside: list[Stages]) -> Stages:
-    if leads is Leads.concat:
-        return ConcatStages(dataset, inside)
-    return SubsetStages(dataset, inside[0]) if leads is Leads.subset else AugmentedStages(dataset, inside[0])
-
-
-def _leaf(leaf: CutLeaf, dataset: Any) -> Stages:
-    return _OF_METHODS.get(leaf.convention, _of_transforms)(leaf, dataset)
+_ROUTED: dict[Leads, Callable[[Any, list[Stages]], Stages]] = {
+    Leads.subset: lambda subset, inside: SubsetStages(subset, inside[0]),
+    Leads.concat: ConcatStages,
+    Leads.named_cut: lambda named, inside: AugmentedStages(named, inside[0]),
+}
 
 
 # --- a data set by its methods -------------------------------------------------------------------------------------
-
-
-def _of_load(leaf: CutLeaf, dataset: Any) -> Stages:
-    return ProtocolStages(dataset)
 
 
 def _of_read(leaf: CutLeaf, dataset: Any) -> Stages:
@@ -104,7 +100,11 @@ def _of_folder(leaf: CutLeaf, dataset: Any) -> Stages:
     return Stages(read, redo, reused=leaf.reused, redone=leaf.redone)
 
 
-_OF_METHODS = {Convention.protocol: _of_load, Convention.read: _of_read, Convention.folder: _of_folder}
+_OF_METHODS: dict[Convention, Callable[[CutLeaf, Any], Stages]] = {
+    Convention.protocol: lambda leaf, dataset: ProtocolStages(dataset),
+    Convention.read: _of_read,
+    Convention.folder: _of_folder,
+}
 
 
 # --- a data set by its transforms ----------------------------------------------------------------------------------

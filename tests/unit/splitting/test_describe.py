@@ -6,6 +6,7 @@ import weakref
 import pytest
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torchvision import datasets
+from torchvision.datasets import folder, vision
 from torchvision.transforms import v2
 
 from lightning_echo.splitting.describe import Chain, Convention, Leads, describe
@@ -111,13 +112,26 @@ def test_data_sets_that_are_made_when_they_are_asked_for_are_not_taken_for_each_
                 Chain("transforms.target_transform", (), ()),
             ],
         ),
+        (lambda: Untouchable(vision.StandardTransform(v2.Resize(4))), [Chain("transform", (), ("StandardTransform",))]),
         (lambda: StagedDataset.of(Untouchable(v2.Resize(4)), augment=abs), []),  # those of the data set inside
         (Stream, []),
     ],
-    ids=["none", "not callable", "one", "of the target", "torchvision's pair", "named cut", "stream"],
+    ids=["none", "not callable", "one", "of the target", "torchvision's pair", "a pair elsewhere", "named cut", "stream"],
 )
 def test_the_transforms_are_those_of_its_attributes(make, chains):
     assert list(describe(make()).chains) == chains
+
+
+def test_a_folder_that_is_staged_too_keeps_the_transforms_that_its_files_go_through():
+    class Both(datasets.ImageFolder, StagedDataset):
+        load = augment = must_not_run
+
+        def __init__(self):
+            self.loader, self.transform = folder.default_loader, v2.Resize(4)
+
+    described = describe(Both())
+    assert (described.conventions, described.raw_conventions) == ((Convention.protocol,), (Convention.folder,))
+    assert described.chains == (Chain("transform", ("Resize",), ()),)
 
 
 def test_a_private_attribute_is_named_as_the_public_one():
