@@ -48,9 +48,8 @@ class Decider:
             return
         if loader is None:
             raise MisconfigurationException(
-                f"EchoCallback({self._controller!r}) has no EchoLoader to drive: loaders passed to fit cannot be wrapped from "
-                "outside. Pass EchoLoader(loader, 1) to fit, or let the train_dataloader of the model or of a data module return "
-                "the loader"
+                f"EchoCallback({self._controller!r}) has no EchoLoader to drive: the Trainer has an EchoDataModule, if only of "
+                "an earlier fit, and trains on another loader. Pass EchoLoader(loader, 1) to fit, or use another Trainer"
             )
         common_factor({name: part.factor for name, part in parts_of(loader).items()})
         largest = self._controller.largest_factor()

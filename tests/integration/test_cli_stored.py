@@ -55,12 +55,7 @@ def test_the_group_of_echo_cli_trains_to_the_same_setting(mode: str) -> None:
     assert type(controller) is TargetIdle
     assert (controller.target, controller.min_factor, controller.max_factor) == (0.1, 1, 4)
     assert callback_of(cli).reports[0].factor == 3
-    assert setting(cli.trainer.train_dataloader)[1:] == (
-        "before_augmentation",
-        16 * 32,
-        "fixed",
-        2,
-    )  # the default buffer: 16 batches
+    assert setting(cli.trainer.train_dataloader)[1:] == ("before_augmentation", 512 // 4, "fixed", 2)  # a quarter of a short pass
     assert cli.trainer.train_dataloader.loader.batch_size == 32
 
 

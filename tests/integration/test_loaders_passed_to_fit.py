@@ -380,6 +380,17 @@ def test_an_echo_loader_beside_a_plain_one_is_driven_and_the_plain_one_left_alon
     assert type(run.trainer.train_dataloader["plain"]) is DataLoader  # type: ignore[index]
 
 
+def test_a_loader_that_is_passed_after_a_fit_with_an_echo_data_module_is_refused_with_the_ways_out() -> None:
+    runner, model = trainer(callbacks=[EchoCallback(FactorSchedule({0: 2.5}))]), Recorder()
+    runner.fit(Recorder(), datamodule=echoed())
+    runner.fit_loop.max_epochs = 6
+    with pytest.raises(
+        MisconfigurationException, match=r"earlier fit, .*Pass EchoLoader\(loader, 1\) to fit, or use another Trainer"
+    ):
+        runner.fit(model, passed(), Data().val_dataloader())
+    assert model.batches == []
+
+
 def test_an_echo_loader_that_comes_after_a_plain_one_is_refused_with_the_ways_out() -> None:
     loaders = {"plain": passed(), "echoed": EchoLoader(passed(), 1, seed=7)}
     with pytest.raises(MisconfigurationException, match="several loaders that were passed to fit"):
