@@ -9,10 +9,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lightning_echo.analysis.page import save_page
-from lightning_echo.analysis.plot import save_png
+from lightning_echo.analysis.report.page import save_page
+from lightning_echo.analysis.report.plot import save_png
+from lightning_echo.analysis.report.text import report
 from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.analysis.text import report
 
 __all__ = ["main"]
 

@@ -4,16 +4,17 @@
     predict.py      what another setting would bring
     verdict.py      what to do
     result.py       all of it: a value that can be saved, compared and asked
-    pages.py, transforms.py     what is seen in a worker: files, and transforms in a Compose
-    loading.py      a loader run alone, part of it at a time
-    phases.py, streams.py       the loader's phases: in parts, or as a whole
-    data.py, process.py                 copies of the user's data; what of this process is put back
-    fits.py, copying.py                 a training: how long its steps take, and the copies to the device
-    ranks.py        what ranks tell each other
     checks.py       a setting tried
     analyzer.py     the phases in their order
-    questions.py, tables.py, text.py, plot.py, page.py      reports
     command.py      ``python train.py analyze``
+
+    probing/        what is run to learn it
+        data.py, process.py, ranks.py   copies of the user's data; what of this process is put back; what ranks tell each other
+        pages.py, transforms.py         what is seen in a worker: files, and transforms in a Compose
+        parts.py, loading.py            what of a loader's work can be run alone; a loader run alone, part of it at a time
+        phases.py, streams.py           the loader's phases: in parts, or as a whole
+        fits.py, copying.py             a training: how long its steps take, and the copies to the device
+    report/         what people see: answers, tables, text, a plot, a page
 
 In: a model and its data. Out: a `StallAnalysis`: rates, predictions, a verdict.
 

@@ -28,18 +28,18 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from lightning_echo.analysis.checks import Trial, run_trial
-from lightning_echo.analysis.copying import Copies, tapped, transferred
-from lightning_echo.analysis.data import TrainingData, nothing
-from lightning_echo.analysis.fits import Prepared, Ready, StepClock, fit
 from lightning_echo.analysis.measured import MeasuredStages, Spread
-from lightning_echo.analysis.pages import drop_pages
-from lightning_echo.analysis.phases import CHUNKS, LoaderPhases, measure_loader
 from lightning_echo.analysis.predict import Setting, contention
-from lightning_echo.analysis.process import process_kept
-from lightning_echo.analysis.questions import in_words
-from lightning_echo.analysis.ranks import gathered
+from lightning_echo.analysis.probing.copying import Copies, tapped, transferred
+from lightning_echo.analysis.probing.data import TrainingData, nothing
+from lightning_echo.analysis.probing.fits import Prepared, Ready, StepClock, fit
+from lightning_echo.analysis.probing.pages import drop_pages
+from lightning_echo.analysis.probing.phases import CHUNKS, LoaderPhases, measure_loader
+from lightning_echo.analysis.probing.process import process_kept
+from lightning_echo.analysis.probing.ranks import gathered
+from lightning_echo.analysis.probing.streams import measure_stream
+from lightning_echo.analysis.report.questions import in_words
 from lightning_echo.analysis.result import Checked, StallAnalysis
-from lightning_echo.analysis.streams import measure_stream
 from lightning_echo.fetching.source import Source
 
 __all__ = ["StallAnalyzer"]

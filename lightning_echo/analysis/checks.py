@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.data import TrainingData
-from lightning_echo.analysis.fits import WARM_UP_STEPS, Ready, StepClock, fit
-from lightning_echo.analysis.loading import Batches, FirstBatches, options_of
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.pages import drop_pages
-from lightning_echo.analysis.parts import preparing
-from lightning_echo.analysis.phases import LoaderPhases
 from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.probing.data import TrainingData
+from lightning_echo.analysis.probing.fits import WARM_UP_STEPS, Ready, StepClock, fit
+from lightning_echo.analysis.probing.loading import Batches, FirstBatches, options_of
+from lightning_echo.analysis.probing.pages import drop_pages
+from lightning_echo.analysis.probing.parts import preparing
+from lightning_echo.analysis.probing.phases import LoaderPhases
 from lightning_echo.loading.loader import EchoLoader
 
 __all__ = ["Trial", "run_trial"]

@@ -9,10 +9,10 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lightning_echo.analysis.analyzer import StallAnalyzer
-from lightning_echo.analysis.page import save_page
-from lightning_echo.analysis.plot import save_png
+from lightning_echo.analysis.report.page import save_page
+from lightning_echo.analysis.report.plot import save_png
+from lightning_echo.analysis.report.text import report
 from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.analysis.text import report
 
 __all__ = ["Analyzes", "analyzing"]
 

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from lightning_echo import EchoDataModule, EchoLoader, StagedDataset, StallAnalysis
 from lightning_echo.analysis.analyzer import StallAnalyzer
-from lightning_echo.analysis.fits import StepClock
 from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.probing.fits import StepClock
 from lightning_echo.analysis.verdict import VerdictKind
 
 MS = 1e-3

@@ -7,8 +7,8 @@ import pytest
 
 from lightning_echo.__main__ import main
 from lightning_echo.analysis.measured import MeasuredStages, Spread
+from lightning_echo.analysis.report.text import report
 from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.analysis.text import report
 
 STAGES = ("read", "read_cached", "decode", "augment", "collate", "hand_over", "copy", "step")
 ANALYSIS = StallAnalysis(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_echo.analysis.streams import measure_stream
+from lightning_echo.analysis.probing.streams import measure_stream
 
 
 class Stream(IterableDataset):

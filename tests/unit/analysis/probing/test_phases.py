@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_wo
 from lightning_echo import StagedDataset
 from lightning_echo.analysis import phases as phases_module
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.phases import measure_loader
+from lightning_echo.analysis.probing.phases import measure_loader
 
 READ, DECODE, AUGMENT, COLLATE = 0.006, 0.004, 0.003, 0.008
 BATCHES = [[4 * batch + i for i in range(4)] for batch in range(10)]

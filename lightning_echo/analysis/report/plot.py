@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import Setting, predict
+from lightning_echo.analysis.report.tables import milliseconds, parts
 from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.analysis.tables import milliseconds, parts
 from lightning_echo.insertion import POINTS
 from lightning_echo.measuring.words import percent
 

@@ -9,7 +9,7 @@ from analyses import ANALYSIS, STREAM
 from measured_stages import MS
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.page import page, save_page
+from lightning_echo.analysis.report.page import page, save_page
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

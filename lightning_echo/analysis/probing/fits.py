@@ -19,7 +19,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from lightning_echo.analysis.copying import wait_for
+from lightning_echo.analysis.probing.copying import wait_for
 
 __all__ = ["WARM_UP_STEPS", "Prepared", "Ready", "StepClock", "fit"]
 

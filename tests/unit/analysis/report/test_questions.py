@@ -6,7 +6,7 @@ import pytest
 from analyses import ANALYSIS, NOTHING, STREAM
 
 from lightning_echo.analysis.predict import Setting
-from lightning_echo.analysis.questions import in_words, questions
+from lightning_echo.analysis.report.questions import in_words, questions
 
 
 def words_of(analysis):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_echo.analysis.process import process_kept
+from lightning_echo.analysis.probing.process import process_kept
 
 
 def drawn():

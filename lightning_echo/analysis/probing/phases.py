@@ -22,11 +22,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.loading import Batches, FirstBatches, Pass, counted, run_pass
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.pages import drop_pages, hold_data
-from lightning_echo.analysis.parts import MakeStages, Part, cuts, halves, preparing, reading, whole
-from lightning_echo.analysis.ranks import gathered
+from lightning_echo.analysis.probing.loading import Batches, FirstBatches, Pass, counted, run_pass
+from lightning_echo.analysis.probing.pages import drop_pages, hold_data
+from lightning_echo.analysis.probing.parts import MakeStages, Part, cuts, halves, preparing, reading, whole
+from lightning_echo.analysis.probing.ranks import gathered
 from lightning_echo.fetching.source import Source
 
 __all__ = ["CHUNKS", "LoaderPhases", "measure_loader"]

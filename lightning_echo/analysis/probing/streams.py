@@ -12,10 +12,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.loading import FirstBatches, fewest
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.phases import LoaderPhases
-from lightning_echo.analysis.ranks import gathered
+from lightning_echo.analysis.probing.loading import FirstBatches, fewest
+from lightning_echo.analysis.probing.phases import LoaderPhases
+from lightning_echo.analysis.probing.ranks import gathered
 from lightning_echo.insertion import Needs, points_from
 
 __all__ = ["measure_stream"]

@@ -10,8 +10,8 @@ from analyses import ANALYSIS, STREAM
 from measured_stages import MS
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.plot import _POINT_COLORS, as_svg, draw, save_png
 from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.report.plot import _POINT_COLORS, as_svg, draw, save_png
 from lightning_echo.analysis.result import Checked
 from lightning_echo.insertion import POINTS
 

@@ -9,8 +9,8 @@ from measured_stages import MS, STAGES
 
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.report.text import report
 from lightning_echo.analysis.result import Checked, RankSeconds, StallAnalysis
-from lightning_echo.analysis.text import report
 
 
 def rows(analysis: StallAnalysis, title: str) -> list[list[str]]:

@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.copying import Copies, tapped
-from lightning_echo.analysis.data import TrainingData
-from lightning_echo.analysis.fits import Prepared, Ready, StepClock, fit
+from lightning_echo.analysis.probing.copying import Copies, tapped
+from lightning_echo.analysis.probing.data import TrainingData
+from lightning_echo.analysis.probing.fits import Prepared, Ready, StepClock, fit
 
 BATCH = torch.ones(2, 32)
 

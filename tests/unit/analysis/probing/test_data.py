@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_echo import EchoDataModule, EchoLoader
 from lightning_echo.analysis import data as module
-from lightning_echo.analysis.data import TrainingData
+from lightning_echo.analysis.probing.data import TrainingData
 
 
 class Tensors(pl.LightningDataModule):

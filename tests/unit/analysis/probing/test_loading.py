@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis.loading import Batches, FirstBatches, options_of, run_pass
-from lightning_echo.analysis.parts import halves, preparing, reading, whole
+from lightning_echo.analysis.probing.loading import Batches, FirstBatches, options_of, run_pass
+from lightning_echo.analysis.probing.parts import halves, preparing, reading, whole
 from lightning_echo.splitting.splits import find_split, make_stages
 
 READ, DECODE, AUGMENT, COLLATE = 0.004, 0.003, 0.002, 0.01
@@ -133,7 +133,7 @@ def test_other_workers_than_the_loaders_begin_with_as_many_batches_as_they_are()
 
 
 def test_what_is_kept_has_an_end(monkeypatch):
-    monkeypatch.setattr("lightning_echo.analysis.loading._MOST_KEPT_BYTES", 0)
+    monkeypatch.setattr("lightning_echo.analysis.probing.loading._MOST_KEPT_BYTES", 0)
     loader = loader_of(Sleeping(), 0)
     assert len(run_pass(loader, whole, BATCHES, keeps=True).outputs) == 2
     assert len(run_pass(loader, whole, BATCHES).batches) == 4

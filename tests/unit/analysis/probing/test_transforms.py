@@ -7,7 +7,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis.transforms import TimedTransforms
+from lightning_echo.analysis.probing.transforms import TimedTransforms
 
 
 class Clock:

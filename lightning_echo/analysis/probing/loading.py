@@ -19,9 +19,9 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.pages import OpenedFiles
-from lightning_echo.analysis.parts import First, Part, Second
-from lightning_echo.analysis.transforms import TimedTransforms
+from lightning_echo.analysis.probing.pages import OpenedFiles
+from lightning_echo.analysis.probing.parts import First, Part, Second
+from lightning_echo.analysis.probing.transforms import TimedTransforms
 from lightning_echo.protecting.weight import nbytes
 from lightning_echo.workers.dataset import EchoDataset
 

@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from lightning_echo.analysis.plot import as_svg
+from lightning_echo.analysis.report.plot import as_svg
+from lightning_echo.analysis.report.tables import Table, headline, tables
 from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.analysis.tables import Table, headline, tables
 
 __all__ = ["page", "save_page"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import Setting, predict
-from lightning_echo.analysis.questions import in_words, questions
+from lightning_echo.analysis.report.questions import in_words, questions
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.measuring.words import busy, fewer_fresh, percent, short
 

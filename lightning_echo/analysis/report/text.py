@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from textwrap import fill, wrap
 
+from lightning_echo.analysis.report.tables import Table, headline, tables
 from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.analysis.tables import Table, headline, tables
 
 __all__ = ["report"]
 
