@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_echo import EchoDataModule, EchoLoader
-from lightning_echo.analysis import data as module
+from lightning_echo.analysis.probing import data as module
 from lightning_echo.analysis.probing.data import TrainingData
 
 

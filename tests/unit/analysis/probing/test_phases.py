@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis import phases as phases_module
 from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.probing import phases as phases_module
 from lightning_echo.analysis.probing.phases import measure_loader
 
 READ, DECODE, AUGMENT, COLLATE = 0.006, 0.004, 0.003, 0.008
