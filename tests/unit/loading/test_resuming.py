@@ -195,6 +195,22 @@ def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches: bool, 
             assert stream == (batch if by_batches else batch * 5)
 
 
+@pytest.mark.parametrize("by_batches", [False, True])
+@pytest.mark.parametrize("saved_at", ["before_augmentation", "after_augmentation", "after_batching", "after_transfer"])
+def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches: bool, saved_at: str) -> None:
+    saved_by_batches = saved_at in ("after_batching", "after_transfer")
+    before, now = Layout(103, 2, 4, 4, 13), Layout(103, 3, 5, 5, 7)
+    for number in range(3):
+        for taken in range(0, 13):  # batches of the pass, on each of the two ranks
+            position = number * 13 + taken if saved_by_batches else (number * 13 + taken) * 4
+            saved_for = Conditions(InsertionPoint(saved_at), before, 0, 16)
+            stream, batch = where_to_go_on(echo_state(plan=plan_state(position)), saved_for, now, by_batches)
+            skipped = (batch - number * 7) * 5 * 3
+            assert skipped <= taken * 4 * 2, "nothing is left out"
+            assert skipped > taken * 4 * 2 - 5 * 3 or batch == number * 7 + 6, "and no more than a batch comes again"
+            assert stream == (batch if by_batches else batch * 5)
+
+
 class CountedBatches(Batches):
     begun = 0
 
