@@ -259,10 +259,9 @@ class EchoRun:
         progress = self.delivery.progress
         if setting.by_streams:
             return replace(state, begin_at=Start(0, progress.delivered))
-        now = setting.conditions()
-        if state.plan is None or self._saved_for is None or not (changed := self._saved_for.differences(now)):
+        if state.plan is None or not (changed := state.conditions.differences(setting.conditions())):
             return state
-        begin_at = where_to_go_on(state, self._saved_for, setting.layout(), setting.by_batches)
+        begin_at = where_to_go_on(state, setting.layout(), setting.by_batches)
         self.warn(
             f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
             "but its batches are not those of the run that was saved"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from lightning_echo.fetching.index_pipeline import Layout
 from lightning_echo.fetching.pipeline_slot import Start
 from lightning_echo.loading.setting import Setting
-from lightning_echo.loading.state import Conditions, EchoState, EchoStateError, FactorChange, OrderState, PassStart
+from lightning_echo.loading.state import EchoState, EchoStateError, FactorChange, OrderState, PassStart
 
 __all__ = ["adapt_state", "begin_next_pass", "follow_state", "has_own_states", "where_to_go_on"]
 
@@ -71,23 +71,22 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
     return _next_pass(state, setting).under(now), not is_over
 
 
-def where_to_go_on(state: EchoState, saved_for: Conditions, now: Layout, by_batches: bool) -> Start:
+def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
     """Stream position and batch number at which a changed run leaves nothing of the pass out.
 
     What all ranks together had taken from the pass, rounded down to whole batches of this run, is skipped. A pass of unknown
     length is not dealt out, and its batches lie where they lay.
 
     Args:
-        state: With a plan.
-        saved_for: Of the run that was saved.
+        state: Of the run that was saved, with a plan.
         now: The layout of this one.
         by_batches: Whether this one counts positions in batches.
     """
-    plan, before = state.plan, saved_for.layout
+    plan, before = state.plan, state.layout
     assert plan is not None
     if not before.batches_per_pass:
         return Start(plan.position, plan.number)
-    if saved_for.insertion_point.by_batches:
+    if state.insertion_point.by_batches:
         number, batches = divmod(plan.position, before.batches_per_pass)
         taken = batches * before.batch_size
     else:

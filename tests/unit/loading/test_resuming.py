@@ -14,7 +14,7 @@ from lightning_echo.fetching.index_pipeline import Layout
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.resuming import adapt_state, begin_next_pass, has_own_states, where_to_go_on
 from lightning_echo.loading.setting import Setting
-from lightning_echo.loading.state import Conditions, EchoState, FactorChange, OrderState, PassStart
+from lightning_echo.loading.state import EchoState, FactorChange, OrderState, PassStart
 
 
 class Stream(IterableDataset[int]):
@@ -203,8 +203,8 @@ def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches: bool, 
     for number in range(3):
         for taken in range(0, 13):  # batches of the pass, on each of the two ranks
             position = number * 13 + taken if saved_by_batches else (number * 13 + taken) * 4
-            saved_for = Conditions(InsertionPoint(saved_at), before, 0, 16)
-            stream, batch = where_to_go_on(echo_state(plan=plan_state(position)), saved_for, now, by_batches)
+            state = echo_state(plan=plan_state(position), insertion_point=InsertionPoint(saved_at), layout=before)
+            stream, batch = where_to_go_on(state, now, by_batches)
             skipped = (batch - number * 7) * 5 * 3
             assert skipped <= taken * 4 * 2, "nothing is left out"
             assert skipped > taken * 4 * 2 - 5 * 3 or batch == number * 7 + 6, "and no more than a batch comes again"
