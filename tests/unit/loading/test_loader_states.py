@@ -260,6 +260,26 @@ class TestAChangedRun:
         assert other.factor == 3
         assert played(other, 2) == played(loader, 2)
 
+    def test_from_its_first_batch_on_the_state_is_one_of_the_changed_run(self):
+        loader = echo()
+        self.fresh_of(loader, 11)
+        changed, again = (echo(loader=plain_loader(batch_size=4)) for _ in range(2))
+        changed.load_state_dict(loader.state_dict())
+        with pytest.warns(UserWarning, match=r"batch_size=6 \(now 4\)"):
+            self.fresh_of(changed, 3)
+        state = through_a_checkpoint(changed.state_dict())
+        assert state["layout"]["batch_size"] == 4
+        again.load_state_dict(state)  # a warning would be an error
+        assert [batch.tolist() for batch in islice(again, 5)] == [batch.tolist() for batch in islice(changed, 5)]
+
+    def test_a_loader_with_a_state_is_not_at_its_start_even_of_a_run_without_a_batch(self):
+        loader = echo()
+        assert loader.is_at_start
+        loader.load_state_dict(echo().state_dict())
+        assert not loader.is_at_start
+        loader.restart()
+        assert loader.is_at_start
+
 
 class TestStatesThatCannotBeGoneOnWith:
     @pytest.mark.parametrize("state", [None, {}, [], {"epoch": 3}, "state"])

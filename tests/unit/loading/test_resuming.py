@@ -258,6 +258,16 @@ def test_a_stream_begins_its_next_pass_with_the_factor_in_force_and_those_to_com
     assert begun.pending == ((9, 4.0),)
 
 
+def test_a_resumed_stream_knows_the_factor_in_force_until_the_new_one_counts() -> None:
+    loader, resumed = (EchoLoader(DataLoader(Stream(), 4, num_workers=1), 2, epoch_length="full_pass", seed=0) for _ in range(2))
+    list(loader)
+    loader.factor = 4
+    loader.close()
+    assert loader.factor_since > loader.delivered, "a worker is ahead"
+    resumed.load_state_dict(loader.state_dict())
+    assert (resumed.factor, resumed.factor_since, resumed.factor_in_force) == (4, loader.factor_since, 2)
+
+
 def test_other_workers_begin_the_next_pass_of_a_stream_anew_and_the_first_of_them_is_asked_first() -> None:
     state = end_of_pass(DataLoader(Stateful(), 4), epoch_length="full_pass")
     begun = adapt_state(state, setting(DataLoader(Stateful(), 4, num_workers=2), buffer_size=8)).stream
