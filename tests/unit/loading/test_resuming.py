@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_echo import EchoLoader, EchoStateError
 from lightning_echo.fetching.index_pipeline import Layout
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.resuming import adapt_state, begin_next_pass, has_own_states, where_to_go_on
+from lightning_echo.loading.resuming import adapt_state, begin_next_pass, follow_state, has_own_states, where_to_go_on
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import EchoState, FactorChange, OrderState, PassStart
 
@@ -187,22 +187,6 @@ def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches: bool, 
     for number in range(3):
         for taken in range(0, 13):  # batches of the pass, on each of the two ranks
             position = number * 13 + taken if saved_by_batches else (number * 13 + taken) * 4
-            saved_for = Conditions(InsertionPoint(saved_at), before, 0, 16)
-            stream, batch = where_to_go_on(echo_state(plan=plan_state(position)), saved_for, now, by_batches)
-            skipped = (batch - number * 7) * 5 * 3
-            assert skipped <= taken * 4 * 2, "nothing is left out"
-            assert skipped > taken * 4 * 2 - 5 * 3 or batch == number * 7 + 6, "and no more than a batch comes again"
-            assert stream == (batch if by_batches else batch * 5)
-
-
-@pytest.mark.parametrize("by_batches", [False, True])
-@pytest.mark.parametrize("saved_at", ["before_augmentation", "after_augmentation", "after_batching", "after_transfer"])
-def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches: bool, saved_at: str) -> None:
-    saved_by_batches = saved_at in ("after_batching", "after_transfer")
-    before, now = Layout(103, 2, 4, 4, 13), Layout(103, 3, 5, 5, 7)
-    for number in range(3):
-        for taken in range(0, 13):  # batches of the pass, on each of the two ranks
-            position = number * 13 + taken if saved_by_batches else (number * 13 + taken) * 4
             state = echo_state(plan=plan_state(position), insertion_point=InsertionPoint(saved_at), layout=before)
             stream, batch = where_to_go_on(state, now, by_batches)
             skipped = (batch - number * 7) * 5 * 3
@@ -266,6 +250,31 @@ def test_a_resumed_stream_knows_the_factor_in_force_until_the_new_one_counts() -
     assert loader.factor_since > loader.delivered, "a worker is ahead"
     resumed.load_state_dict(loader.state_dict())
     assert (resumed.factor, resumed.factor_since, resumed.factor_in_force) == (4, loader.factor_since, 2)
+
+
+def test_another_buffer_begins_the_next_pass_of_a_stream_in_the_loader_that_follows() -> None:
+    state, before = state_after(DataLoader(Stateful(), 4), 2), setting(DataLoader(Stateful(), 4))
+    assert follow_state(state, before, before) == (state, False)
+    other = setting(DataLoader(Stateful(), 4), buffer_size=9)
+    followed, is_cut = follow_state(state, before, other)
+    assert followed is not None
+    assert followed.stream is not None
+    assert is_cut
+    assert (followed.stream.pass_, followed.stream.begun) == (1, False)
+    assert followed.conditions == other.conditions()
+    assert followed.conditions != state.conditions
+
+
+def test_passes_that_are_over_and_the_largest_factor_come_with_the_state() -> None:
+    loader, resumed = (EchoLoader(Batches(), 2, seed=0) for _ in range(2))
+    list(loader)
+    loader.factor = 5
+    list(loader)
+    loader.factor = 3
+    list(loader)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.passes == loader.passes == 3
+    assert resumed.state_dict()["largest_factor"] == 5
 
 
 def test_other_workers_begin_the_next_pass_of_a_stream_anew_and_the_first_of_them_is_asked_first() -> None:
