@@ -9,7 +9,6 @@ import pytest
 import torch
 from callback_cases import STEPS, Falling, Recording, echo, factors, guarded
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch.utils.data import DataLoader
 from trainer_runs import SHARING_NOISE, Data, Recorder, Run, SaveAt, SetFactor, echoed, first_uses, fit
 
 from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule, MetricGuard, TargetIdle
@@ -205,12 +204,3 @@ def test_a_resumed_run_remembers_what_was_logged_before(tmp_path: Path, kind: st
         again = run(resumed, ckpt_path=SaveAt(tmp_path, []).path(step))
         assert [report.message for report in resumed.reports] == [report.message for report in whole.reports], step
         assert again.model.batches == expected.model.batches[step:], step
-
-
-# ---------------------------------------------------------------------- misuse
-
-
-def test_a_controller_for_loaders_passed_to_fit_is_refused_with_the_way_out() -> None:
-    for model in (Recorder(), type("Own", (Recorder,), {"train_dataloader": lambda self: Data().train_dataloader()})()):
-        with pytest.raises(MisconfigurationException, match=r"EchoLoader\(loader, 1\)"):
-            fit(DataLoader(range(8)), model=model, callbacks=[EchoCallback(TargetIdle())])

@@ -6,10 +6,9 @@ import pickle
 import pytest
 
 from lightning_echo.fetching.index_pipeline import Layout
-from lightning_echo.fetching.pipeline_slot import PipelineSlot
+from lightning_echo.fetching.pipeline_slot import PipelineSlot, Start
 
 LAYOUT = Layout(7, 1, 2, 1, 4)
-SAVED_FOR = {"insertion_point": "after_batching", "layout": {}, "workers": 2, "buffer_size": 9}
 
 
 class Fake:
@@ -20,9 +19,6 @@ class Fake:
 
     def state(self, delivered):
         return {"plan": {"number": delivered, "pending": []}, "order": {"at": delivered}}
-
-    def change_factor(self, number, factor):
-        self.log.append((number, factor))
 
     def close(self):
         self.log.append("closed")
@@ -62,59 +58,37 @@ def test_who_drops_it_without_a_word_leaves_no_pipeline_open():
 
 
 @pytest.mark.parametrize("was_started", [False, True])
-def test_a_loaded_state_is_gone_on_from_and_says_what_it_was_saved_for(was_started):
+def test_a_state_is_gone_on_from_wherever_it_stood(was_started):
     slot, log = PipelineSlot(), []
     if was_started:
         slot.start(Fake(log), LAYOUT)
-    state = {**Fake().state(4), **SAVED_FOR, "begin_at": [12, 3], "seed": 5, "counts": [1, 2, 3]}
-    slot.load(state)
+    slot.go_to(Start(12, 3), Fake().state(4))
     assert log == ["closed"] * was_started
     assert slot.state(0) == Fake().state(4)
-    assert (slot.begin_at, slot.saved_for, slot.layout) == ((12, 3), SAVED_FOR, None)
-    slot.start(Fake(), LAYOUT)
-    assert slot.saved_for == {}, "now it is that of the started pipeline"
-
-
-def test_the_place_of_a_stream_is_kept_too():
-    slot = PipelineSlot()
-    slot.load({"plan": None, "order": None, "stream": {"pass": 1, "pending": []}, **SAVED_FOR, "begin_at": [0, 0]})
-    assert slot.state(0) == {"plan": None, "order": None, "stream": {"pass": 1, "pending": []}}
-    slot.change_factor(8, 3.0)
-    assert slot.state(0)["stream"]["pending"] == [[8, 3.0]]
+    assert (slot.begin_at, slot.started, slot.layout) == ((12, 3), None, None)
 
 
 def test_at_another_place_of_the_run_nothing_is_live():
     slot, pipeline = started()
-    slot.go_to(40, 10)
+    slot.go_to(Start(40, 10))
     assert pipeline.log == ["closed"]
     assert slot.state(3) == {"plan": None, "order": None}
     assert (slot.begin_at, slot.started, slot.layout) == ((40, 10), None, None)
 
 
-def test_a_new_factor_goes_to_the_pipeline_where_there_is_one():
-    slot, pipeline = started()
-    slot.change_factor(9, 2.5)
-    assert pipeline.log == [(9, 2.5)]
-    assert slot.state(3)["plan"]["pending"] == []
-
-
-def test_a_new_factor_at_rest_waits_in_the_plan_in_place_of_later_ones():
+def test_at_rest_it_can_wait_with_another_state():
     slot, _ = started()
     slot.stop(3)
-    for number, factor in [(5, 2.0), (9, 3.0), (7, 4.0), (7, 5.0)]:
-        slot.change_factor(number, factor)
-    assert slot.state(3)["plan"]["pending"] == [[5, 2.0], [7, 5.0]]
-
-
-def test_a_new_factor_before_the_first_start_is_the_one_it_starts_with():
-    slot = PipelineSlot()
-    slot.change_factor(9, 2.5)
-    assert slot.state(3) == {"plan": None, "order": None}
+    slot.wait_with(Fake().state(7))
+    assert slot.state(3) == Fake().state(7)
+    assert slot.start(Fake(), LAYOUT) is slot.started
+    slot.stop(5)
+    assert slot.state(0) == Fake().state(5)
 
 
 def test_for_another_process_it_is_at_rest_and_the_one_here_runs_on():
     slot, pipeline = started()
-    slot.begin_at = (8, 2)
+    slot.begin_at = Start(8, 2)
     sent = pickle.loads(pickle.dumps(slot.resting(4)))
     assert sent.started is None
     assert sent.state(0) == Fake().state(4)

@@ -54,7 +54,7 @@ def epoch_of(run, batches=None):
 
 
 def rest_of(run, batches):
-    return [run.fetch(None).tolist() for _ in range(batches)]
+    return [run.fetch().tolist() for _ in range(batches)]
 
 
 def test_nothing_is_started_before_the_first_batch_and_nothing_is_left_after_the_last_close():
@@ -62,7 +62,7 @@ def test_nothing_is_started_before_the_first_batch_and_nothing_is_left_after_the
     assert (run.is_at_start, run.is_running, run.length()) == (True, False, STEPS)
     run.begin_epoch(keeps_length=False, is_alone=False)
     assert not run.is_running
-    run.fetch(None)
+    run.fetch()
     assert (run.is_at_start, run.is_running) == (False, True)
     run.close()
     assert not run.is_running
@@ -78,7 +78,7 @@ def test_a_run_that_is_stopped_after_every_batch_delivers_what_an_uninterrupted_
         stopped.begin_epoch(keeps_length=False, is_alone=False)
         found.append([])
         for _ in range(STEPS):
-            found[-1].append(stopped.fetch(None).tolist())
+            found[-1].append(stopped.fetch().tolist())
             stopped.close()
     assert found == expected
     fresh = whole.delivery.counts.fresh
@@ -99,11 +99,11 @@ def test_a_state_goes_on_in_another_run(kept):
     expected = epoch_of(whole) + epoch_of(whole)
     saved = run_over(shuffle=True)
     epoch_of(saved, kept)
-    state = copy.deepcopy(saved.state_dict())
+    state = copy.deepcopy(saved.state().to_dict())
     resumed = run_over(shuffle=True, seed=None)
     resumed.load_state_dict(state, None)
     assert resumed.seed == 5
-    assert resumed.state_dict() == state, "a state that was loaded is the state"
+    assert resumed.state().to_dict() == state, "a state that was loaded is the state"
     found = epoch_of(resumed) if kept < STEPS else []
     found += epoch_of(resumed)
     assert found == expected[kept:]
@@ -113,7 +113,7 @@ def test_asking_for_the_state_changes_nothing():
     one, other = run_over(shuffle=True), run_over(shuffle=True)
     epoch_of(one, 3)
     epoch_of(other, 3)
-    assert one.state_dict() == one.state_dict() == other.state_dict()
+    assert one.state().to_dict() == one.state().to_dict() == other.state().to_dict()
     assert rest_of(one, 3) == rest_of(other, 3)
 
 
@@ -134,7 +134,7 @@ def test_after_an_error_of_the_data_set_the_batch_that_nobody_got_comes_again():
     found = []
     while len(found) < STEPS:
         try:
-            found.append(run.fetch(None).tolist())
+            found.append(run.fetch().tolist())
         except OSError:
             assert not run.is_running, "workers are ended"
     assert found == expected
@@ -147,7 +147,7 @@ def test_a_pipeline_that_raises_stop_iteration_does_not_end_the_epoch():
     run = run_over(collate_fn=collate)
     run.begin_epoch(keeps_length=False, is_alone=False)
     with pytest.raises(RuntimeError, match="by collate_fn or a transform"):
-        run.fetch(None)
+        run.fetch()
 
 
 def test_without_a_length_an_epoch_is_a_pass():
@@ -156,7 +156,7 @@ def test_without_a_length_an_epoch_is_a_pass():
     run.begin_epoch(keeps_length=False, is_alone=False)
     assert sorted(value for batch in rest_of(run, 2) for value in batch) == list(range(8))
     with pytest.raises(StopIteration):
-        run.fetch(None)
+        run.fetch()
     assert run.passes == 1
 
 
@@ -193,7 +193,7 @@ def test_one_of_another_point_follows_with_the_next_pass():
     before, after = run_over(factor=1.0), run_over(factor=1.0, point="after_batching")
     epoch_of(before)
     after.follow(before)
-    assert after.state_dict()["begin_at"] == [STEPS, STEPS], "batches are its items"
+    assert after.state().to_dict()["begin_at"] == [STEPS, STEPS], "batches are its items"
     assert [value for batch in epoch_of(after) for value in batch] == list(range(LENGTH))
     assert after.delivery.counts.fresh == 2 * LENGTH
 
