@@ -32,7 +32,7 @@ SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto 
 # Left to test-all: of each grid of parameters all but a few, programs started as users start them, tests of times.
 LEAN := not rest_of_grid and not program and not alone
 # What a first look at a change to Lightning's side needs of tests/integration.
-SMOKE := test_loader_plain_equivalence test_loader_counts test_loader_growing_data test_auto_points test_tuner
+SMOKE := test_loader_plain_equivalence test_loader_counts test_loader_growing_data test_longer_schedules test_two_trainers
 
 test: $(INSTALLED) ## run the tests, a few of each grid of parameters (or those that ARGS choose)
 ifeq ($(ARGS),)

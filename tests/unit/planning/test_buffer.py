@@ -35,9 +35,9 @@ def use(buffer, drawn):
             buffer.put(item)
 
 
-@given(LEFT, st.integers(0, 30), st.integers(0, 9))
-def test_as_many_items_are_drawn_as_asked_for_each_once_and_the_others_stay(left, count, seed):
-    buffer, count = filled(left), min(count, len(left))
+@given(LEFT, st.floats(0, 1), st.integers(0, 9))
+def test_as_many_items_are_drawn_as_asked_for_each_once_and_the_others_stay(left, share, seed):
+    buffer, count = filled(left), round(share * len(left))
     drawn = buffer.draw(count, 0, len(left), random.Random(seed).random)
     positions = [item.position for item in drawn]
     assert len(positions) == len(set(positions)) == count
@@ -45,10 +45,10 @@ def test_as_many_items_are_drawn_as_asked_for_each_once_and_the_others_stay(left
     assert len(buffer) == len(left) - count
 
 
-@given(LEFT, st.integers(0, 30), st.integers(0, 9))
-def test_items_of_all_uses_left_are_drawn_by_their_share(left, count, seed):
+@given(LEFT, st.floats(0, 1), st.integers(0, 9))
+def test_items_of_all_uses_left_are_drawn_by_their_share(left, share, seed):
     """Strata of two or more uses left, one after the other: up to each border the share is level."""
-    buffer, count = filled(left), min(count, len(left))
+    buffer, count = filled(left), round(share * len(left))
     ones = left.count(1)
     drawn = [item.left for item in buffer.draw(count, 0, len(left), random.Random(seed).random)]
     exact = ones * count / len(left)
@@ -61,10 +61,10 @@ def test_items_of_all_uses_left_are_drawn_by_their_share(left, count, seed):
             assert floor(passed) <= sum(1 < uses <= border for uses in drawn) <= ceil(passed)
 
 
-@given(LEFT, st.integers(0, 30), st.integers(0, 4), st.integers(0, 4), st.integers(0, 9))
-def test_places_are_freed_as_the_caller_needs_it(left, count, least, most, seed):
+@given(LEFT, st.floats(0, 1), st.integers(0, 4), st.integers(0, 4), st.integers(0, 9))
+def test_places_are_freed_as_the_caller_needs_it(left, share, least, most, seed):
     buffer, ones = filled(left), left.count(1)
-    count, least = min(count, len(left)), min(least, most)
+    count, least = round(share * len(left)), min(least, most)
     freed = [item.left for item in buffer.draw(count, least, most, random.Random(seed).random)].count(1)
     others = len(left) - ones
     assert freed >= min(least, ones, count)
