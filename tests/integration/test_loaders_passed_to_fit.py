@@ -330,6 +330,7 @@ def test_a_hook_that_somebody_else_has_put_there_meanwhile_is_left_alone() -> No
     assert vars(run.trainer.strategy)[PROCESS] is other
 
 
+@pytest.mark.filterwarnings("ignore:You are using `torch.load`:FutureWarning")  # torch 2.4, where pickle meets a tensor
 @pytest.mark.parametrize("duplicate", [copy.copy, lambda hook: pickle.loads(pickle.dumps(hook))], ids=["copied", "pickled"])
 def test_a_copy_of_the_hook_made_during_training_changes_nothing(duplicate: Any) -> None:
     loader, seen = passed(), []
