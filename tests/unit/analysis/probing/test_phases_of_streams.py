@@ -21,3 +21,21 @@ def test_a_stream_that_is_cut_short_by_its_time_is_not_one_that_has_ended(worker
 def test_one_that_has_ended_is_too_short():
     with pytest.raises(ValueError, match="steps must be at most 20, the batches of the training loader, got 30"):
         measure_stream(DataLoader(Stream(), 4), 30, 4, 60.0, str)
+
+
+class OwnIteration(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize(
+    ("loader", "points"),
+    [
+        (DataLoader(Stream(), 4), ("after_augmentation", "after_batching", "after_transfer")),
+        (DataLoader(Stream(), None), ("after_batching", "after_transfer")),
+        (OwnIteration(Stream(), 4), ("after_batching", "after_transfer")),
+    ],
+    ids=["batches of examples", "opaque examples", "own iteration"],
+)
+def test_the_points_are_those_that_the_loader_allows(loader, points):
+    assert measure_stream(loader, 2, 4, 60.0, str).points == points
