@@ -133,8 +133,9 @@ def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
         dataset = source.loader.dataset
         example_bytes = nbytes(read_plainly(dataset, [index]).examples[0])
         item_bytes = example_bytes * (source.loader.batch_size if point.by_batches else 1)
-        others = _readable_indices(source) or range(len(dataset))
-        if len(others) > 1 and example_bytes <= _MOST_COMPARED_BYTES and ignores_index(dataset, index, others[1]):
+        indices = _readable_indices(source)
+        other = index + 1 if indices is None else indices[-1]  # no length is asked for: a data set need not have one
+        if other != index and example_bytes <= _MOST_COMPARED_BYTES and ignores_index(dataset, index, other):
             caution = (
                 f"{type(dataset).__name__} returns what comes next, whatever index it is asked for: "
                 "an example that is read again after a resume is another one"

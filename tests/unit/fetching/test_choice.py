@@ -372,3 +372,20 @@ def test_an_ordinary_data_set_is_asked_for_one_example_alone_and_a_huge_one_once
     _ASKED.clear()
     choose(Source(DataLoader(Seen(size), 4)), InsertionPoint.after_augmentation)
     assert [0] * reads == _ASKED
+
+
+class Endless(Dataset[int]):
+    """Has no length, and a sampler that needs none."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_data_set_need_not_have_a_length() -> None:
+    loader = DataLoader(Endless(), 4, sampler=WeightedRandomSampler([1.0] * 8, 8))
+    assert choose(Source(loader), InsertionPoint.auto).caution == ""
+
+
+def test_of_a_subset_with_one_example_no_other_is_asked_for() -> None:
+    dataset = Queue()
+    assert choose(Source(DataLoader(dataset, 4, sampler=SubsetRandomSampler([5]))), InsertionPoint.auto).caution == ""
