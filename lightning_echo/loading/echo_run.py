@@ -164,8 +164,8 @@ class EchoRun:
             if before is not None and self._begins_again(before):
                 self.warn(
                     "this EchoLoader begins where the one before it over the same data set began, with the same seed: each "
-                    "training has the same part of a pass. To go on, make the EchoLoader once and pass it to "
-                    "each fit, or use EchoCallback(echo=...); to begin again on purpose, give another seed"
+                    "training has the same part of a pass. To go on, make the EchoLoader once and pass it to each fit, or use "
+                    f"EchoCallback(factor={self.factor.value:g}); to begin again on purpose, give another seed"
                 )
             return
         seeds = {self.seed, None if predecessor is None else predecessor.seed} - {None}
@@ -179,8 +179,8 @@ class EchoRun:
         self.warn(
             f"the Trainer is in epoch {self.heard_epoch}, and this EchoLoader at the start of its run, so that the data of epoch "
             "0 comes again. Either a hook has made another one, or its state was not loaded: Lightning leaves out that of a "
-            "loader where the checkpoint was saved when an epoch had ended. Use EchoDataModule or EchoCallback(echo=...), which "
-            "go on"
+            "loader where the checkpoint was saved when an epoch had ended. Use EchoDataModule or "
+            f"EchoCallback(factor={self.factor.value:g}), which go on"
         )
 
     def _begins_again(self, before: Beginning) -> bool:

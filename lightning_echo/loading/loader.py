@@ -311,7 +311,7 @@ class EchoLoader:
             option = self.insertion_point.option
             raise RuntimeError(
                 f"{option} reuses batches on the device, but nobody here puts them there: train with "
-                f"EchoDataModule(datamodule, factor, {option}) or EchoCallback(echo=EchoConfig(factor, {option})), on a single "
+                f"EchoDataModule(datamodule, factor, {option}) or EchoCallback(factor=factor, {option}), on a single "
                 f"loader; or use '{earliest(Needs.batches)}'"
             )
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())

@@ -151,3 +151,25 @@ def test_a_generator_that_is_put_in_later_is_watched_too(noise):
     stages.begin()
     stages.load(0)
     assert stages.must_repeat()
+
+
+class InSlots:
+    """Keeps its generator in a slot, and may be given another one."""
+
+    __slots__ = ("rng",)
+
+    def __init__(self):
+        self.rng = random.Random(1)
+
+
+def test_a_generator_in_a_slot_is_found_at_its_place_also_after_another_one_was_put_there():
+    dataset = Holding(noise=InSlots())
+    (place,) = places_of_generators(dataset)
+    assert place.held is dataset.noise.rng
+    dataset.noise.rng = random.Random(2)
+    assert place.held is dataset.noise.rng
+    before = place.state()
+    dataset.noise.rng.random()
+    assert place.state() != before
+    del dataset.noise.rng
+    assert place.held is None
