@@ -90,10 +90,10 @@ def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
         number, batches = divmod(plan.position, before.batches_per_pass)
         taken = batches * before.batch_size
     else:
-        number, taken = divmod(plan.position, before.kept)
+        number, taken = divmod(plan.position, before.pass_length)
     batches = min(taken * before.replicas // now.replicas // now.batch_size, now.batches_per_pass - 1)
     batch_number = number * now.batches_per_pass + batches
-    return Start(batch_number if by_batches else number * now.kept + batches * now.batch_size, batch_number)
+    return Start(batch_number if by_batches else number * now.pass_length + batches * now.batch_size, batch_number)
 
 
 def has_own_states(state: EchoState) -> bool:
