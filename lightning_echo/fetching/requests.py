@@ -134,8 +134,8 @@ class _Planner:
         if plan.factor > 1 and self._begin_spreading is not None:
             self._begin_spreading()
             self._begin_spreading = None  # passes stay spread: from here on, batches do not begin where passes do
-        fresh = self.order.take(batch.fresh)
-        if 1 in batch.stays_live:
+        fresh = self.order.take(batch.fresh) if batch.fresh else []
+        if fresh and 1 in batch.stays_live:
             self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
         for position in batch.forget:
             self._forget(position)

@@ -84,6 +84,7 @@ class EchoPlan:
         self.pending: list[tuple[int, float]] = []
         self._buffers = [Buffer() for _ in range(max(shape.workers, 1))]
         self._random = random.Random()
+        self._seed_draws = super(random.Random, self._random).seed  # the same for integers, without looking at their type
         self._set_factor(factor)
 
     @property
@@ -259,7 +260,7 @@ class EchoPlan:
         """Draws the echoes of a batch and takes one use from each; ``share`` is that of the next one."""
         if not count:
             return []
-        self._random.seed(mix(self.shape.seed, self.number))
+        self._seed_draws(mix(self.shape.seed, self.number))
         room, (following, level) = len(buffer) + births, share
         crowd = max(2 * level - following, 0)  # fresh items of the next batch beyond the places its echoes can free
         least, most = room - self._most_live + crowd, room - (following - level)
