@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, TypeVar
 
+from lightning_echo.loading.delivery import BatchesUsed
 from lightning_echo.loading.epochs import TrainerPlace
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.training.collection import is_collection, is_sized
@@ -41,8 +42,8 @@ class Ties:
         """
         loader.factor_owner = self._owner
         loader.epoch_goes_on = self._epoch_goes_on if is_collection(trained_on) else None
-        loader.place = None if is_collection(trained_on) else self._place
-        loader.taken = None if is_sized(trained_on) else self._taken
+        loader.trainer_place = None if is_collection(trained_on) else self._place
+        loader.batches_used = None if is_sized(trained_on) else self._batches_used
 
     def limit(self, loader: EchoLoader) -> None:
         """Says where the Trainer stops an epoch."""
@@ -54,12 +55,12 @@ class Ties:
         goes_on, place = self._epoch_goes_on(), self._place()
         for loader in loaders:
             loader.factor_owner, loader.limit_train_batches = "", None
-            loader.taken = None
+            loader.batches_used = None
             if loader.epoch_goes_on is not None:  # a checkpoint may still be saved
                 loader.epoch_goes_on = partial(_until_used, loader, loader.delivered, goes_on)
-            if loader.place is not None and place is not None:
+            if loader.trainer_place is not None and place is not None:
                 left = place._replace(epoch_batches=-1, resumes=False)
-                loader.place = partial(_until_used, loader, loader.delivered, left)
+                loader.trainer_place = partial(_until_used, loader, loader.delivered, left)
 
     def _epoch_goes_on(self) -> bool | None:
         """Whether the Trainer's epoch is neither over nor still to begin; a loader of a collection cannot tell from itself."""
@@ -83,12 +84,12 @@ class Ties:
             limit=trainer.limit_train_batches,
         )
 
-    def _taken(self) -> tuple[int, int] | None:
+    def _batches_used(self) -> BatchesUsed | None:
         """Batches that the Trainer has taken, in the run and in the epoch, where it knows no length and so fetches one ahead."""
         trainer = self._attached.trainer
         if trainer is None or trainer.num_training_batches != math.inf:
             return None
-        return trainer.fit_loop.total_batch_idx + 1, trainer.fit_loop.batch_idx + 1
+        return BatchesUsed(trainer.fit_loop.total_batch_idx + 1, trainer.fit_loop.batch_idx + 1)
 
 
 def _until_used(loader: EchoLoader, delivered: int, answer: Answer) -> Answer | None:
