@@ -10,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, load_state_by_kind, state_by_kind
-from lightning_echo.measuring.recent import Recent
+from lightning_echo.measuring.recent import RecentSteps
 from lightning_echo.measuring.target_idle import recommend
 from lightning_echo.monitoring.meter import EpochMeasures
 from lightning_echo.training.lengths import check_factor
@@ -31,7 +31,7 @@ class Decider:
 
     def __init__(self, controller: Controller | None) -> None:
         self._controller = controller
-        self._recent = Recent()
+        self._recent = RecentSteps()
         self.validated = False
         self._kept: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten what was logged
         self._seen: dict[str, Tensor] = {}  # the logged tensors themselves: a value logged anew may be equal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_echo.analysis.predict import Setting
 from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.measuring.words import percent, short
+from lightning_echo.measuring.words import percent, three_digits
 
 __all__ = ["in_words", "questions"]
 
@@ -39,11 +39,11 @@ def in_words(setting: Setting) -> str:
     if setting.cached_fraction:
         said.append(f"{percent(setting.cached_fraction)} of the data set in memory")
     if setting.storage_speedup != 1:
-        said.append(f"storage {short(setting.storage_speedup)}x as fast")
+        said.append(f"storage {three_digits(setting.storage_speedup)}x as fast")
     if setting.step_speedup != 1:
-        said.append(f"accelerator {short(setting.step_speedup)}x as fast")
+        said.append(f"accelerator {three_digits(setting.step_speedup)}x as fast")
     if setting.factor != 1:
-        said.append(f"factor {short(setting.factor)} at {setting.insertion_point}")
+        said.append(f"factor {three_digits(setting.factor)} at {setting.insertion_point}")
     return ", ".join(said) or "as measured"
 
 

@@ -12,7 +12,7 @@ from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import Setting, predict
 from lightning_echo.analysis.report.questions import in_words, questions
 from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.measuring.words import busy, fewer_fresh, percent, short
+from lightning_echo.measuring.words import busy, fewer_fresh, percent, three_digits
 
 __all__ = ["Table", "headline", "milliseconds", "parts", "tables"]
 
@@ -60,7 +60,7 @@ def parts(analysis: StallAnalysis) -> list[tuple[str, float]]:
 
 def milliseconds(seconds: float) -> str:
     """Seconds, told in milliseconds."""
-    return short(1000 * seconds)
+    return three_digits(1000 * seconds)
 
 
 def _steps(analysis: StallAnalysis) -> Table:
@@ -69,7 +69,7 @@ def _steps(analysis: StallAnalysis) -> Table:
     if analysis.cached is not None:
         times.append(("the same with its data in memory", analysis.cached))
     times.append(("the step alone (ingestion)", stages.step))
-    setup = f"batch size {short(stages.batch_size)}, num_workers {stages.workers}, cores {stages.cores}"
+    setup = f"batch size {three_digits(stages.batch_size)}, num_workers {stages.workers}, cores {stages.cores}"
     remarks = [f"The accelerator is idle {percent(analysis.idle_fraction)} of the time, with {setup}."]
     if stages.contention > _NOTABLE_CONTENTION:
         remarks.append(
@@ -170,4 +170,4 @@ def _range(low: float, high: float) -> str:
 
 
 def _rate(rate: float) -> str:
-    return "no limit" if math.isinf(rate) else short(rate)
+    return "no limit" if math.isinf(rate) else three_digits(rate)
