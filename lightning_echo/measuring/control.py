@@ -95,7 +95,7 @@ class Decision:
     def __post_init__(self) -> None:
         if not isinstance(self.reason, Reason):
             raise TypeError(f"Decision.reason must be a Reason, e.g. Reason.custom, got {self.reason!r}")
-        object.__setattr__(self, "factor", as_number("Decision.factor", self.factor))  # a plain float, also if it came as numpy's
+        object.__setattr__(self, "factor", as_number("Decision.factor", self.factor))  # a plain float, also of a numpy number
         if not (math.isfinite(self.factor) and self.factor >= 1):
             raise ValueError(f"Decision.factor must be a finite number >= 1, got {self.factor!r}; use 1 to switch echoing off")
 

@@ -25,6 +25,7 @@ __all__ = [
     "mean_over_steps",
     "observation_from_state",
     "observation_state",
+    "wait_per_step",
 ]
 
 FEWEST_STEPS = 4  # fewer say nothing about a factor
@@ -43,36 +44,35 @@ class RecentSteps:
     """
 
     def __init__(self) -> None:
-        self._seen: Observation | None = None
+        self._joined: Observation | None = None
 
-    def joined(self, seen: Observation) -> Observation:
+    def joined(self, epoch: Observation) -> Observation:
         """Adds an epoch, and returns it joined with the epochs before it that had the same factor.
 
-        An epoch that was not measured is returned as it is, and not added. The ``steps`` of the result are those that its means
-        are
-        over: at most `ENOUGH_STEPS`, or more if the epoch itself has more. Below `FEWEST_STEPS` the result has no means.
+        An epoch that was not measured is returned as it is, and not added. The means of the result are over its ``steps``: at
+        most `ENOUGH_STEPS`, unless the epoch itself has more. A result with fewer than `FEWEST_STEPS` steps has no means.
         """
-        if seen.idle_fraction is None or seen.step_seconds is None:
-            return seen
-        before = self._seen
-        if before is not None and before.factor == seen.factor and before.steps and seen.steps < ENOUGH_STEPS:
-            seen = mean_over_steps(before, seen, ENOUGH_STEPS)
-        self._seen = seen
-        return replace(seen, idle_fraction=None, step_seconds=None) if 0 < seen.steps < FEWEST_STEPS else seen
+        if epoch.idle_fraction is None or epoch.step_seconds is None:
+            return epoch
+        before, joined = self._joined, epoch
+        if before is not None and before.factor == epoch.factor and before.steps and epoch.steps < ENOUGH_STEPS:
+            joined = mean_over_steps(before, epoch, ENOUGH_STEPS)
+        self._joined = joined
+        return replace(joined, idle_fraction=None, step_seconds=None) if 0 < joined.steps < FEWEST_STEPS else joined
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state in plain types; it is empty before the first epoch."""
-        return {} if self._seen is None else observation_state(self._seen)
+        return {} if self._joined is None else observation_state(self._joined)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
-        self._seen = observation_from_state(state) if state else None
+        self._joined = observation_from_state(state) if state else None
 
 
-def observation_state(seen: Observation) -> dict[str, Any]:
+def observation_state(observation: Observation) -> dict[str, Any]:
     """Returns the measured part of an observation, in plain types."""
-    names = ("epoch", "factor", "steps", "idle_fraction", "step_seconds")
-    return {**{name: getattr(seen, name) for name in names}, "costs": None if seen.costs is None else asdict(seen.costs)}
+    names, costs = ("epoch", "factor", "steps", "idle_fraction", "step_seconds"), observation.costs
+    return {**{name: getattr(observation, name) for name in names}, "costs": None if costs is None else asdict(costs)}
 
 
 def observation_from_state(state: dict[str, Any]) -> Observation:
@@ -96,7 +96,7 @@ def mean_over_steps(before: Observation, now: Observation, enough: float = math.
     """
     steps = int(min(before.steps + now.steps, enough))
     share = now.steps / steps
-    waited = _mean(_waited(before), _waited(now), share)
+    waited = _mean(wait_per_step(before), wait_per_step(now), share)
     seconds = _mean(before.step_seconds or 0.0, now.step_seconds or 0.0, share)
     costs = now.costs
     if costs is not None and before.costs is not None and are_of_same_pipeline(costs, before.costs):
@@ -104,8 +104,9 @@ def mean_over_steps(before: Observation, now: Observation, enough: float = math.
     return replace(now, steps=steps, idle_fraction=waited / seconds if seconds else 0.0, step_seconds=seconds, costs=costs)
 
 
-def _waited(seen: Observation) -> float:
-    return (seen.idle_fraction or 0.0) * (seen.step_seconds or 0.0)
+def wait_per_step(observation: Observation) -> float:
+    """Returns the measured waiting per step, in seconds."""
+    return (observation.idle_fraction or 0.0) * (observation.step_seconds or 0.0)
 
 
 def _mean(before: float, now: float, share: float) -> float:

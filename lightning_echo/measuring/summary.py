@@ -75,7 +75,7 @@ def _advise_lower(recommended: Decision, finding: str) -> str:
     if recommended.reason is Reason.no_gain:
         return f"{lower}: {finding}."
     if recommended.reason is Reason.at_maximum:
-        why = "a larger one is seldom worth it" if recommended.factor >= LARGE_FACTOR else "max_factor says so"
+        why = "a larger one is seldom worth it" if recommended.factor >= LARGE_FACTOR else "max_factor allows no larger one"
         return f"Lower the factor to {recommended.factor:g}: {why}."
     if recommended.factor == 1:
         return f"{lower}: fresh examples alone feed the accelerator, and are worth more than echoed ones."
@@ -85,7 +85,7 @@ def _advise_lower(recommended: Decision, finding: str) -> str:
 def _advise_larger(observation: Observation, recommended: Decision, finding: str) -> str:
     larger = f"{'Echo with factor' if observation.factor == 1 else 'Raise the factor to'} {recommended.factor:g}"
     if recommended.reason is Reason.at_minimum:
-        return f"{larger}, since min_factor says so: {finding}."
+        return f"{larger}, since min_factor allows no smaller one: {finding}."
     only = busy(observation.idle_fraction or 0.0, only=True, last=observation.steps)
     return f"{larger}{_times_as_fast(observation, recommended.factor)}: {only}{_what_else_helps(recommended)}."
 

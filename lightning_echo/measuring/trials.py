@@ -31,6 +31,7 @@ from lightning_echo.measuring.recent import (
     mean_over_steps,
     observation_from_state,
     observation_state,
+    wait_per_step,
 )
 
 __all__ = ["TakenBack", "Trials", "share_gained"]
@@ -170,7 +171,7 @@ def share_gained(before: Observation, now: Observation) -> float | None:
     at_larger = _predicted_wait(before, before.costs, now.factor)
     if at_smaller is None or at_larger is None or at_smaller <= at_larger:
         return None
-    return (at_smaller - _measured_wait(now)) / (at_smaller - at_larger)
+    return (at_smaller - wait_per_step(now)) / (at_smaller - at_larger)
 
 
 def _brought_too_little(before: Observation, now: Observation) -> bool:
@@ -178,7 +179,7 @@ def _brought_too_little(before: Observation, now: Observation) -> bool:
     share, explained = share_gained(before, now), _predicted_wait(before, now.costs, now.factor)
     if share is None or explained is None:
         return False
-    return share < _ENOUGH_GAINED and explained * _EXPLAINED < _measured_wait(now)
+    return share < _ENOUGH_GAINED and explained * _EXPLAINED < wait_per_step(now)
 
 
 def _judged_again(taken_back: TakenBack, now: Observation) -> TakenBack | None:
@@ -200,14 +201,9 @@ def _predicted_wait(before: Observation, costs: PipelineCosts | None, factor: fl
     return costs.slower(before.step_seconds / host).step_seconds(factor) - costs.device_seconds
 
 
-def _measured_wait(seen: Observation) -> float:
-    """Returns the measured waiting per step, in seconds."""
-    return (seen.idle_fraction or 0.0) * (seen.step_seconds or 0.0)
-
-
-def _relative_cost(seen: Observation) -> float:
+def _relative_cost(observation: Observation) -> float:
     """Returns the host time per batch at factor 1, as a multiple of the device time; 0 if it is not known."""
-    costs = seen.costs
+    costs = observation.costs
     return costs.host_seconds(1.0) / costs.device_seconds if costs is not None and costs.device_seconds else 0.0
 
 

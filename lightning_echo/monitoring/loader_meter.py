@@ -78,7 +78,7 @@ class LoaderMeter:
         if self._is_starting and loader.delivered > self._at_epoch_start:
             self._is_starting = False
             self._skip(loader.delivered - 1 - self._at_epoch_start)
-        if loader.delivered == self._workers_run_at:
+        if loader.delivered == self._workers_started_at:
             self._mark(loader)  # the workers' first batches include their start
 
     def batches(self, loader: EchoLoader) -> int:
@@ -87,7 +87,7 @@ class LoaderMeter:
 
     def judged_batches(self, loader: EchoLoader) -> int:
         """Returns how many of the last batches show the factor in force, and came from workers that had started."""
-        return loader.delivered - max(loader.settled_at, self._workers_run_at)
+        return loader.delivered - max(loader.settled_at, self._workers_started_at)
 
     def measure(self, loader: EchoLoader) -> SecondsPerBatch:
         """Returns the seconds since the epoch's start; if no batch counts, those measured before; else `NOT_KNOWN`."""
@@ -103,13 +103,13 @@ class LoaderMeter:
 
     def _expect_start(self, loader: EchoLoader) -> None:
         """Notes that the next batch of each worker is its first one."""
-        self._workers_run_at = loader.delivered + loader.num_workers
+        self._workers_started_at = loader.delivered + loader.num_workers
         self._is_starting = True
 
     def _skip(self, batches: int) -> None:
         """Notes that the rest of a pass was left out, for instance because the data set has grown: batch numbers jump."""
         self._at_epoch_start += batches
-        self._workers_run_at += batches
+        self._workers_started_at += batches
         self._batches_before += batches
 
     def _mark(self, loader: EchoLoader) -> None:

@@ -68,7 +68,7 @@ class RunMeter:
         self.idle, self.counts = IdleFraction(), RunCounts()
         self.part_counts: dict[str, RunCounts] = {}
         self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
-        self._not_echoed = Examples()  # delivered on this rank by a loader that is not echoed
+        self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
         self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
         self._tap: ProfilerTap | None = None
@@ -139,8 +139,7 @@ class RunMeter:
         self._has_stepped = True
         if loader is None and batch is not None:
             parts = parts_at_leaves(self._train_dataloader, batch)
-            fresh = self._not_echoed.fresh + sum(count_examples(part) for part in parts if part is not None)
-            self._not_echoed = Examples(fresh)
+            self._not_echoed += sum(count_examples(part) for part in parts if part is not None)
         for name, part in parts_of(loader).items():
             self._loader_meters[name].end_step(part)
 
@@ -247,7 +246,7 @@ class RunMeter:
 
     def _delivered(self, loader: Echoed | None) -> Examples:
         """Returns the examples delivered on this rank so far."""
-        return self._not_echoed if loader is None else Examples(loader.counts.fresh, loader.counts.echoed)
+        return Examples(self._not_echoed) if loader is None else Examples(loader.counts.fresh, loader.counts.echoed)
 
     def _count_delivered(self, loader: Echoed | None) -> None:
         """Gives the metrics the examples delivered on this rank since the last call."""

@@ -161,7 +161,7 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
         f"Keep factor 1: {BUSY} 40 % of the time{LAST}; a faster source helps further, or a larger max_factor.",
     ),
     "over the maximum": (8, costs(0.2), (4, Reason.at_maximum), "Lower the factor to 4: a larger one is seldom worth it."),
-    "over a low maximum": (8, costs(0.2), (2, Reason.at_maximum), "Lower the factor to 2: max_factor says so."),
+    "over a low maximum": (8, costs(0.2), (2, Reason.at_maximum), "Lower the factor to 2: max_factor allows no larger one."),
     "at the minimum, from above": (
         *(4, costs(0.01), (3, Reason.at_minimum)),
         "Lower the factor to 3: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
@@ -169,7 +169,7 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
     "at the minimum": (3, costs(0.01), (3, Reason.at_minimum), f"Keep factor 3: {BUSY} 100 % of the time{LAST}."),
     "under the minimum": (
         *(1, None, (2, Reason.at_minimum)),
-        f"Echo with factor 2, since min_factor says so: {BUSY} 100 % of the time{LAST}.",
+        f"Echo with factor 2, since min_factor allows no smaller one: {BUSY} 100 % of the time{LAST}.",
     ),
     "too slow after the echo": (
         *(2, costs(0.01, rest=0.04), (2, Reason.downstream_too_slow)),

@@ -168,7 +168,7 @@ def test_a_raise_that_was_taken_back_by_somebody_else_is_not_looked_at() -> None
     assert after(raised(), seen(1.5, 12), seen(4, 9), seen(4, 9), seen(4, 9)) is None
 
 
-# ---------------------------------------------------------------------- what is held
+# ---------------------------------------------------------------------- after a raise was taken back
 
 
 def failed() -> Trials:
@@ -178,7 +178,7 @@ def failed() -> Trials:
     return trials
 
 
-def test_it_is_held_as_long_as_costs_stay_what_they_are() -> None:
+def test_it_stays_taken_back_until_the_costs_change() -> None:
     trials = failed()
     for ratio in [1.0, 0.8, 1.2, 1.45, 0.7] * 20:
         assert after(trials, seen(2, 10, costs=costly(ratio))) == (2, 4)
