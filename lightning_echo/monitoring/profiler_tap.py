@@ -59,7 +59,8 @@ def _with_timer(
     Args:
         original: The profiler's own method.
         calls: By the end of an action's name, the timer's method to call.
-        timer_first: Whether to call the timer before the profiler, so that the profiler's own time is not measured.
+        timer_first: Whether to call the timer before the original: True for ``stop``, False for ``start``. So the profiler's own
+            time is not measured.
     """
     known: dict[str, Callable[[], None] | None] = {}
 

@@ -85,7 +85,7 @@ class RunMeter:
         """Examples of the job when the ranks last added them up."""
         return self.counts.totals
 
-    # ------------------------------------------------------------------ told by hooks
+    # ------------------------------------------------------------------ called by hooks
 
     def start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: Echoed | None) -> None:
         """Begins to measure a training, or goes on after a resume."""
