@@ -47,12 +47,12 @@ class Cuts(NamedTuple):
 
     Attributes:
         after_reading: Makes the stages of the cut after reading; None: there is no such cut.
-        before_augmentation: Makes the stages of the cut before the augmentation; None: there is no such cut.
+        before_augmenting: Makes the stages of the cut before the augmentation; None: there is no such cut.
         points: The insertion points that are possible, earliest first.
     """
 
     after_reading: MakeStages | None
-    before_augmentation: MakeStages | None
+    before_augmenting: MakeStages | None
     points: tuple[str, ...]
 
 
@@ -98,11 +98,11 @@ def cuts(loader: DataLoader[Any]) -> Cuts:
     chosen = choose(source, InsertionPoint.auto)
     needs = chosen.point.properties.needs
     points = tuple(point.value for point in points_from(needs))
-    before_augmentation = chosen.make_stages if needs is Needs.split else None
-    if source.prepared_in_workers and before_augmentation is None:
+    before_augmenting = chosen.make_stages if needs is Needs.split else None
+    if source.prepared_in_workers and before_augmenting is None:
         return Cuts(None, None, points)  # perhaps only the workers can read the data set
     try:
         of_raw_items = choose(source, earliest(Needs.raw_items))
     except ValueError:  # the data set cannot be cut after reading
-        return Cuts(None, before_augmentation, points)
-    return Cuts(of_raw_items.make_stages, before_augmentation, (of_raw_items.point.value, *points))
+        return Cuts(None, before_augmenting, points)
+    return Cuts(of_raw_items.make_stages, before_augmenting, (of_raw_items.point.value, *points))

@@ -178,8 +178,8 @@ def measure_loader(
     other = measure(chunks.other_workers, _other_number(loader.num_workers)) if loader.num_workers else None
     found = measure(chunks.measured)
     augment = _NO_TIME
-    if cut.before_augmentation is not None:
-        halves = run("augmentation alone", partial(both_halves, cut.before_augmentation), found.in_memory.indices)
+    if cut.before_augmenting is not None:
+        halves = run("augmentation alone", partial(both_halves, cut.before_augmenting), found.in_memory.indices)
         augment = halves.of("second", size)
     read_sharing, prepare_sharing = _sharing(found, other, loader.num_workers)
     return LoaderPhases(

@@ -64,14 +64,14 @@ MAKE = partial(make_stages, conventions=None)
 )
 def test_a_data_set_is_cut_where_it_can_be(dataset, is_cut, points):
     found = cuts(DataLoader(dataset, batch_size=2))
-    assert (found.after_reading is not None, found.before_augmentation is not None) == is_cut
+    assert (found.after_reading is not None, found.before_augmenting is not None) == is_cut
     assert found.points == points
 
 
 def test_the_cuts_are_those_after_reading_and_before_the_augmentation():
     found = cuts(DataLoader(Staged(), batch_size=2))
     assert found.after_reading(Staged()).load(3) == 3
-    assert found.before_augmentation(Staged()).load(3).tolist() == [30]
+    assert found.before_augmenting(Staged()).load(3).tolist() == [30]
 
 
 def test_both_halves_together_make_the_whole_examples():
