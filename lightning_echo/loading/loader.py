@@ -183,7 +183,7 @@ class EchoLoader:
     @property
     def factor_in_force(self) -> float:
         """The factor that the next batch was planned with."""
-        return self._run.factor.in_force(self.delivered)
+        return self._run.factor.in_force(self.delivered_batches)
 
     @property
     def factor_since(self) -> int:
@@ -199,7 +199,7 @@ class EchoLoader:
         return self.factor_since + (0 if self.factor == 1 else self._setting.filling_batches())
 
     @property
-    def delivered(self) -> int:
+    def delivered_batches(self) -> int:
         """Batches delivered on this rank so far, which is also the number of the next batch."""
         return self._run.delivery.batches
 

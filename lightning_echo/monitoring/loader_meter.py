@@ -68,32 +68,32 @@ class LoaderMeter:
 
     def begin_epoch(self, loader: EchoLoader) -> None:
         """Notes that an epoch begins, or goes on after a resume; a reload may have made the loader anew."""
-        self._at_epoch_start = loader.delivered
+        self._at_epoch_start = loader.delivered_batches
         if not loader.is_running:
             self._expect_start(loader)
         self._mark(loader)
 
     def end_step(self, loader: EchoLoader) -> None:
         """Notes that a step is over."""
-        if self._is_starting and loader.delivered > self._at_epoch_start:
+        if self._is_starting and loader.delivered_batches > self._at_epoch_start:
             self._is_starting = False
-            self._skip(loader.delivered - 1 - self._at_epoch_start)
-        if loader.delivered == self._workers_started_at:
+            self._skip(loader.delivered_batches - 1 - self._at_epoch_start)
+        if loader.delivered_batches == self._workers_started_at:
             self._mark(loader)  # the workers' first batches include their start
 
     def batches(self, loader: EchoLoader) -> int:
         """Returns the number of batches delivered in the epoch."""
-        return loader.delivered - self._at_epoch_start
+        return loader.delivered_batches - self._at_epoch_start
 
     def judged_batches(self, loader: EchoLoader) -> int:
         """Returns how many of the last batches show the factor in force, and came from workers that had started."""
-        return loader.delivered - max(loader.settled_at, self._workers_started_at)
+        return loader.delivered_batches - max(loader.settled_at, self._workers_started_at)
 
     def measure(self, loader: EchoLoader) -> SecondsPerBatch:
         """Returns the seconds since the epoch's start; if no batch counts, those measured before; else `NOT_KNOWN`."""
         spent = loader.seconds - self._seconds_before
         if spent.examples and spent.batches:
-            batch_size = (loader.counts.delivered - self._examples_before) / (loader.delivered - self._batches_before)
+            batch_size = (loader.counts.delivered - self._examples_before) / (loader.delivered_batches - self._batches_before)
             self.seconds_per_batch = SecondsPerBatch(
                 source=spent.source / spent.examples * batch_size,
                 rest=spent.rest / spent.batches,
@@ -103,7 +103,7 @@ class LoaderMeter:
 
     def _expect_start(self, loader: EchoLoader) -> None:
         """Notes that the next batch of each worker is its first one."""
-        self._workers_started_at = loader.delivered + loader.num_workers
+        self._workers_started_at = loader.delivered_batches + loader.num_workers
         self._is_starting = True
 
     def _skip(self, batches: int) -> None:
@@ -115,7 +115,7 @@ class LoaderMeter:
     def _mark(self, loader: EchoLoader) -> None:
         """Leaves out everything that the workers have spent up to here."""
         self._seconds_before = loader.seconds
-        self._examples_before, self._batches_before = loader.counts.delivered, loader.delivered
+        self._examples_before, self._batches_before = loader.counts.delivered, loader.delivered_batches
 
 
 def costs_of(

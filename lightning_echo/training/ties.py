@@ -57,10 +57,10 @@ class Ties:
             loader.factor_owner, loader.limit_train_batches = "", None
             loader.batches_used = None
             if loader.epoch_goes_on is not None:  # a checkpoint may still be saved
-                loader.epoch_goes_on = partial(_until_used, loader, loader.delivered, goes_on)
+                loader.epoch_goes_on = partial(_until_used, loader, loader.delivered_batches, goes_on)
             if loader.trainer_place is not None and place is not None:
                 left = place._replace(epoch_batches=-1, resumes=False)
-                loader.trainer_place = partial(_until_used, loader, loader.delivered, left)
+                loader.trainer_place = partial(_until_used, loader, loader.delivered_batches, left)
 
     def _epoch_goes_on(self) -> bool | None:
         """Whether the Trainer's epoch is neither over nor still to begin; a loader of a collection cannot tell from itself."""
@@ -94,4 +94,4 @@ class Ties:
 
 def _until_used(loader: EchoLoader, delivered: int, answer: Answer) -> Answer | None:
     """An answer of the last Trainer, as long as the loader stands where that left it."""
-    return answer if loader.delivered == delivered else None
+    return answer if loader.delivered_batches == delivered else None

@@ -359,7 +359,7 @@ def test_a_batch_that_the_collate_function_made_none_is_a_batch(workers):
     batches = list(loader)
     loader.close()
     assert set(batches) == {None}
-    assert loader.delivered == len(batches) >= LENGTH / BATCH
+    assert loader.delivered_batches == len(batches) >= LENGTH / BATCH
     assert loader.counts.fresh == LENGTH
 
 

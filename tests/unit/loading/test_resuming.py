@@ -249,7 +249,7 @@ def test_a_resumed_stream_knows_the_factor_in_force_until_the_new_one_counts() -
     list(loader)
     loader.factor = 4
     loader.close()
-    assert loader.factor_since > loader.delivered, "a worker is ahead"
+    assert loader.factor_since > loader.delivered_batches, "a worker is ahead"
     resumed.load_state_dict(loader.state_dict())
     assert (resumed.factor, resumed.factor_since, resumed.factor_in_force) == (4, loader.factor_since, 2)
 
@@ -459,7 +459,7 @@ class TestTakingThePlaceOfAnother:
         list(before)
         before.close()
         after.follow(before)
-        delivered, seed = after.delivered, after.seed
-        assert (delivered, seed) == (before.delivered, 0)
+        delivered, seed = after.delivered_batches, after.seed
+        assert (delivered, seed) == (before.delivered_batches, 0)
         list(after)
         assert after.counts.delivered == before.counts.delivered + 12

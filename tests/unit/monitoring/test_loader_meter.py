@@ -25,7 +25,7 @@ def loader(factor: float = 2.0, workers: int = 2, point: str = "after_augmentati
         factor=factor,
         num_workers=workers,
         insertion_point=InsertionPoint(point),
-        delivered=0,
+        delivered_batches=0,
         is_running=False,
         settled_at=0,
         counts=EchoCounts(),
@@ -35,7 +35,7 @@ def loader(factor: float = 2.0, workers: int = 2, point: str = "after_augmentati
 
 def deliver(one: Any, batches: int, *, fresh: int = 4, size: int = 8, stages: Any = (0.4, 0.2, 0.1)) -> None:
     for _ in range(batches):
-        one.delivered, one.is_running = one.delivered + 1, True
+        one.delivered_batches, one.is_running = one.delivered_batches + 1, True
         one.counts += EchoCounts(fresh, size - fresh)
         one.seconds = spent(one.seconds, fresh, stages)
 
@@ -86,7 +86,7 @@ def test_batches_that_are_left_out_where_workers_start_again_are_not_taken_for_d
     meter.end_step(one)
     one.is_running = False
     meter.begin_epoch(one)
-    one.delivered += 30
+    one.delivered_batches += 30
     for _ in range(5):
         deliver(one, 1)
         meter.end_step(one)

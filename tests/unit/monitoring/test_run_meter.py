@@ -25,12 +25,12 @@ class Loader:
     def __init__(self, factor=2.0, workers=2, settled_at=0):
         self.factor, self.num_workers, self.settled_at = factor, workers, settled_at
         self.insertion_point = InsertionPoint.after_augmentation
-        self.counts, self.delivered, self.seconds = EchoCounts(), 0, StageSeconds()
+        self.counts, self.delivered_batches, self.seconds = EchoCounts(), 0, StageSeconds()
         self.is_running = False
 
     def deliver(self, fresh, stages):
         self.counts += EchoCounts(fresh, 8 - fresh)
-        self.delivered, self.is_running = self.delivered + 1, True
+        self.delivered_batches, self.is_running = self.delivered_batches + 1, True
         self.seconds = spent(self.seconds, fresh, stages)
 
 
