@@ -18,11 +18,12 @@ from typing import Any
 from lightning_echo.planning.hashing import mix
 from lightning_echo.protecting.holders import is_stateful
 from lightning_echo.protecting.randomness import preserved_random_states, seed_all
+from lightning_echo.workers.seconds import Report
 
 __all__ = ["PassOver", "PassReader"]
 
 _END: Any = object()
-_NOTHING_KNOWN = (0.0, 0.0, 0.0)
+_NOTHING_KNOWN = Report()
 
 
 class PassOver(Exception):
@@ -115,7 +116,7 @@ class PassReader:
         """Says which positions may be asked for after later ones."""
         self._live = frozenset(live)
 
-    def read(self, position: int) -> tuple[Any, tuple[float, float, float]]:
+    def read(self, position: int) -> tuple[Any, Report]:
         """The batch at a position, and no seconds: what the loader does in the background is not known.
 
         Raises:

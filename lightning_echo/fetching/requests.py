@@ -44,6 +44,9 @@ class ItemOrder(Protocol):
     def state(self, position: int) -> dict[str, Any]:
         """Returns what a resumed run needs from ``position`` on."""
 
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes over a `state`; `seek` must be called next."""
+
     def prune(self, position: int) -> None:
         """Forgets what only positions before ``position`` need."""
 

@@ -8,7 +8,7 @@ only its batches are echoed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ from lightning_echo.fetching.sampler_order import draws_by_itself
 from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.splitting.stages import Stages
-from lightning_echo.workers.dataset import EchoCollate, EchoDataset, ExampleCache
-from lightning_echo.workers.streams import StreamEcho
+from lightning_echo.workers.dataset import EchoCollate, EchoDataset, ExampleCache, Request
+from lightning_echo.workers.streams import StreamEcho, StreamRequest
 
 __all__ = ["Source"]
 
@@ -160,39 +160,38 @@ class Source:
         return self.sampler.data_source is self.loader.dataset and len(self.sampler) == len(self.loader.dataset)
 
     def rebuild(
-        self, requests: Any, make_stages: Callable[[Any], Stages], key: int, worker_init_fn: Any, workers: WorkerProcesses
+        self, requests: Iterable[Request], make_stages: Callable[[Any], Stages], key: int, workers: WorkerProcesses
     ) -> DataLoader[Any]:
-        """The user's ``DataLoader`` with the plan as its batch sampler.
+        """Returns the user's ``DataLoader``, rebuilt around requests.
 
         Args:
-            requests: Batch sampler that yields `Request`.
+            requests: The batch sampler.
             make_stages: Makes the stages in a worker.
             key: Seed of this rank's random numbers.
-            worker_init_fn: Of the user, or set by Lightning on the `EchoLoader`.
-            workers: Notes the processes that it starts.
+            workers: What the workers run first; notes those that are started.
         """
         cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn)
-        return self._rebuilt(requests, cache, key, worker_init_fn, workers)
+        return self._rebuilt(requests, cache, key, workers)
 
     def rebuild_stream(
-        self, requests: Any, shape: PlanShape, key: int, worker_init_fn: Any, workers: WorkerProcesses
+        self, requests: Iterable[StreamRequest], shape: PlanShape, key: int, workers: WorkerProcesses
     ) -> DataLoader[Any]:
-        """The same for a stream.
+        """Returns the same for a stream.
 
         Args:
-            requests: Batch sampler that yields `StreamRequest`.
+            requests: The batch sampler.
             shape: Sizes of the plan of one worker.
             key: See `rebuild`.
-            worker_init_fn: See `rebuild`.
             workers: See `rebuild`.
         """
         loader = self.loader
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         turn = context.Lock() if self.num_workers else None
         echo = StreamEcho(loader.dataset, shape, key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
-        return self._rebuilt(requests, echo, key, worker_init_fn, workers)
+        return self._rebuilt(requests, echo, key, workers)
 
-    def _rebuilt(self, requests: Any, cache: Any, key: int, worker_init_fn: Any, workers: WorkerProcesses) -> DataLoader[Any]:
+    def _rebuilt(self, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses) -> DataLoader[Any]:
+        """Returns the user's ``DataLoader`` around what answers requests: same workers, same options."""
         loader = self.loader
         options: dict[str, Any] = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout")}
         if self.num_workers:
@@ -205,13 +204,13 @@ class Source:
             generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user's own loader has said it already
-            dataset: Any = EchoDataset(cache)
+            dataset: Any = EchoDataset(answering)
             collate: Any = EchoCollate(loader.collate_fn)
             return DataLoader(
                 dataset,
                 batch_sampler=requests,
                 collate_fn=collate,
-                worker_init_fn=worker_init_fn,
+                worker_init_fn=workers.worker_init_fn,
                 generator=generator,
                 **options,
             )

@@ -2,11 +2,11 @@
 
 import pytest
 
-from lightning_echo.fetching.stream_requests import StreamAnswers, StreamPlace, StreamRequests
+from lightning_echo.fetching.stream_pipeline import StreamAnswers, StreamPlace, StreamRequests
+from lightning_echo.workers.seconds import Report
 from lightning_echo.workers.streams import StreamNote, StreamRequest
 
-REPORT = (4, 0, 0, 0.0, 0.0, 0.0)
-NOTHING = (0, 0, 0, 0.0, 0.0, 0.0)  # made
+REPORT, NOTHING_MADE = Report(fresh=4), Report()
 
 
 class Workers:
@@ -32,14 +32,18 @@ class Workers:
         if request.resume is not None:
             self.made[worker], self.ended[worker] = resumed(request.resume)
         if request.number <= self.ended[worker]:
-            return None, NOTHING, StreamNote(worker, True, self.state(worker))
+            return None, NOTHING_MADE, StreamNote(worker, True, self.state(worker))
         made, length = self.made[worker].get(request.number, 0), self.lengths[worker]
         is_made = made < length
         if made + (not self.late) >= length:
             self.ended[worker] = request.number
         self.made[worker][request.number] = made + is_made
         batch = (request.number, worker, made, request.factor) if is_made else None
-        return batch, REPORT if is_made else NOTHING, StreamNote(worker, self.ended[worker] >= request.number, self.state(worker))
+        return (
+            batch,
+            REPORT if is_made else NOTHING_MADE,
+            StreamNote(worker, self.ended[worker] >= request.number, self.state(worker)),
+        )
 
     def state(self, worker):
         return repr((self.made[worker], self.ended[worker])).encode()
