@@ -55,7 +55,7 @@ class BatchEcho:
         step = self._requests.step()
         for position in step.forget:
             self._held.pop(position, None)
-        if step.read:
+        if step.is_read:
             try:
                 batch, cost = self._read(step.position)
             except PassOver:  # the batch of this step is the first one of the next pass
@@ -63,7 +63,7 @@ class BatchEcho:
                 raise
             size = step.size if step.size >= 0 else count_examples(batch)
             handed_out, held = self._first_use(batch, is_last=not step.stays_live)
-            fresh, echoed, refetched = (size, 0, 0) if step.fresh else (0, size, size)
+            fresh, echoed, refetched = (size, 0, 0) if step.is_fresh else (0, size, size)
             report = Report(fresh, echoed, refetched, cost.source, cost.rest, cost.collate)
         else:
             held, size = self._held[step.position]

@@ -128,7 +128,7 @@ def test_no_more_whole_batches_are_in_flight_than_it_looks_ahead_however_fast_th
     fetched, largest = 0, factor
     for delivered in range(1, 200):
         while fetched < delivered + DEPTH + 1:
-            if requests.step().read:
+            if requests.step().is_read:
                 next(requests)
             fetched += 1
         assert plan.number <= delivered + lookahead(source, True, largest)
