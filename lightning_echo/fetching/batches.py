@@ -3,8 +3,8 @@
 The plan says for each step which batch is delivered. A batch that was read is held here while it has uses left:
 
 * **On the host.** The first use is the batch as it was read, and a copy is held, because the loader may use its memory again.
-  Further uses are copies of what is held, because the training step may edit what it gets; the last use is what was held. The
-  thread that fetches ahead does the copying, if there is one.
+  Each further use is a copy of the held batch, because the training step may edit what it gets. The last use is the held batch
+  itself. If there is a thread that fetches ahead, it does the copying.
 * **On the device.** What is handed out is no batch but a `BatchUse`: a `LiveBatch`, the same one for all its uses, and, until
   that is prepared, the host batch. It becomes a batch where the transfer takes place::
 
@@ -12,7 +12,7 @@ The plan says for each step which batch is delivered. A batch that was read is h
                --transfer-> the device batch, moved once    transfer_batch_to_device
                ----------> aliases of it, for each use      on_after_batch_transfer, then the step
 
-  After the last use nothing here refers to the `LiveBatch`, and its device memory is free.
+  After the last use, nothing here refers to the `LiveBatch`, and its device memory is free.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Read = Callable[[int], tuple[Any, Report]]
 
 
 class BatchEcho:
-    """Yields delivered batches, each with its report: counts of examples and, if it was read, what that took.
+    """Yields delivered batches, each with its report: its counts of examples and, if it was read, the seconds that reading took.
 
     Args:
         requests: Says which batch is delivered at each step.
@@ -75,11 +75,11 @@ class BatchEcho:
         return handed_out, report
 
     def _first_use(self, batch: Any, *, is_last: bool) -> tuple[Any, Any]:
-        """Returns what is handed out of a batch that was read, and what is held of it while uses are left."""
+        """Returns the first use of a batch that was read, and what to hold for its further uses."""
         return batch, None if is_last else copy_example(batch)
 
     def _further_use(self, held: Any, *, is_last: bool) -> Any:
-        """Returns what is handed out of what is held."""
+        """Returns a further use, made of what is held."""
         return held if is_last else copy_example(held)
 
 
@@ -107,7 +107,7 @@ class LiveBatchEcho(BatchEcho):
 class RequestedReader:
     """Reads the batches that were requested of the rebuilt loader, in its order.
 
-    An object and no function: the iterator is let go of together with it, while a frame that is kept would hold a closure.
+    It is an object and not a function: a function would keep the iterator in its closure as long as a frame refers to it.
 
     Args:
         batches: Yields (batch, report).

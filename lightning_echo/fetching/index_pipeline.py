@@ -3,10 +3,11 @@
 A pipeline knows no epochs. A run starts one at its first batch, because the ranks and the seed are only known then, and throws it
 away when it is closed or told to go elsewhere. `start_index_pipeline` puts one together::
 
-    plan and order --> requests --> rebuilt loader --> BatchEcho (whole batches) --> Prefetcher --> IndexPipeline
-    plan           --> requests      PassReader    --> BatchEcho                               --> IndexPipeline
+    echoing examples         plan, order      --> ExampleRequests --> rebuilt loader              --> Prefetcher
+    echoing whole batches    plan, order      --> BatchRequests   --> rebuilt loader --> BatchEcho --> Prefetcher
+    a loader not rebuilt     plan, PassReader --> BatchRequests   --> PassReader     --> BatchEcho
 
-The second line is that of a loader that is not rebuilt: `PassReader` is its order, and reads it.
+`PassReader` is both the order of such a loader and its reader. `Prefetcher`, the thread, is left out if it may not run.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def start_index_pipeline(
     if not in_thread:
         batches = PreservingIterator(batches)
     if isinstance(requests, BatchRequests):
-        if choice.point.on_device:  # what workers send, they have no longer
+        if choice.point.on_device:  # once a worker has sent a batch, it does not use its memory any more
             batches = LiveBatchEcho(requests, RequestedReader(batches).read, are_owned=source.num_workers > 0)
         else:
             batches = BatchEcho(requests, RequestedReader(batches).read)
@@ -144,8 +145,9 @@ def _start_reading(source: Source, choice: Choice, layout: Layout, shape: PlanSh
     requests = BatchRequests(_plan(shape, launch), reader)
     reader.expect(requests.missing)
     on_device = choice.point.on_device
-    batches = (LiveBatchEcho if on_device else BatchEcho)(requests, reader.read)
-    return IndexPipeline(requests, batches, WorkerProcesses(), reader=reader, on_device=on_device)
+    batches = LiveBatchEcho(requests, reader.read) if on_device else BatchEcho(requests, reader.read)
+    none_of_ours = WorkerProcesses()
+    return IndexPipeline(requests, batches, none_of_ours, reader=reader, on_device=on_device)
 
 
 def _requests(
@@ -165,6 +167,7 @@ def _requests(
 
 
 def _plan(shape: PlanShape, launch: Launch) -> EchoPlan:
+    """Returns the plan, at the batch to begin with."""
     if launch.state["plan"] is not None:
         return EchoPlan.from_state(shape, launch.state["plan"])
     plan = EchoPlan(shape, launch.factor)
