@@ -1,8 +1,18 @@
-"""Whole batches, used again in the main process: the point ``after_batching``, and the ground of ``after_transfer``.
+"""Whole batches, used again: on the host (``after_batching``) or on the device (``after_transfer``).
 
-The plan says for each step which batch is delivered; what is read is kept here while uses are left. A batch is handed out as it
-was read, and a copy of it is kept, since the loader may use its memory again. What is kept is handed out as copies, but for the
-last use, since the training step may edit what it gets. Copying runs in the prefetching thread where there is one.
+The plan says for each step which batch is delivered. A batch that was read is held here while it has uses left:
+
+* **On the host.** The first use is the batch as it was read, and a copy is held, because the loader may use its memory again.
+  Each further use is a copy of the held batch, because the training step may edit what it gets. The last use is the held batch
+  itself. If there is a thread that fetches ahead, it does the copying.
+* **On the device.** What is handed out is no batch but a `BatchUse`: a `LiveBatch`, the same one for all its uses, and, until
+  that is prepared, the host batch. It becomes a batch where the transfer takes place::
+
+      BatchUse --prepare--> the host batch, changed once    on_before_batch_transfer
+               --transfer-> the device batch, moved once    transfer_batch_to_device
+               ----------> aliases of it, for each use      on_after_batch_transfer, then the step
+
+  After the last use, nothing here refers to the `LiveBatch`, and its device memory is free.
 """
 
 from __future__ import annotations
@@ -10,32 +20,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lightning_echo.fetching.passes import PassOver
 from lightning_echo.fetching.requests import BatchRequests
+from lightning_echo.protecting.aliases import LentBatch, rebuild, separate
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.workers.seconds import Report
 
-__all__ = ["BatchEcho", "RequestedReader", "count_examples"]
+__all__ = ["BatchEcho", "BatchUse", "LiveBatch", "LiveBatchEcho", "RequestedReader", "count_examples"]
 
-_NOTHING_RAN = (0.0, 0.0, 0.0)
+Read = Callable[[int], tuple[Any, Report]]
 
 
 class BatchEcho:
-    """Iterates over delivered batches, each with its counts of examples and, where it was read, the seconds that it took.
+    """Yields delivered batches, each with its report: its counts of examples and, if it was read, the seconds that reading took.
 
     Args:
         requests: Says which batch is delivered at each step.
-        read: Returns the batch at a stream position and its seconds of source, rest and collate, zeros where they are not
-            known; asked for the positions to read, in the order of `requests`.
+        read: Returns the batch at a stream position, and a report with the seconds that it took, zeros if they are not known.
+            Called with the positions to read, in the order of ``requests``.
     """
 
-    def __init__(self, requests: BatchRequests, read: Callable[[int], tuple[Any, tuple[float, float, float]]]) -> None:
+    def __init__(self, requests: BatchRequests, read: Read) -> None:
         self._requests, self._read = requests, read
-        self._held: dict[int, tuple[Any, int]] = {}  # with its number of examples
+        self._held: dict[int, tuple[Any, int]] = {}  # by position: what is held of a batch, and its number of examples
 
     def __iter__(self) -> BatchEcho:
         return self
@@ -44,65 +55,188 @@ class BatchEcho:
         step = self._requests.step()
         for position in step.forget:
             self._held.pop(position, None)
-        if step.read:
+        if step.is_read:
             try:
-                batch, seconds = self._read(step.position)
-            except PassOver:  # what was to be its next batch is the first of the next pass
+                batch, cost = self._read(step.position)
+            except PassOver:  # the batch of this step is the first one of the next pass
                 self._requests.put_back(step)
                 raise
             size = step.size if step.size >= 0 else count_examples(batch)
             handed_out, held = self._first_use(batch, is_last=not step.stays_live)
+            fresh, echoed, refetched = (size, 0, 0) if step.is_fresh else (0, size, size)
+            report = Report(fresh, echoed, refetched, cost.source, cost.rest, cost.collate)
         else:
-            (held, size), seconds = self._held[step.position], _NOTHING_RAN
-            handed_out = self._further_use(held, is_last=not step.stays_live)
+            held, size = self._held[step.position]
+            handed_out, report = self._further_use(held, is_last=not step.stays_live), Report(0, size)
         if step.stays_live:
             self._held[step.position] = held, size
         else:
             self._held.pop(step.position, None)
-        if step.fresh:
-            return handed_out, Report(size, 0, 0, *seconds)
-        return handed_out, Report(0, size, size if step.read else 0, *seconds)
+        return handed_out, report
 
     def _first_use(self, batch: Any, *, is_last: bool) -> tuple[Any, Any]:
-        """What is handed out of a batch that was read, and what is kept of it while uses are left."""
+        """Returns the first use of a batch that was read, and what to hold for its further uses."""
         return batch, None if is_last else copy_example(batch)
 
     def _further_use(self, held: Any, *, is_last: bool) -> Any:
-        """What is handed out of what was kept."""
+        """Returns a further use, made of what is held."""
         return held if is_last else copy_example(held)
+
+
+class LiveBatchEcho(BatchEcho):
+    """Yields uses of live batches, for the device. The rest is as in `BatchEcho`.
+
+    Args:
+        requests: As in `BatchEcho`.
+        read: As in `BatchEcho`.
+        are_owned: Whether nobody else uses the memory of the batches that are read, so that they need not be copied.
+    """
+
+    def __init__(self, requests: BatchRequests, read: Read, *, are_owned: bool = False) -> None:
+        super().__init__(requests, read)
+        self._are_owned = are_owned
+
+    def _first_use(self, batch: Any, *, is_last: bool) -> tuple[BatchUse, LiveBatch]:
+        live = LiveBatch(batch if is_last or self._are_owned else copy_example(batch))
+        return BatchUse(live, None, is_last), live
+
+    def _further_use(self, held: LiveBatch, *, is_last: bool) -> BatchUse:
+        return BatchUse(held, None, is_last)
 
 
 class RequestedReader:
     """Reads the batches that were requested of the rebuilt loader, in its order.
 
+    It is an object and not a function: a function would keep the iterator in its closure as long as a frame refers to it.
+
     Args:
-        batches: Yields (batch, report); let go of with this object (a frame would hold a closure).
+        batches: Yields (batch, report).
     """
 
     def __init__(self, batches: Iterator[tuple[Any, Report]]) -> None:
         self._batches = batches
 
-    def read(self, position: int) -> tuple[Any, tuple[float, float, float]]:
-        """The next batch, which is the one at ``position``, and its seconds."""
-        batch, report = next(self._batches)
-        return batch, (report.source, report.rest, report.collate)
+    def read(self, position: int) -> tuple[Any, Report]:
+        """Returns the next batch, which is the one at ``position``, and its report."""
+        return next(self._batches)
+
+
+# ---------------------------------------------------------------------- on the device
+
+
+class BatchUse(NamedTuple):
+    """One use of a live batch.
+
+    It is a named tuple, because a precision plugin of Lightning's converts the tensors of what the loader yields. The plugin
+    rebuilds tuples, and so finds the host batch; it does not look into a `LiveBatch`.
+
+    Attributes:
+        live: The batch.
+        host: The batch as it was read; None once the live batch is prepared.
+        is_last: Whether no use comes after this one.
+    """
+
+    live: LiveBatch
+    host: Any
+    is_last: bool
+
+
+class LiveBatch:
+    """A batch with uses left: on the host and, from its transfer on, on the device.
+
+    Args:
+        host: The batch as it was read.
+
+    Example:
+        >>> live = LiveBatch([1.0])
+        >>> for is_last in (False, True):
+        ...     use = live.use(is_last)
+        ...     live.prepare(use.host, lambda batch: [*batch, 2.0])
+        ...     print(use.host, live.transfer(tuple, is_last=use.is_last))
+        [1.0] (1.0, 2.0)
+        None (1.0, 2.0)
+    """
+
+    __slots__ = ("_device", "_host", "_is_prepared")
+
+    def __init__(self, host: Any) -> None:
+        self._host, self._is_prepared = host, False
+        self._device: LentBatch | None = None
+
+    def use(self, is_last: bool) -> BatchUse:
+        """Returns a use for the training, made when it is handed over.
+
+        A use that the training never makes must not lose the host batch: then the next one carries it.
+
+        Args:
+            is_last: Whether no use comes after this one.
+        """
+        return BatchUse(self, None if self._is_prepared else self._host, is_last)
+
+    def prepare(self, host: Any, change: Callable[[Any], Any]) -> None:
+        """Applies ``change`` to the host batch, at the first use only.
+
+        Args:
+            host: The host batch of the `BatchUse`.
+            change: Returns what is to be transferred.
+        """
+        if not self._is_prepared:
+            self._host, self._is_prepared = change(host), True
+
+    @property
+    def nbytes(self) -> int:
+        """Memory on the device, in bytes."""
+        return 0 if self._device is None else self._device.nbytes
+
+    def let_go_if_edited(self) -> bool:
+        """Lets go of a device batch that was edited in place, so that the next `transfer` moves the host batch again.
+
+        Returns:
+            Whether it was edited.
+        """
+        is_edited = self._device is not None and self._device.is_edited()
+        if is_edited:
+            self._device = None
+        return is_edited
+
+    def transfer(self, move: Callable[[Any], Any], *, is_last: bool) -> Any:
+        """Returns the batch on the device.
+
+        Args:
+            move: Transfers a host batch; called only if there is no device batch yet.
+            is_last: Whether this use is the last one: then nothing is kept.
+        """
+        host, device = self._host, self._device
+        if is_last:
+            self._host = self._device = None
+            return move(host) if device is None else device.batch
+        if device is None:
+            device = self._device = LentBatch(move(rebuild(host)))
+            self._host = separate(host, device)  # if the device is the host, an edit would reach both batches
+        return device.hand_out()
+
+
+# ---------------------------------------------------------------------- counting
 
 
 def count_examples(batch: Any) -> int:
-    """Examples in a batch that nothing is known of.
+    """Returns the number of examples in a batch that nothing is known of. The first of these rules that fits decides:
 
-    An object may say it: ``batch_size`` (PyTorch Geometric, DGL, TensorDict), of a graph with several types of nodes the sum over
-    those that have one, else ``num_nodes``. Sequences of one length side by side (``zip(*examples)``) have an example each; else
-    it is the leading dimension of the first tensor found, or the ``batch_size`` of an object before it, else the length of a
-    list, else 1.
+    1. A tensor has as many as its leading dimension.
+    2. An object may say it: by ``batch_size`` (PyTorch Geometric, DGL, TensorDict; for a graph with several types of nodes, the
+       sum over the types that have one), else by ``num_nodes``.
+    3. Several lists or tuples of one length, side by side (``zip(*examples)``), have an example at each place.
+    4. The first tensor inside counts as in rule 1, or an object before it that says its ``batch_size``.
+    5. A list or tuple has as many as its length.
+    6. Anything else is one example.
     """
     if isinstance(batch, torch.Tensor):  # first, since asking for a Mapping costs more than all the rest
         return len(batch) if batch.ndim else 1
-    if _may_say(batch):
-        said = _said_by(batch)
-        said = _size_in(batch, "num_nodes") if said is None else said
-        if said is not None:
-            return said
+    if _may_state(batch):
+        stated = _stated_by(batch)
+        stated = _size_in(batch, "num_nodes") if stated is None else stated
+        if stated is not None:
+            return stated
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     is_sequence = isinstance(batch, list | tuple) and len(batch) > 0
@@ -116,12 +250,12 @@ def count_examples(batch: Any) -> int:
     return len(batch) if is_sequence else 1
 
 
-def _may_say(batch: Any) -> bool:
+def _may_state(batch: Any) -> bool:
     return not isinstance(batch, list | tuple | dict | str | bytes | None)
 
 
-def _said_by(batch: Any) -> int | None:
-    """What an object says of the examples in it, if anything."""
+def _stated_by(batch: Any) -> int | None:
+    """Returns the number of examples that an object states; None if it states none."""
     if (size := _size_in(batch, "batch_size")) is not None:
         return size
     stores = getattr(batch, "node_stores", None)  # of a graph with nodes of several types
@@ -140,13 +274,13 @@ def _size_in(batch: Any, name: str) -> int | None:
 
 
 def _first_size(batch: Any) -> int | None:
-    """What the first tensor, or object that says its size, counts."""
+    """Returns the number of examples by the first tensor, or the first object that states it; None if there is neither."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.ndim else 1
     if isinstance(batch, list | tuple):
         parts: Iterable[Any] = batch
     else:
-        if _may_say(batch) and (said := _said_by(batch)) is not None:
-            return said
+        if _may_state(batch) and (stated := _stated_by(batch)) is not None:
+            return stated
         parts = batch.values() if isinstance(batch, Mapping) else vars(batch).values() if is_dataclass(batch) else ()
     return next((found for part in parts if (found := _first_size(part)) is not None), None)

@@ -1,86 +1,102 @@
-"""The pipeline of a training, started or at rest: either way it has a state.
+"""The place of a run's pipeline: a pipeline is started in it, or at rest. Either way it has a state.
 
-At rest there are no workers and no thread, only what the next start goes on from.
+At rest there are no workers and no thread, only the state that the next pipeline goes on from.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
-from lightning_echo.fetching.index_pipeline import IndexPipeline, Layout
-from lightning_echo.fetching.stream_pipeline import StreamPipeline
+from lightning_echo.fetching.layout import Layout, Start
+from lightning_echo.workers.seconds import Report
 
-__all__ = ["PipelineSlot", "Start"]
+__all__ = ["Pipeline", "PipelineSlot"]
 
 _BEGINNING: dict[str, Any] = {"plan": None, "order": None}
 
 
-class Start(NamedTuple):
-    """Where a pipeline begins that goes on from no state: a stream position, and the number of a batch."""
+class Pipeline(Protocol):
+    """What a run asks of a started pipeline: an `IndexPipeline` or a `StreamPipeline`."""
 
-    position: int
-    number: int
+    @property
+    def exact(self) -> bool:
+        """Whether a resumed run finds the same order again."""
+
+    def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
+        """Returns the batch after so many batches of the run, and its report; None if a pass has ended here."""
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Lets a factor count from batch ``number`` of the run on."""
+
+    def state(self, delivered: int) -> dict[str, Any]:
+        """Returns what a run goes on from after so many batches."""
+
+    def close(self) -> None:
+        """Lets go of workers and thread."""
 
 
 class PipelineSlot:
-    """Holds the started `IndexPipeline` or `StreamPipeline`, or the state between two of them.
+    """Holds the started pipeline, or the state that the next one goes on from.
 
     Attributes:
         begin_at: Where a pipeline begins that goes on from no state.
-        started: The started pipeline; None while it is at rest.
-        layout: How the pass of the pipeline that was started last is cut; None before the first, and after a state was loaded.
+        started: The started pipeline; None while the slot is at rest.
+        layout: The layout that the last pipeline was started with; None before the first one, and after `go_to`.
     """
 
     def __init__(self) -> None:
         self.begin_at = Start(0, 0)
         self.layout: Layout | None = None
+        self.started: Pipeline | None = None
         self._at_rest = _BEGINNING
-        self.started: IndexPipeline | StreamPipeline | None = None
-        self._holder: list[IndexPipeline | StreamPipeline] = []  # the started one, apart: it can outlive self to be closed
-        self._finalizer = weakref.finalize(self, _close_all, self._holder)
+        # The started pipeline once more, in a list that can outlive the slot: a slot that is dropped closes its pipeline.
+        self._to_close: list[Pipeline] = []
+        self._finalizer = weakref.finalize(self, _close_all, self._to_close)
 
-    def start(self, pipeline: IndexPipeline | StreamPipeline, layout: Layout) -> IndexPipeline | StreamPipeline:
-        """From now on the pipeline is asked."""
-        self.started = pipeline
-        self._holder.append(pipeline)
-        self.layout = layout
+    def start(self, pipeline: Pipeline, layout: Layout) -> Pipeline:
+        """Takes in a started pipeline, and returns it."""
+        self.started, self.layout = pipeline, layout
+        self._to_close.append(pipeline)
         self._at_rest = _BEGINNING
         return pipeline
 
     def stop(self, delivered: int) -> None:
-        """Ends workers and thread; the next start goes on after so many batches of the run."""
-        if self._holder:
+        """Ends workers and thread. The next pipeline goes on after so many batches of the run."""
+        if self.started is not None:
             self._at_rest = self.state(delivered)
             self._close()
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """States of plan and order (or stream) after so many batches of the run: plain types, see `EchoState.pipeline`."""
-        return self._holder[0].state(delivered) if self._holder else self._at_rest
+        """Returns what a run goes on from after so many batches: the states of plan and order, or of a stream.
+
+        Its types are plain, see `EchoState.pipeline`.
+        """
+        return self._at_rest if self.started is None else self.started.state(delivered)
 
     def resting(self, delivered: int) -> PipelineSlot:
-        """The same without workers, after so many batches: for a process that is spawned with a loader."""
+        """Returns a slot at rest in the same state, after so many batches: for a process that is spawned with a loader."""
         rests = PipelineSlot()
         rests.begin_at, rests.layout = self.begin_at, self.layout
         rests._at_rest = self.state(delivered)
         return rests
 
     def go_to(self, begin_at: Start, state: dict[str, Any] | None = None) -> None:
-        """Ends workers and thread; the next start goes on from a state as `state` gives it, or begins with nothing live."""
+        """Ends workers and thread. The next pipeline goes on from a `state`; without one it begins with nothing live."""
         self._close()
         self.layout = None
         self._at_rest, self.begin_at = state or _BEGINNING, begin_at
 
     def wait_with(self, state: dict[str, Any]) -> None:
-        """Goes on from another state when it is started; only at rest."""
+        """Lets the next pipeline go on from another `state`. Only for a slot at rest."""
         self._at_rest = state
 
     def _close(self) -> None:
         self.started = None
-        _close_all(self._holder)
+        _close_all(self._to_close)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of one that is `resting`."""
+        """For a slot that is `resting`."""
         return {name: vars(self)[name] for name in ("begin_at", "layout", "_at_rest")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -88,6 +104,6 @@ class PipelineSlot:
         self.__dict__.update(state)
 
 
-def _close_all(holder: list[IndexPipeline | StreamPipeline]) -> None:
-    while holder:
-        holder.pop().close()
+def _close_all(pipelines: list[Pipeline]) -> None:
+    while pipelines:
+        pipelines.pop().close()

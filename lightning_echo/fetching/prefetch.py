@@ -1,18 +1,18 @@
 """A thread that fetches ahead, so that the hand-over from the workers costs the training loop nothing.
 
-Receiving a batch from a worker takes the main process 0.5 to 0.9 ms (unpickling, opening shared memory), and giving its
-memory back 0.1 ms, more for larger ones. Done by the training thread, that time adds to every step; done here, it passes
-while the step runs: the thread lets go of an item after the one who asked for it did, when it has fetched the one ``depth`` +
-1 later. That keeps one item more in memory, of those that were handed out ``depth`` + 1 at most where nobody asks it for
-another.
+Receiving a batch from a worker takes the main process 0.5 to 0.9 ms (unpickling, opening shared memory). Giving its memory back
+takes 0.1 ms, more for larger batches. In the training thread, that time would add to every step. In a thread of its own, it
+passes while the step runs. To be the one that gives memory back, the thread lets go of an item after the consumer did: when the
+thread has fetched the item ``depth`` + 1 later. That keeps one item more in memory. If the consumer no longer asks, at most
+``depth`` + 1 of the items that were handed out stay in memory.
 
-Where there is no step to speak of, nothing can be gained, and changing threads for every batch costs 0.1 ms on a busy machine:
-then who asks fetches itself. What is fetched, and in which order, is the same either way. The thread refers to the source alone,
-so that nothing of the loader is kept alive by it.
+If steps take next to no time, nothing can be gained, and changing threads for every batch costs 0.1 ms on a busy machine. Then
+the consumer fetches the item itself. What is fetched, and in which order, is the same either way. The thread refers to the source
+alone, so that it keeps nothing of the loader alive.
 
-A worker may die while the thread waits for it: torch's loader looks for that after five seconds, and one that died while it wrote
-has left half a batch in the pipe, for which the thread waits for good. Who asks, or closes, does not wait with it: when nothing
-has come for a while, it looks itself whether something was lost.
+A worker may die while the thread waits for it. torch's loader looks for that after five seconds. If the worker died while it
+wrote, half a batch is in the pipe, and the thread waits for the rest forever. The consumer does not wait with the thread: when
+nothing has come for a while, it looks itself whether something was lost. It does the same when it closes.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from typing import Any
 __all__ = ["DEPTH", "Prefetcher", "clear_frames"]
 
 DEPTH = 2
-_SHORT_SECONDS = 0.0002  # a step that takes less than the thread costs
+_SHORT_SECONDS = 0.0002  # a step that takes less time than the thread costs
 _JOIN_SECONDS = 10.0  # a source that is stuck for longer is left to its daemon thread
-_LOOK_SECONDS = 0.3  # so long nothing comes before it is asked whether something can still come
+_LOOK_SECONDS = 0.3  # when nothing has come for so long, the consumer looks whether something can still come
 
 _Result = tuple[Any, BaseException | None]
 
 
 class Prefetcher:
-    """Iterates ``source``, at most ``depth`` items ahead of who asks and, while that one is busy, in a thread.
+    """Iterates ``source``, at most ``depth`` items ahead of the consumer and, while the consumer is busy, in a thread.
 
     Args:
-        source: Any iterator. Its exceptions arrive in order, where the item would have.
-        depth: Most items fetched and not yet asked for.
-        lost: Returns an error once the source has lost what it needs to go on, else None, after so many seconds; raised in place
-            of what the source makes of it, or waits for.
+        source: Any iterator. An exception that it raises is raised here in order, in place of the item.
+        depth: Most items that are fetched and not yet asked for.
+        lost: Returns an error if the source has lost what it needs to go on, else None. Its argument is for how many seconds it
+            may wait for that. The error is raised in place of what the source raises, or waits for.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Prefetcher:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._ahead = 0  # asked of the thread and not yet received
-        self._left = float("-inf")  # when the last item was handed out; the first step counts as a long one
+        self._handed_out_at = float("-inf")  # when the last item was handed out; the first step counts as a long one
 
     def __iter__(self) -> Prefetcher:
         return self
@@ -64,7 +64,7 @@ class Prefetcher:
     def __next__(self) -> Any:
         if self._source is None:
             raise StopIteration
-        is_short = time.perf_counter() - self._left < _SHORT_SECONDS
+        is_short = time.perf_counter() - self._handed_out_at < _SHORT_SECONDS
         if not is_short:
             self._ask()
         if self._ahead:
@@ -74,19 +74,19 @@ class Prefetcher:
         else:
             item, failure = _fetch(self._source)
         if failure is None:
-            self._left = time.perf_counter()
+            self._handed_out_at = time.perf_counter()
             return item
         self._source = None
         lost = None if isinstance(failure, StopIteration) else self._lost(_LOOK_SECONDS if _is_broken_off(failure) else 0.0)
         try:
-            if lost is None or str(lost) == str(failure).strip():  # torch knows, too
+            if lost is None or str(lost) == str(failure).strip():  # torch has seen the same
                 raise failure
             raise lost from failure
         finally:
-            del failure, lost  # their tracebacks hold this frame
+            del failure, lost  # their tracebacks refer to this frame
 
     def close(self) -> None:
-        """Ends the thread; the source is let go of with it."""
+        """Ends the thread, and lets go of the source."""
         self._source = None
         self._stop.set()
         self._asked.put(None)
@@ -97,10 +97,10 @@ class Prefetcher:
             self._thread.join(min(left, _LOOK_SECONDS))
             left -= _LOOK_SECONDS
             if self._lost(0.0) is not None:
-                break  # it ends by itself when torch has looked, too
+                break  # the thread ends by itself when torch has looked, too
 
     def _receive(self) -> _Result:
-        """What the thread has fetched, or the reason why it cannot."""
+        """Returns what the thread has fetched, or the error why it cannot."""
         while True:
             try:
                 result = self._results.get(timeout=_LOOK_SECONDS)
@@ -133,7 +133,16 @@ def _pump(
     stop: threading.Event,
     depth: int,
 ) -> None:
-    # What is asked for while one is in use comes `depth` after that one: the one before it is done with, here as there.
+    """Fetches an item whenever it is asked to, until it is stopped.
+
+    Args:
+        source: Where items come from.
+        asked: Has an entry for each item to fetch.
+        results: Where they go.
+        stop: Set to end the thread.
+        depth: As in `Prefetcher`.
+    """
+    # The consumer asks for an item while it uses the one `depth` before that, and so has let go of the one `depth` + 1 before.
     held: deque[Any] = deque(maxlen=depth + 1)
     while True:
         asked.get()
@@ -149,18 +158,19 @@ def _pump(
         del result  # its batch, or the frames of its error
         if failed:
             stop.wait()
-    del source  # here and last: torch ends the workers with it, and in the main thread its signal handler would interrupt that
+    # Here, and last: torch ends the workers together with the source. In the main thread, torch's signal handler would interrupt.
+    del source
 
 
 def _is_broken_off(failure: BaseException) -> bool:
-    """Whether a connection may have broken, so that who was at its other end is dying."""
+    """Returns whether a connection may have broken, so that the process at its other end is dying."""
     return isinstance(failure, (OSError, EOFError))
 
 
 def clear_frames(error: BaseException | None) -> None:
-    """Lets go of what the frames of an error refer to: torch's hold the workers, and end them wherever it is dropped.
+    """Lets go of what the frames of an error refer to. torch's refer to the workers, and end them wherever they are dropped.
 
-    An error may interrupt the handling of another one (torch raises from a signal handler when a worker has died).
+    The frames of errors that were being handled are cleared, too: torch raises from a signal handler when a worker has died.
     """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -170,7 +180,7 @@ def clear_frames(error: BaseException | None) -> None:
 def _fetch(source: Iterator[Any]) -> _Result:
     try:
         return next(source), None
-    except BaseException as error:  # handed on as it is: the one who asks must see it, StopIteration included
+    except BaseException as error:  # handed on as it is: the consumer must see it, StopIteration included
         clear_frames(error)
         del source
         return None, error

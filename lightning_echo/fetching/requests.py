@@ -1,11 +1,12 @@
-"""Plan and order joined: what is asked of the workers, batch by batch, and the state of the run at any delivered batch.
+"""Plan and order joined: what the workers are asked for, batch by batch, and the state of the run at any delivered batch.
 
-`ExampleRequests` is the batch sampler of the inner ``DataLoader`` for the example-level points: one `Request` per batch.
-`BatchRequests` is the one for whole batches: one `Request` per batch that is *read*, and a `Step` per batch that is
-delivered. Neither ever waits for anything: ``DataLoader`` asks for a batch before it hands the last one out.
+`ExampleRequests` is the batch sampler of the rebuilt ``DataLoader`` where examples are echoed: one `Request` for each batch.
+`BatchRequests` is the batch sampler where whole batches are echoed: one `Request` for each batch that is *read*, and beside that
+a `Step` for each batch that is *delivered*. Neither ever waits for anything, because ``DataLoader`` asks for a batch before it
+hands the last one out.
 
-The plan runs ahead of what is delivered. Instead of undoing it, a snapshot is kept every few batches, and the state at a
-delivered batch is the last snapshot before it, planned forward: arithmetic only.
+The plan runs ahead of what is delivered. It is never undone. Instead, a snapshot of it is taken every few batches. The state at
+a delivered batch is the last snapshot before it, planned forward: arithmetic only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lightning_echo.planning.order import Order
 from lightning_echo.planning.plan import EchoPlan, PlannedBatch
 from lightning_echo.workers.dataset import Request
 
-__all__ = ["BatchRequests", "BatchedOrder", "ExampleRequests", "Step"]
+__all__ = ["BatchRequests", "BatchedOrder", "ExampleRequests", "ItemOrder", "Step"]
 
 _SNAPSHOT_BATCHES = 64
 
@@ -44,12 +45,15 @@ class ItemOrder(Protocol):
     def state(self, position: int) -> dict[str, Any]:
         """Returns what a resumed run needs from ``position`` on."""
 
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes over a `state`. The next call must be `seek`."""
+
     def prune(self, position: int) -> None:
         """Forgets what only positions before ``position`` need."""
 
 
 class BatchedOrder:
-    """An order of indices, cut into the batches of the plain loader: what `BatchRequests` counts positions in.
+    """An order of indices, cut into the batches of the plain loader. Its positions count batches.
 
     Args:
         order: The order of the indices.
@@ -59,8 +63,8 @@ class BatchedOrder:
     """
 
     def __init__(self, order: Order, batch_size: int, last_batch_size: int, batches_per_pass: int) -> None:
-        self._order, self._sizes = order, (batch_size, last_batch_size)
-        self._batches = batches_per_pass
+        self._order, self._batches_per_pass = order, batches_per_pass
+        self._batch_size, self._last_batch_size = batch_size, last_batch_size
         self.position = 0
 
     @property
@@ -71,41 +75,50 @@ class BatchedOrder:
         batches = []
         for _ in range(count):
             self.position += 1
-            batches.append(self._order.take(self._sizes[self.position % self._batches == 0]))
+            ends_pass = self.position % self._batches_per_pass == 0
+            batches.append(self._order.take(self._last_batch_size if ends_pass else self._batch_size))
         return batches
 
     def seek(self, position: int) -> None:
         self.position = position
-        self._order.seek(self._first(position))
+        self._order.seek(self._first_index(position))
 
     def state(self, position: int) -> dict[str, Any]:
-        return self._order.state(self._first(position))
+        return self._order.state(self._first_index(position))
 
     def load(self, state: dict[str, Any]) -> None:
         self._order.load(state)
 
     def prune(self, position: int) -> None:
-        self._order.prune(self._first(position))
+        self._order.prune(self._first_index(position))
 
-    def _first(self, position: int) -> int:
-        number, offset = divmod(position, self._batches)
-        return number * self._order.pass_length + offset * self._sizes[0]
+    def _first_index(self, position: int) -> int:
+        """Returns the position of a batch's first index in the order of the indices."""
+        number, offset = divmod(position, self._batches_per_pass)
+        return number * self._order.pass_length + offset * self._batch_size
 
 
-class _Planner:
-    """What both kinds of requests share: plan and order in step, snapshots, and the lock that the two threads need."""
+class _PlannedRequests:
+    """What both kinds of requests share: plan and order in step, snapshots, and a lock for the two threads that call them.
+
+    Attributes:
+        plan: The plan.
+        order: The order.
+        delivered: How many batches the training loop has been given, at least; set by the pipeline.
+    """
 
     def __init__(self, plan: EchoPlan, order: ItemOrder, begin_spreading: Callable[[], None] | None = None) -> None:
         self.plan, self.order = plan, order
-        self.delivered = plan.number  # batches handed to the training loop, at least; set by the loader
+        self.delivered = plan.number
         self._lock = threading.RLock()
-        self._begin_spreading = begin_spreading  # called once, where echoing begins
-        self._every = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
+        self._begin_spreading = begin_spreading  # called once, when echoing begins
+        self._batches_per_snapshot = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
         self._snapshots: deque[dict[str, Any]] = deque([plan.state()])
-        self._calls = {item.position: item.call for item in plan.live()}  # live, but held nowhere yet
-        oldest = min((first for first, _ in self._calls.values()), default=plan.position)
+        # In a resumed run, what is live is held nowhere yet. Each such position, with the call in which it was read.
+        self._to_read_again = {item.position: item.call for item in plan.live()}
+        oldest = min((first for first, _ in self._to_read_again.values()), default=plan.position)
         order.seek(oldest)
-        self._items: dict[int, Any] = dict(enumerate(order.take(plan.position - oldest), oldest))
+        self._items: dict[int, Any] = dict(enumerate(order.take(plan.position - oldest), oldest))  # by position
 
     def change_factor(self, number: int, factor: float) -> None:
         """Lets a factor count from batch ``number`` on."""
@@ -117,7 +130,11 @@ class _Planner:
                     snapshot["pending"].append([number, factor])
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Plan and order after so many batches, at least `delivered` - 1: plain types, the same on all ranks."""
+        """Returns plan and order after so many batches, in plain types, the same on all ranks.
+
+        Args:
+            delivered: Batches of the run. At least the attribute `delivered` less one: earlier snapshots are gone.
+        """
         with self._lock:
             snapshot = next(state for state in reversed(self._snapshots) if state["number"] <= delivered)
             plan = EchoPlan.from_state(self.plan.shape, snapshot)
@@ -126,9 +143,9 @@ class _Planner:
             return {"plan": plan.state(), "order": self.order.state(_oldest_call(plan))}
 
     def _next_batch(self) -> tuple[PlannedBatch, list[Any]]:
-        """The next batch of the plan, and the items of its fresh positions."""
+        """Returns the next batch of the plan, and the items of its fresh positions."""
         plan = self.plan
-        if plan.number % self._every == 0:
+        if plan.number % self._batches_per_snapshot == 0:
             self._take_snapshot()
         batch = plan.next_batch()
         if plan.factor > 1 and self._begin_spreading is not None:
@@ -143,7 +160,7 @@ class _Planner:
 
     def _forget(self, position: int) -> None:
         del self._items[position]
-        self._calls.pop(position, None)
+        self._to_read_again.pop(position, None)
 
     def _take_snapshot(self) -> None:
         snapshots = self._snapshots
@@ -154,8 +171,8 @@ class _Planner:
         self.order.prune(_oldest_call(EchoPlan.from_state(self.plan.shape, snapshots[0])))
 
 
-class ExampleRequests(_Planner):
-    """The batch sampler for the example-level points.
+class ExampleRequests(_PlannedRequests):
+    """The batch sampler where examples are echoed.
 
     Args:
         plan: The plan, at the batch to begin with.
@@ -166,11 +183,11 @@ class ExampleRequests(_Planner):
     def __init__(self, plan: EchoPlan, order: Order, *, whole_calls: bool) -> None:
         super().__init__(plan, order, order.begin_spreading)
         self._whole_calls = whole_calls
-        self._call_items: dict[int, list[Any]] = {}
+        self._items_of_call: dict[int, list[Any]] = {}  # of the calls to repeat, by the position of their first item
         if whole_calls:
-            for first, count in set(self._calls.values()):
-                self._call_items[first] = [self._items[position] for position in range(first, first + count)]
-        self._items = {position: self._items[position] for position in self._calls}
+            for first, count in set(self._to_read_again.values()):
+                self._items_of_call[first] = [self._items[position] for position in range(first, first + count)]
+        self._items = {position: self._items[position] for position in self._to_read_again}
 
     def __iter__(self) -> ExampleRequests:
         return self
@@ -184,56 +201,59 @@ class ExampleRequests(_Planner):
             echoed = positions[fresh:]
             for position, stays in zip(echoed, stays_live[fresh:], strict=True):
                 indices.append(items[position] if stays else items.pop(position))
-            rebuild = self._rebuild(echoed) if self._calls else ()
+            rebuild = self._rebuild(echoed) if self._to_read_again else ()
             return Request(batch.number, positions, fresh, indices, stays_live, batch.forget, rebuild)
 
     def _rebuild(self, echoed: Sequence[int]) -> tuple[tuple[int, list[Any], list[int]], ...]:
-        """The calls that must be repeated because an echo of this batch is held nowhere."""
+        """Returns the calls to repeat, because an echo of this batch is held nowhere: see `Request`."""
         calls = []
         for position in echoed:
-            call = self._calls.pop(position, None)
+            call = self._to_read_again.pop(position, None)
             if call is not None and self._whole_calls:
-                others = [other for other, its_call in self._calls.items() if its_call == call]
+                others = [other for other, its_call in self._to_read_again.items() if its_call == call]
                 for other in others:
-                    del self._calls[other]
-                calls.append((call[0], self._call_items.pop(call[0]), [position, *others]))
+                    del self._to_read_again[other]
+                calls.append((call[0], self._items_of_call.pop(call[0]), [position, *others]))
         return tuple(calls)
 
 
 class Step(NamedTuple):
-    """One delivered batch where whole batches are reused.
+    """One delivered batch where whole batches are echoed.
 
     Attributes:
         position: Stream position of the batch.
-        read: Whether it is read for this step: it is fresh, or live but held nowhere.
-        fresh: Whether this is its first use.
+        is_read: Whether the batch is read for this step: it is fresh, or it is live but held nowhere.
+        is_fresh: Whether this is the first use of the batch.
         stays_live: Whether uses are left after this one.
-        size: Examples in it, -1 if only reading it tells.
+        size: Examples in the batch; -1 if only reading it tells.
         forget: Positions that are no longer live.
     """
 
     position: int
-    read: bool
-    fresh: bool
+    is_read: bool
+    is_fresh: bool
     stays_live: bool
     size: int
     forget: tuple[int, ...]
 
 
-class BatchRequests(_Planner):
-    """The batch sampler where whole batches are reused.
+class BatchRequests(_PlannedRequests):
+    """The batch sampler where whole batches are echoed.
 
     Args:
         plan: The plan over batches, at the batch to begin with.
-        order: Yields the indices of each batch, where they are known.
+        order: The order of the batches: the indices of each, or None for each if its indices are not known.
+
+    Attributes:
+        missing: Positions that are live, but held nowhere, when the run begins: they are read again.
     """
 
     def __init__(self, plan: EchoPlan, order: ItemOrder) -> None:
         super().__init__(plan, order)
-        self.missing = list(self._calls)  # live, but held nowhere
-        self._items = {position: self._items[position] for position in self._calls}
-        self._steps: deque[Step] = deque()
-        self._reads: deque[Request] = deque()
+        self.missing = list(self._to_read_again)
+        self._items = {position: self._items[position] for position in self._to_read_again}
+        self._steps: deque[Step] = deque()  # planned, and not yet delivered
+        self._reads: deque[Request] = deque()  # planned, and not yet asked of the workers
 
     def __iter__(self) -> BatchRequests:
         return self
@@ -245,29 +265,30 @@ class BatchRequests(_Planner):
             return self._reads.popleft()
 
     def step(self) -> Step:
-        """The next batch to deliver."""
+        """Returns the next batch to deliver."""
         with self._lock:
             if not self._steps:
                 self._plan_step()
             return self._steps.popleft()
 
     def put_back(self, step: Step) -> None:
-        """Takes a step back that could not be carried out yet."""
+        """Takes back a step that could not be carried out yet."""
         with self._lock:
             self._steps.appendleft(step)
 
     def _plan_step(self) -> None:
         batch, items = self._next_batch()
         position, is_fresh, stays_live = batch.positions[0], bool(batch.fresh), bool(batch.stays_live[0])
-        is_read = is_fresh or self._calls.pop(position, None) is not None
+        is_read = is_fresh or self._to_read_again.pop(position, None) is not None
         if not is_fresh:
             items = [self._items[position] if stays_live else self._items.pop(position)]
         indices = items[0]
         size = len(indices) if indices is not None else -1
-        if is_read and size >= 0:
+        if is_read and size >= 0:  # to the worker, all examples of the batch are fresh, and none is used again
             self._reads.append(Request(position, [position], size, indices, bytes(size)))
         self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
 
 
 def _oldest_call(plan: EchoPlan) -> int:
+    """Returns the first position of the oldest call that a live item was read in."""
     return min((item.call[0] for item in plan.live()), default=plan.position)

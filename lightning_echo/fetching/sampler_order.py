@@ -1,4 +1,4 @@
-"""The order of a user's sampler (or batch sampler): asked pass by pass, and never read ahead of what is needed."""
+"""The order of a user's sampler or batch sampler: it is asked pass by pass, and never read ahead of what is needed."""
 
 from __future__ import annotations
 
@@ -25,55 +25,65 @@ from lightning_echo.planning.spreading import identity, spread
 from lightning_echo.protecting.holders import is_stateful
 from lightning_echo.protecting.randomness import OwnRandomStates, preserved_random_states, seed_all
 
-__all__ = ["SamplerOrder"]
+__all__ = ["SamplerOrder", "draws_by_itself", "tell_pass"]
 
-
-# Of these is known that they draw from their generator alone.
+# These are known to draw from their generator alone.
 _OF_TORCH = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 def draws_by_itself(sampler: Any) -> bool:
-    """Whether a sampler leaves the global random states alone, once it has a generator: one of torch's own classes.
+    """Returns whether a sampler leaves the global random states alone, once it has a generator.
 
-    A sampler with an attribute ``generator`` may draw from it only in part (torchgeo's ``RandomGeoSampler``).
+    Only torch's own classes are known to do so. Another sampler with an attribute ``generator`` may draw from that only in part
+    (torchgeo's ``RandomGeoSampler``).
     """
     return type(sampler.sampler if type(sampler) is BatchSampler else sampler) in _OF_TORCH
+
+
+def tell_pass(number: int, *samplers: Any) -> None:
+    """Tells the number of a pass to each that wants to know it, once: by ``set_epoch``, as Lightning tells samplers the epoch."""
+    for sampler in {id(each): each for each in samplers}.values():
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            set_epoch(number)
 
 
 class SamplerOrder(Order):
     """The order of a user's sampler or batch sampler.
 
-    A pass is asked for by ``iter(sampler)`` when its first item is needed. Before that the sampler is told the number of the
-    pass (``set_epoch``), and its state is kept (``state_dict``, or that of its torch ``generator``), from which a resumed run
-    asks for the same pass again. A sampler of torch's that has no generator gets one that is seeded from seed and pass. Any
-    other may draw from the global random states: it runs under states of its own, seeded likewise, and must not run beside the
-    training in another thread.
+    A pass begins by ``iter(sampler)``, when its first item is needed. Before that, the sampler is told the number of the pass
+    (``set_epoch``), and its state is saved: by ``state_dict``, or that of its torch ``generator``. From this state a resumed run
+    begins the same pass again.
+
+    A sampler of torch's that has no generator gets one, seeded from seed and pass. Any other sampler may draw from the global
+    random states. It runs under random states of its own, seeded likewise, and must not run in a thread beside the training.
 
     Args:
         sampler: Yields indices, or lists of them.
-        seed: Seeds the generators of samplers that have none.
-        preserves: Whether the random states of the training are put back after each call. Not beside the training in another
-            thread, and not needed where the caller does so.
+        *args: Length and shares of a pass, see `Order`.
+        seed: Seed of the generators, and of the random states, that samplers get here.
+        preserves: Whether each call puts the random states of the training back. Must be False in a thread beside the training;
+            may be False if the caller puts them back.
+        **kwargs: As ``args``.
     """
 
     def __init__(self, sampler: Any, *args: int, seed: int, preserves: bool = False, **kwargs: int) -> None:
         super().__init__(*args, **kwargs)
         self._sampler, self._preserves = sampler, preserves
-        self._source = _deciding(sampler)
-        self._stateful = is_stateful(self._source)
-        generator = getattr(self._source, "generator", None)
+        self._inner = _deciding(sampler)  # has the state and the generator
+        self._is_stateful = is_stateful(self._inner)
+        generator = getattr(self._inner, "generator", None)
         self._generator = generator if isinstance(generator, torch.Generator) else None
         self._seed = seed
-        alone = draws_by_itself(sampler)
-        self._lends = alone and hasattr(self._source, "generator") and self._generator is None
-        if self._lends:
+        is_torchs = draws_by_itself(sampler)
+        self._lends_generator = is_torchs and hasattr(self._inner, "generator") and self._generator is None
+        if self._lends_generator:
             self._lend_generator()
-        self._own_states = None if alone else OwnRandomStates()
-        self.exact = alone or self._stateful or self._generator is not None or _hears_of_passes(sampler, self._source)
-        self._states: dict[int, Any] = {}  # per pass: the sampler's state before it
-        self._entries: Iterator[Any] = iter(())
-        self._dealt: Iterator[Any] = iter(())
-        self._tail: deque[Any] = deque(maxlen=0)
+        self._own_states = None if is_torchs else OwnRandomStates()
+        self.exact = is_torchs or self._is_stateful or self._generator is not None or _hears_of_passes(sampler, self._inner)
+        self._states: dict[int, Any] = {}  # of the sampler, before each pass
+        self._entries: Iterator[Any] = iter(())  # what the sampler yields in this pass
+        self._dealt: Iterator[Any] = iter(())  # the slots of this pass, over all ranks
+        self._tail: deque[Any] = deque(maxlen=0)  # the last slots of this pass, which the next pass keeps away from
 
     def take(self, count: int) -> list[Any]:
         if not count:
@@ -82,10 +92,11 @@ class SamplerOrder(Order):
             return super().take(count)
 
     def seek(self, position: int) -> None:
-        with self._random_states(True):  # before a thread has begun
+        with self._random_states(True):  # no thread has begun yet
             self._seek(position)
 
     def _random_states(self, preserves: bool) -> AbstractContextManager[None]:
+        """Returns the context in which the sampler is asked."""
         return self._own_states or (preserved_random_states() if preserves else nullcontext())
 
     def _seek(self, position: int) -> None:
@@ -108,7 +119,7 @@ class SamplerOrder(Order):
         }
 
     def prune(self, position: int) -> None:
-        # At a pass's end the next one may not have begun: its state is found by going through this one again.
+        # At the end of a pass, the next one may not have begun: a resumed run finds its state by going through this pass again.
         needed = min(self._first_needed(position // self.pass_length), max(self._states, default=0))
         self._states = {number: state for number, state in self._states.items() if number >= needed}
 
@@ -117,7 +128,7 @@ class SamplerOrder(Order):
         self._states = {int(number): value for number, value in state.get("sampler", [])}
 
     def _first_needed(self, number: int) -> int:
-        """The pass from which on all must be gone through to find pass ``number`` as it was rearranged."""
+        """Returns the pass from which a resumed run must go through all passes, to find pass ``number`` as it was rearranged."""
         while self._distance(number):
             number -= 1
             if not self._reaches_tail(number):
@@ -125,36 +136,37 @@ class SamplerOrder(Order):
         return number
 
     def _lend_generator(self) -> None:
-        source = copy.copy(self._source)
-        source.generator = self._generator = torch.Generator()
-        if self._source is self._sampler:
-            self._sampler = source
+        """Gives a generator to a copy of the sampler: the user's own stays as it is."""
+        inner = copy.copy(self._inner)
+        inner.generator = self._generator = torch.Generator()
+        if self._inner is self._sampler:
+            self._sampler = inner
         else:
             self._sampler = copy.copy(self._sampler)
-            self._sampler.sampler = source
-        self._source = source
+            self._sampler.sampler = inner
+        self._inner = inner
 
     def _restore(self, number: int) -> None:
+        """Puts the sampler into the state that it had before a pass, if that was saved."""
         state = self._states.get(number)
-        if state is not None and self._stateful:
-            self._source.load_state_dict(state)
+        if state is not None and self._is_stateful:
+            self._inner.load_state_dict(state)
         elif state is not None and self._generator is not None:
             self._generator.set_state(state)
 
     def _drain(self) -> None:
+        """Goes to the end of the pass."""
         deque(self._dealt, maxlen=0)  # what other ranks get: all must see the same end of the pass
-        deque(islice(self._entries, self.length), maxlen=0)  # the dropped tail, which the plain loader draws too
+        deque(islice(self._entries, self.length), maxlen=0)  # the dropped tail, which the plain loader draws, too
 
     def _begin(self, number: int) -> Iterator[Any]:
         self._drain()
-        for target in {id(each): each for each in (self._sampler, self._source)}.values():
-            if callable(set_epoch := getattr(target, "set_epoch", None)):
-                set_epoch(number)
+        tell_pass(number, self._sampler, self._inner)
         if self._own_states is not None:
             seed_all(mix(self._seed, number))
-        if self._stateful:
-            self._states[number] = self._source.state_dict()
-        elif self._generator is not None and self._lends:
+        if self._is_stateful:
+            self._states[number] = self._inner.state_dict()
+        elif self._generator is not None and self._lends_generator:
             self._generator.manual_seed(mix(self._seed, number))
         elif self._generator is not None:
             self._states[number] = self._generator.get_state()
@@ -169,7 +181,12 @@ class SamplerOrder(Order):
         return islice(self._dealt, self.rank, None, self.replicas)
 
     def _deal(self, entries: Iterator[Any], own_start: list[Any] | None) -> Iterator[Any]:
-        """The slots of a pass: cut, or filled up from its start."""
+        """Yields the slots of a pass over all ranks: its tail is dropped, or missing slots are filled from its start.
+
+        Args:
+            entries: The items of the pass, rearranged.
+            own_start: The first items as the sampler yields them; None if the slots are filled with ``entries``.
+        """
         end, tail = self.pass_length * self.replicas, deque[Any](maxlen=self._slots)
         missing = max(end - self.length, 0)
         start = [] if own_start is None else own_start[:missing]
@@ -185,9 +202,10 @@ class SamplerOrder(Order):
 
 
 def _deciding(sampler: Any) -> Any:
-    """What decides the order: a batch sampler leaves that to the sampler inside."""
+    """Returns what decides the order: a batch sampler leaves that to the sampler inside it."""
     return sampler.sampler if hasattr(sampler, "batch_size") and hasattr(sampler, "sampler") else sampler
 
 
 def _hears_of_passes(*samplers: Any) -> bool:
+    """Returns whether one of them is told the number of each pass."""
     return any(hasattr(sampler, "set_epoch") for sampler in samplers)

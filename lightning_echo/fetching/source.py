@@ -1,6 +1,6 @@
 """The user's loader, looked at once: what kind it is, and how it is rebuilt around a plan.
 
-A plain ``DataLoader`` is rebuilt: same data set, same workers, same options, but the batch sampler is the plan's; over a stream,
+A plain ``DataLoader`` is rebuilt: same data set, same workers, same options, but the plan is its batch sampler. Over a stream,
 which has no index, the plan runs in the workers. Anything else that yields batches is iterated as it is, pass after pass, and
 only its batches are echoed.
 """
@@ -8,7 +8,7 @@ only its batches are echoed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ from lightning_echo.fetching.sampler_order import draws_by_itself
 from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.splitting.stages import Stages
-from lightning_echo.workers.dataset import EchoCollate, EchoDataset, ExampleCache
-from lightning_echo.workers.streams import StreamEcho
+from lightning_echo.workers.dataset import EchoCollate, EchoDataset, ExampleCache, Request
+from lightning_echo.workers.streams import StreamEcho, StreamRequest
 
 __all__ = ["Source"]
 
@@ -38,29 +38,19 @@ class Source:
         loader: A ``DataLoader``, or any iterable of batches.
 
     Attributes:
+        loader: The user's loader.
         rebuilds: Whether it is a ``DataLoader`` that is rebuilt around a plan of indices.
         streams: Whether it is a ``DataLoader`` that makes batches of a stream's examples.
+        num_workers: Its worker processes; 0 if it has no such attribute.
 
     Raises:
-        TypeError: It cannot be iterated, is no training loader at all, or its sampler has no length.
-        ValueError: It is empty, or hands batches out in another order than its sampler's.
+        TypeError: The loader cannot be iterated, or only once; it is a collection of loaders; or its sampler has no length.
+        ValueError: The loader is empty, or hands batches out in another order than its sampler's.
     """
 
     def __init__(self, loader: Any) -> None:
+        _check_kind(loader)
         self.loader = loader
-        if not hasattr(loader, "__iter__"):
-            raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {type(loader).__name__}")
-        parts = list(loader.values()) if isinstance(loader, dict) else loader if isinstance(loader, list | tuple) else ()
-        if isinstance(loader, dict) or hasattr(loader, "flattened") or any(isinstance(part, DataLoader) for part in parts):
-            raise TypeError(
-                f"loader must be a single loader, got a {type(loader).__name__} of loaders; wrap each of them in an EchoLoader, "
-                "or pass a single one"
-            )
-        if isinstance(loader, Iterator):
-            raise TypeError(
-                f"loader must be iterable again in every pass, got the iterator {type(loader).__name__}; "
-                "pass the object that it was made from"
-            )
         makes_batches = _makes_batches_plainly(loader)
         self.streams = makes_batches and isinstance(loader.dataset, IterableDataset)
         self.rebuilds = makes_batches and not self.streams
@@ -70,42 +60,31 @@ class Source:
                 "loader has in_order=False: batches would arrive in an order that depends on timing, and counts and resuming "
                 "could not be exact. Set in_order=True"
             )
-        _ = self.length
+        _length_of(loader, is_needed=self.rebuilds)
 
     @property
     def length(self) -> int | None:
-        """Batches of a pass, as it is now; None: a pass ends where its iteration does.
+        """Batches of a pass, as it is now; None if a pass ends where its iteration does.
 
         Raises:
             TypeError: The sampler has no length.
             ValueError: There is no batch.
         """
-        try:
-            length = len(self.loader)
-        except (TypeError, NotImplementedError) as error:
-            if not self.rebuilds:
-                return None
-            raise TypeError(
-                f"loader must have a length, but len({type(self.loader).__name__}) fails: {error}. "
-                "Give its sampler (or its data set) a __len__ that says how many indices a pass has"
-            ) from None
-        if not length:
-            raise ValueError("loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples)")
-        return length
+        return _length_of(self.loader, is_needed=self.rebuilds)
 
     @property
     def reads_stream(self) -> bool:
-        """Whether a stream is behind it, so that another iteration may have other examples."""
+        """Whether the loader reads a stream, so that another iteration may have other examples."""
         return any(isinstance(each, IterableDataset) for each in (self.loader, getattr(self.loader, "dataset", None)))
 
     @property
     def own_batches(self) -> bool:
-        """Whether a user's batch sampler decides what makes up a batch."""
+        """Whether a batch sampler of the user's decides what is in a batch."""
         return self.rebuilds and self.loader.batch_size is None
 
     @property
     def sampler(self) -> Any:
-        """What decides the order: the batch sampler where it is the user's own, else the sampler."""
+        """What decides the order: the batch sampler if it is the user's own, else the sampler."""
         return self.loader.batch_sampler if self.own_batches else self.loader.sampler
 
     @property
@@ -116,11 +95,12 @@ class Source:
 
     @property
     def is_sequential(self) -> bool:
+        """Whether the order is that of the data set."""
         return type(self.sampler) is SequentialSampler and self._covers_dataset()
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether the order is what ``DataLoader(shuffle=True)`` makes: ours to draw."""
+        """Whether the order is what ``DataLoader(shuffle=True)`` makes. Then the package draws it, and not the sampler."""
         sampler = self.sampler
         return (
             type(sampler) is RandomSampler
@@ -131,22 +111,22 @@ class Source:
 
     @property
     def may_run_in_thread(self) -> bool:
-        """Whether batches can be fetched beside the training: nothing of its order draws from the global random states."""
+        """Whether a thread may fetch batches beside the training: their order draws nothing from the global random states."""
         return self.rebuilds and (self.is_sequential or self.is_shuffled or draws_by_itself(self.sampler))
 
     @property
     def prefetched_batches(self) -> int:
-        """Batches that the workers are asked for ahead."""
+        """How many batches the workers are asked for ahead."""
         return self.num_workers * (getattr(self.loader, "prefetch_factor", None) or 2) if self.num_workers else 0
 
     @property
     def prepared_in_workers(self) -> bool:
-        """Whether a ``worker_init_fn`` may do what the data set needs before it can be read."""
+        """Whether the data set may need a ``worker_init_fn`` to have run before it can be read."""
         return self.num_workers > 0 and self.loader.worker_init_fn is not None
 
     @property
     def readable_index(self) -> int | None:
-        """An index that the plain loader would read, in the state in which the data set is now; None if none is known."""
+        """An index that the plain loader would read, and that can be read now; None if no such index is known."""
         if not self.rebuilds or self.own_batches or self.prepared_in_workers:
             return None
         sampler = self.sampler
@@ -157,42 +137,42 @@ class Source:
         return 0 if type(sampler) is WeightedRandomSampler else None
 
     def _covers_dataset(self) -> bool:
+        """Whether the sampler was made over this data set, and yields as many indices as that has."""
         return self.sampler.data_source is self.loader.dataset and len(self.sampler) == len(self.loader.dataset)
 
     def rebuild(
-        self, requests: Any, make_stages: Callable[[Any], Stages], key: int, worker_init_fn: Any, workers: WorkerProcesses
+        self, requests: Iterable[Request], make_stages: Callable[[Any], Stages], key: int, workers: WorkerProcesses
     ) -> DataLoader[Any]:
-        """The user's ``DataLoader`` with the plan as its batch sampler.
+        """Returns the user's ``DataLoader``, rebuilt around requests.
 
         Args:
-            requests: Batch sampler that yields `Request`.
+            requests: The batch sampler.
             make_stages: Makes the stages in a worker.
             key: Seed of this rank's random numbers.
-            worker_init_fn: Of the user, or set by Lightning on the `EchoLoader`.
-            workers: Notes the processes that it starts.
+            workers: What the workers run first; notes those that are started.
         """
         cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn)
-        return self._rebuilt(requests, cache, key, worker_init_fn, workers)
+        return self._rebuilt(requests, cache, key, workers)
 
     def rebuild_stream(
-        self, requests: Any, shape: PlanShape, key: int, worker_init_fn: Any, workers: WorkerProcesses
+        self, requests: Iterable[StreamRequest], shape: PlanShape, key: int, workers: WorkerProcesses
     ) -> DataLoader[Any]:
-        """The same for a stream.
+        """Returns the same for a stream.
 
         Args:
-            requests: Batch sampler that yields `StreamRequest`.
+            requests: The batch sampler.
             shape: Sizes of the plan of one worker.
             key: See `rebuild`.
-            worker_init_fn: See `rebuild`.
             workers: See `rebuild`.
         """
         loader = self.loader
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         turn = context.Lock() if self.num_workers else None
         echo = StreamEcho(loader.dataset, shape, key, loader.collate_fn, drop_last=loader.drop_last, turn=turn)
-        return self._rebuilt(requests, echo, key, worker_init_fn, workers)
+        return self._rebuilt(requests, echo, key, workers)
 
-    def _rebuilt(self, requests: Any, cache: Any, key: int, worker_init_fn: Any, workers: WorkerProcesses) -> DataLoader[Any]:
+    def _rebuilt(self, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses) -> DataLoader[Any]:
+        """Returns the user's ``DataLoader`` around what answers requests: same workers, same options."""
         loader = self.loader
         options: dict[str, Any] = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout")}
         if self.num_workers:
@@ -201,26 +181,64 @@ class Source:
         if getattr(loader, "pin_memory_device", ""):
             options["pin_memory_device"] = loader.pin_memory_device
         generator = loader.generator
-        if generator is None:  # else building the iterator would draw from the training process's
+        if generator is None:  # without one, making the iterator would draw from the global random state of the training
             generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the user's own loader has said it already
-            dataset: Any = EchoDataset(cache)
+            warnings.simplefilter("ignore")  # the user's own loader has given the same warnings already
+            dataset: Any = EchoDataset(answering)
             collate: Any = EchoCollate(loader.collate_fn)
             return DataLoader(
                 dataset,
                 batch_sampler=requests,
                 collate_fn=collate,
-                worker_init_fn=worker_init_fn,
+                worker_init_fn=workers.worker_init_fn,
                 generator=generator,
                 **options,
             )
 
 
+def _check_kind(loader: Any) -> None:
+    """Raises a TypeError if this is not a single loader that can be iterated again and again."""
+    kind = type(loader).__name__
+    if not hasattr(loader, "__iter__"):
+        raise TypeError(f"loader must be a DataLoader or another iterable of batches, got {kind}")
+    is_sequence_of_loaders = isinstance(loader, list | tuple) and any(isinstance(part, DataLoader) for part in loader)
+    if isinstance(loader, dict) or is_sequence_of_loaders or hasattr(loader, "flattened"):  # the last: a CombinedLoader
+        raise TypeError(
+            f"loader must be a single loader, got a {kind} of loaders; wrap each of them in an EchoLoader, or pass a single one"
+        )
+    if isinstance(loader, Iterator):
+        raise TypeError(
+            f"loader must be iterable again in every pass, got the iterator {kind}; pass the object that it was made from"
+        )
+
+
 def _makes_batches_plainly(loader: Any) -> bool:
+    """Whether this is a ``DataLoader`` that makes batches of examples, and is iterated as torch iterates it."""
     return (
         isinstance(loader, DataLoader)
         and loader.batch_sampler is not None
         and type(loader).__iter__ is DataLoader.__iter__
         and type(loader)._get_iterator is DataLoader._get_iterator
     )
+
+
+def _length_of(loader: Any, *, is_needed: bool) -> int | None:
+    """Returns the number of batches of a loader; None if it has no length, and needs none.
+
+    Raises:
+        TypeError: It has no length, and needs one.
+        ValueError: There is no batch.
+    """
+    try:
+        length = len(loader)
+    except (TypeError, NotImplementedError) as error:
+        if not is_needed:
+            return None
+        raise TypeError(
+            f"loader must have a length, but len({type(loader).__name__}) fails: {error}. "
+            "Give its sampler (or its data set) a __len__ that says how many indices a pass has"
+        ) from None
+    if not length:
+        raise ValueError("loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples)")
+    return length

@@ -1,9 +1,10 @@
-"""The worker processes of a loader that is rebuilt here: which of them has died, as soon as somebody asks.
+"""The worker processes of a loader that is rebuilt here: what they run first, and which of them has died.
 
-torch notices a dead worker in two ways: by a signal, which raises in the main thread wherever that is by then, and in the thread
-that fetches, after five seconds without a batch. A training that waits for the fetching thread (prefetch.py) shall hear of it
-sooner, in whichever thread it runs. So the processes are noted where a ``DataLoader`` makes them: by its multiprocessing context,
-which is a public argument of it. Nothing is asked of them as long as batches arrive.
+torch notices a dead worker in two ways: by a signal, which raises an error in the main thread, wherever that thread is by then,
+and in the thread that fetches, after five seconds without a batch. A training that waits for the fetching thread
+(``prefetch.py``) should hear of it sooner, in whichever thread the training runs. So the processes are noted where a
+``DataLoader`` makes them: in its multiprocessing context, which is one of its public arguments. Nobody looks at the processes
+as long as batches arrive.
 """
 
 from __future__ import annotations
@@ -17,20 +18,25 @@ from typing import Any
 
 __all__ = ["WorkerProcesses"]
 
-_BETWEEN_LOOKS = 0.005
+_BETWEEN_LOOKS_SECONDS = 0.005
 
 
 class WorkerProcesses:
-    """The processes that one ``DataLoader`` has started."""
+    """The processes that one ``DataLoader`` starts.
 
-    def __init__(self) -> None:
+    Args:
+        worker_init_fn: What each of them runs first, as an argument of ``DataLoader``.
+    """
+
+    def __init__(self, worker_init_fn: Any = None) -> None:
+        self.worker_init_fn = worker_init_fn
         self._processes: list[Any] = []
 
     def noted_by(self, context: BaseContext | None) -> BaseContext:
         """Returns a multiprocessing context whose processes are noted here.
 
         Args:
-            context: What it is a copy of. None: the default one.
+            context: The context to copy. None: the default one.
         """
         context = context or multiprocessing.get_context()
         make: Any = context.Process  # type: ignore[attr-defined]  # each of its subclasses has one
@@ -44,10 +50,10 @@ class WorkerProcesses:
         return noting
 
     def lost(self, within: float = 0.0) -> RuntimeError | None:
-        """The error that torch raises for a worker that has died; None: none has. One that ended with status 0 has not died.
+        """Returns the error that torch raises for a worker that has died, or None. A worker that ended with status 0 did not die.
 
         Args:
-            within: Seconds to wait for one that is dying: its connections break before it is dead.
+            within: Seconds to wait for a worker that is dying: its connections break before the process has ended.
         """
         deadline = time.monotonic() + within
         while True:
@@ -56,12 +62,13 @@ class WorkerProcesses:
                     return RuntimeError(f"DataLoader worker (pid {process.pid}) {_how(process.exitcode)}")
             if time.monotonic() >= deadline:
                 return None
-            time.sleep(_BETWEEN_LOOKS)
+            time.sleep(_BETWEEN_LOOKS_SECONDS)
 
     def end_others(self) -> None:
-        """Ends those that live where one has died: who would end them by torch's means may wait for the dead one for a while.
+        """Ends the workers that live, if one has died. Left to torch, ending them may wait for the dead one for a while.
 
-        A worker of torch's that is terminated by its parent ends with status 0, so that nobody takes it for another dead one.
+        A worker that is terminated by its parent ends with status 0, as torch has set it up. So nobody takes it for another dead
+        worker.
         """
         if self.lost() is not None:
             for process in self._processes:
@@ -69,7 +76,7 @@ class WorkerProcesses:
 
 
 def _how(exitcode: int) -> str:
-    """How a process has ended."""
+    """Says how a process has ended, in torch's words."""
     if exitcode < 0:
         return f"is killed by signal: {signal.strsignal(-exitcode)}."
     return (

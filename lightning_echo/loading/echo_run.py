@@ -16,10 +16,9 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from lightning_echo.fetching.index_pipeline import IndexPipeline
-from lightning_echo.fetching.pipeline_slot import PipelineSlot, Start
+from lightning_echo.fetching.layout import Launch, Start
+from lightning_echo.fetching.pipeline_slot import Pipeline, PipelineSlot
 from lightning_echo.fetching.prefetch import clear_frames
-from lightning_echo.fetching.stream_pipeline import StreamPipeline
 from lightning_echo.loading.delivery import Delivery
 from lightning_echo.loading.epochs import Progress, TrainerPlace
 from lightning_echo.loading.factor import RunFactor
@@ -230,19 +229,20 @@ class EchoRun:
         self.delivery.forget_unused()
         self._slot.stop(self.delivery.progress.delivered)
 
-    def _start(self) -> IndexPipeline | StreamPipeline:
+    def _start(self) -> Pipeline:
         setting = self._setting
         if self.seed is None:
             self.seed = self.beginning.seed = named_seed(default_seed(setting.source.loader), self.name)
         before = self.state()
         state = self._where_to_go_on(before)
-        started = setting.start(
-            factor=self.factor.value,
+        launch = Launch(
             seed=self.seed,
+            factor=self.factor.value,
             state=state.pipeline(),
-            position=state.begin_at,
+            begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
         )
+        started = setting.start(launch)
         if before.plan is not None and not started.exact:
             sampler = type(setting.source.sampler).__name__
             self.warn(

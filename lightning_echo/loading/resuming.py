@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lightning_echo.fetching.index_pipeline import Layout
-from lightning_echo.fetching.pipeline_slot import Start
+from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import EchoState, EchoStateError, FactorChange, OrderState, PassStart
 

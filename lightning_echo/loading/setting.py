@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_echo.fetching.choice import choose
-from lightning_echo.fetching.index_pipeline import IndexPipeline, Layout, layout_of, lookahead, rank_key, shape_of
+from lightning_echo.fetching.index_pipeline import lookahead, rank_key, start_index_pipeline
+from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of
+from lightning_echo.fetching.pipeline_slot import Pipeline
 from lightning_echo.fetching.source import Source
-from lightning_echo.fetching.stream_pipeline import StreamPipeline
+from lightning_echo.fetching.stream_pipeline import start_stream_pipeline
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.ranks import data_parallel, world
 from lightning_echo.loading.sizing import BufferSizing
@@ -209,39 +211,18 @@ class Setting:
         """Returns the number of batches after which the buffer is full."""
         return self.buffer_size if self.by_batches else -(-self.buffer_size // self.layout().batch_size)
 
-    def start(
-        self, *, factor: float, seed: int, state: dict[str, Any], position: tuple[int, int], worker_init_fn: Any
-    ) -> IndexPipeline | StreamPipeline:
-        """Starts a pipeline, see `IndexPipeline` and `StreamPipeline`.
+    def start(self, launch: Launch) -> Pipeline:
+        """Starts a pipeline.
 
         Raises:
             RuntimeError: The data would be divided among ranks that need the same data.
         """
-        noise_rank = self._noise_rank()
+        key = rank_key(launch.seed, self._noise_rank())
         if self.by_streams:
-            key, stream = rank_key(seed, noise_rank), state.get("stream")
-            return StreamPipeline(
-                self.source,
-                self._shape_of_worker(seed),
-                key,
-                factor,
-                stream,
-                delivered=position[1],
-                worker_init_fn=worker_init_fn,
-            )
-        return IndexPipeline(
-            self.source,
-            self.choice,
-            self.layout(),
-            rank=self._shards()[1],
-            noise_rank=noise_rank,
-            buffer_size=self.buffer_size,
-            factor=factor,
-            seed=seed,
-            state=state,
-            position=position,
-            worker_init_fn=worker_init_fn,
-        )
+            return start_stream_pipeline(self.source, self._shape_of_worker(launch.seed), launch, key=key)
+        layout = self.layout()
+        shape = shape_of(self.source, layout, self.buffer_size, launch.seed, self.by_batches)
+        return start_index_pipeline(self.source, self.choice, layout, shape, launch, rank=self._shards()[1], key=key)
 
     def _shape_of_worker(self, seed: int) -> PlanShape:
         """Returns the sizes of the plan of one worker, for its part of a stream. The length of that part is not known."""

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
-from lightning_echo.fetching.index_pipeline import Layout
-from lightning_echo.fetching.pipeline_slot import Start
+from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.schema import LEFT_OUT, ROW, EchoStateError, Least, LeftOut, plain, read, require
@@ -200,7 +199,7 @@ class StreamWorkerState:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamState:
-    """Where a run over a stream stands, see ``fetching/stream_requests.py``. Lists about workers are in the order of workers.
+    """Where a run over a stream stands, see ``fetching/stream_pipeline.py``. Lists about workers are in the order of workers.
 
     Attributes:
         request: Number of the next request to the workers.

@@ -21,7 +21,7 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lightning_echo.fetching.live import BatchUse
+from lightning_echo.fetching.batches import BatchUse
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.training.stand_in import StandIn

@@ -32,11 +32,11 @@ def step(position, *, read=False, fresh=False, stays_live=False, size=4, forget=
     return Step(position, read or fresh, fresh, stays_live, size, forget)
 
 
-SECONDS = (0.5, 0.25, 0.125)
+SECONDS = {"source": 0.5, "rest": 0.25, "collate": 0.125}
 
 
 def with_seconds(read):
-    return lambda position: (read(position), SECONDS)
+    return lambda position: (read(position), Report(**SECONDS))
 
 
 def echo(*steps, read=lambda position: torch.full((4,), float(position))):
@@ -84,7 +84,7 @@ class TestEchoingBatches:
             batch, counts = next(batches)
             ((position,), indices) = {position for position, _ in batch}, [index for _, index in batch]
             assert indices == plain[position % 9]
-            assert counts == (Report(0, len(batch)) if position in seen else Report(len(batch), 0, 0, *SECONDS))
+            assert counts == (Report(0, len(batch)) if position in seen else Report(len(batch), **SECONDS))
             seen += [] if position in seen else [position]
         assert seen == list(range(len(seen)))
         assert len(seen) == pytest.approx(90 / factor, abs=4)
@@ -154,15 +154,16 @@ class TestEchoingBatches:
 
     def test_a_live_batch_that_is_held_nowhere_is_read_again_and_counted(self):
         batches = echo(step(5, read=True, stays_live=True), step(5))
-        assert [next(batches)[1] for _ in range(2)] == [Report(0, 4, 4, *SECONDS), Report(0, 4)]
+        assert [next(batches)[1] for _ in range(2)] == [Report(0, 4, 4, **SECONDS), Report(0, 4)]
 
     def test_examples_are_counted_in_the_batch_where_nobody_knows_them_beforehand(self):
         batches = echo(step(0, fresh=True, stays_live=True, size=-1), step(0, size=-1), read=lambda position: torch.zeros(5, 2))
-        assert [next(batches)[1] for _ in range(2)] == [Report(5, 0, 0, *SECONDS), Report(0, 5)]
+        assert [next(batches)[1] for _ in range(2)] == [Report(5, **SECONDS), Report(0, 5)]
 
     def test_of_a_rebuilt_loader_the_batches_come_in_the_order_in_which_they_were_asked_for(self):
-        reader = RequestedReader(iter([("a", Report(4, 0, 0, 1, 2, 3)), ("b", Report(4, 0, 0, 4, 5, 6))]))
-        assert [reader.read(0), reader.read(1)] == [("a", (1, 2, 3)), ("b", (4, 5, 6))]
+        read = ("a", Report(4, 0, 0, 1, 2, 3)), ("b", Report(4, 0, 0, 4, 5, 6))
+        reader = RequestedReader(iter(read))
+        assert (reader.read(0), reader.read(1)) == read
 
 
 @dataclass

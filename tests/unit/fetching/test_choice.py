@@ -295,7 +295,9 @@ def test_what_kept_an_example_from_being_read_is_said() -> None:
     assert "no example can be read before worker_init_fn has run (AssertionError: not opened" in in_worker.reason
     by_name = choose(Source(DataLoader(Named(), batch_size=3, sampler=Names())), InsertionPoint.auto)
     assert "its sampler (Names) seems to yield no integers, since reading by one raised KeyError: " in by_name.reason
-    assert by_name.reason.endswith("if the data set augments, its echoes repeat that, and StagedDataset can have it redone")
+    assert by_name.reason.endswith(
+        "if the data set augments, its echoes repeat that augmentation, which a StagedDataset can redo for each use"
+    )
 
 
 class Queue(Dataset[int]):

@@ -1,47 +1,103 @@
-"""How a pass is cut and dealt out, compared with torch's own sampler and loader; how far ahead it may be planned."""
+"""A started pipeline hands out what was fetched, and says how far ahead batches may be planned."""
 
+import weakref
 from types import SimpleNamespace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lightning_echo.fetching.index_pipeline import layout_of, lookahead
+from lightning_echo.fetching.batches import BatchUse, LiveBatch
+from lightning_echo.fetching.index_pipeline import IndexPipeline, lookahead
+from lightning_echo.fetching.passes import PassOver
 from lightning_echo.fetching.prefetch import DEPTH
 from lightning_echo.fetching.requests import BatchedOrder, BatchRequests
-from lightning_echo.fetching.source import Source
 from lightning_echo.planning.order import SequentialOrder
 from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape
+from lightning_echo.workers.seconds import Report
 
 
-class Sized(Dataset):
-    def __init__(self, length):
-        self.length = length
+class Requests:
+    """Stands in for requests of any kind."""
 
-    def __getitem__(self, index):
-        return index
+    order = SimpleNamespace(exact=False)
+    delivered = 0
 
-    def __len__(self):
-        return self.length
+    def change_factor(self, number, factor):
+        self.changed = number, factor
+
+    def state(self, delivered):
+        return {"plan": delivered, "order": None}
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("length", [1, 5, 6, 7, 12, 13, 43])
-def test_the_layout_of_a_pass_is_what_a_loader_with_a_distributed_sampler_delivers(length, drop_last, replicas):
-    sampler = DistributedSampler(range(length), num_replicas=replicas, rank=0, shuffle=False)
-    sizes = [len(batch) for batch in DataLoader(Sized(length), batch_size=6, sampler=sampler, drop_last=drop_last)]
-    plain = DataLoader(Sized(length), batch_size=6, drop_last=drop_last)
-    if not len(plain):
-        with pytest.raises(ValueError, match="has no batch"):
-            Source(plain)
-    else:
-        layout = layout_of(Source(plain), replicas)
-        assert layout.batches_per_pass == len(sizes), "none where the share of a rank is smaller than a batch"
-        assert (layout.batch_size, layout.last_batch_size) == (6, sizes[-1] if sizes else 6)
-        assert (layout.pass_length, layout.length, layout.replicas) == (sum(sizes), length, replicas)
+class Log(list):
+    """Stands in for workers and reader: notes in which order they are let go of."""
+
+    def close(self):
+        self.append("reader closed")
+
+    def end_others(self):
+        self.append("others ended")
+
+
+def pipeline(batches, requests=None, **options):
+    return IndexPipeline(requests or Requests(), batches, Log(), **options)
+
+
+def test_batches_are_handed_out_with_their_reports_and_none_where_a_pass_has_ended():
+    def batches():
+        yield "a", Report(4)
+        raise PassOver
+
+    started = pipeline(batches())
+    assert started.next_batch(0) == ("a", Report(4))
+    assert started.next_batch(1) is None
+
+
+def test_requests_hear_how_many_batches_were_delivered_before_the_next_one_is_made():
+    def batches():
+        while True:
+            yield requests.delivered, Report(1)
+
+    requests = Requests()
+    started = pipeline(batches(), requests)
+    assert [started.next_batch(delivered)[0] for delivered in (5, 6, 9)] == [5, 6, 9]
+
+
+def test_state_factor_and_exactness_are_those_of_the_requests():
+    requests = Requests()
+    started = pipeline(iter(()), requests)
+    started.change_factor(7, 2.5)
+    assert requests.changed == (7, 2.5)
+    assert started.state(3) == {"plan": 3, "order": None}
+    assert started.exact is False
+
+
+def test_a_use_on_the_device_is_made_when_it_is_handed_over_so_that_it_has_the_host_batch_until_one_is_prepared():
+    live = LiveBatch([1.0])
+    fetched = [(BatchUse(live, None, is_last), Report(1)) for is_last in (False, False, True)]
+    started = pipeline(iter(fetched), on_device=True)
+    first, _ = started.next_batch(0)
+    second, _ = started.next_batch(1)
+    live.prepare(second.host, lambda batch: batch)
+    third, report = started.next_batch(2)
+    assert [first.host, second.host, third.host] == [[1.0], [1.0], None]
+    assert [first.is_last, second.is_last, third.is_last] == [False, False, True]
+    assert report == Report(1)
+
+
+def test_closing_lets_go_of_the_batches_the_workers_and_the_reader():
+    class Batches:
+        def __iter__(self):
+            return self
+
+    batches, log = Batches(), Log()
+    reference = weakref.ref(batches)
+    started = IndexPipeline(Requests(), batches, log, reader=log)
+    del batches
+    started.close()
+    assert reference() is None
+    assert log == ["others ended", "reader closed"]
 
 
 FACTORS = st.one_of(st.just(1.0), st.floats(1, 9), st.sampled_from([1.5, 2.0, 4.0, 8.0]))
@@ -72,7 +128,7 @@ def test_no_more_whole_batches_are_in_flight_than_it_looks_ahead_however_fast_th
     fetched, largest = 0, factor
     for delivered in range(1, 200):
         while fetched < delivered + DEPTH + 1:
-            if requests.step().read:
+            if requests.step().is_read:
                 next(requests)
             fetched += 1
         assert plan.number <= delivered + lookahead(source, True, largest)

@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from lightning_echo.fetching.index_pipeline import Layout
-from lightning_echo.fetching.pipeline_slot import PipelineSlot, Start
+from lightning_echo.fetching.layout import Layout, Start
+from lightning_echo.fetching.pipeline_slot import PipelineSlot
 
 LAYOUT = Layout(7, 1, 2, 1, 4)
 

@@ -404,8 +404,8 @@ class TestBatches:
     def test_each_fresh_batch_is_read_once_in_the_order_of_the_steps(self, factor):
         requests, batches = BatchRequests(EchoPlan(self.shape(), factor), self.order()), self.order().take(200)
         steps = [requests.step() for _ in range(150)]
-        read = [step for step in steps if step.read]
-        assert read == [step for step in steps if step.fresh]
+        read = [step for step in steps if step.is_read]
+        assert read == [step for step in steps if step.is_fresh]
         assert [step.position for step in read] == list(range(len(read)))
         for step in read:
             request, indices = next(requests), batches[step.position]
@@ -422,7 +422,7 @@ class TestBatches:
         held = set()
         for _ in range(200):
             step = requests.step()
-            assert step.read == (step.position not in held)
+            assert step.is_read == (step.position not in held)
             (held.add if step.stays_live else held.discard)(step.position)
             assert len(held) <= 4
 
@@ -455,9 +455,13 @@ class TestBatches:
             held = set()
             for expected in steps[delivered : 50 if delivered < 40 else None]:  # the change is decided at 40, for 50
                 step = resumed.step()
-                assert (step.position, step.fresh, step.stays_live) == (expected.position, expected.fresh, expected.stays_live)
-                assert step.read == (step.position not in held)
-                if step.read and kind != "opaque":
+                assert (step.position, step.is_fresh, step.stays_live) == (
+                    expected.position,
+                    expected.is_fresh,
+                    expected.stays_live,
+                )
+                assert step.is_read == (step.position not in held)
+                if step.is_read and kind != "opaque":
                     assert next(resumed).indices == batches[step.position]
                 (held.add if step.stays_live else held.discard)(step.position)
 
@@ -465,5 +469,5 @@ class TestBatches:
         requests = BatchRequests(EchoPlan(self.shape(), 2), PassReader([], 13))
         steps = [requests.step() for _ in range(60)]
         assert {step.size for step in steps} == {-1}
-        share = Fraction(sum(step.fresh for step in steps), 60)
+        share = Fraction(sum(step.is_fresh for step in steps), 60)
         assert abs(share - Fraction(1, 2)) < Fraction(1, 10)

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from lightning_echo.fetching.index_pipeline import Layout
-from lightning_echo.fetching.pipeline_slot import Start
+from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.state import BufferState, EchoState, FactorChange, PlanState

@@ -10,7 +10,7 @@ from states import echo_state, plan_state
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader, EchoStateError
-from lightning_echo.fetching.index_pipeline import Layout
+from lightning_echo.fetching.layout import Layout
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.resuming import adapt_state, begin_next_pass, follow_state, has_own_states, where_to_go_on
 from lightning_echo.loading.setting import Setting

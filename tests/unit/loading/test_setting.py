@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from lightning_echo.fetching.index_pipeline import rank_key
+from lightning_echo.fetching.layout import Launch, Start
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.setting import Setting
@@ -33,7 +35,8 @@ def test_the_ranks_are_asked_for_when_they_are_needed(monkeypatch):
 
 
 def start(of, factor=2.0):
-    return of.start(factor=factor, seed=0, state={"plan": None, "order": None}, position=(0, 0), worker_init_fn=None)
+    state = {"plan": None, "order": None}
+    return of.start(Launch(seed=0, factor=factor, state=state, begin_at=Start(0, 0), worker_init_fn=None))
 
 
 def fresh_in(pipeline, batches):
@@ -59,12 +62,13 @@ def test_data_is_not_dealt_out_to_ranks_that_share_the_work_on_it(mesh):
 
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 0), (4, 3)])
 def test_ranks_that_share_the_work_on_the_same_data_draw_the_same_noise(mesh, ranks, monkeypatch):
-    ranks_of_noise = []
+    keys = []
     monkeypatch.setattr(
-        "lightning_echo.loading.setting.IndexPipeline", lambda *args, **options: ranks_of_noise.append(options["noise_rank"])
+        "lightning_echo.loading.setting.start_index_pipeline", lambda *args, **options: keys.append(options["key"])
     )
     start(setting(ranks=ranks))
-    assert ranks_of_noise == [1]
+    assert keys == [rank_key(0, 1)]
+    assert rank_key(0, 1) != rank_key(0, 3), "that of this process"
 
 
 def test_a_stream_or_batches_of_which_nothing_is_known_are_not_dealt_out_and_not_refused(mesh):
@@ -74,7 +78,7 @@ def test_a_stream_or_batches_of_which_nothing_is_known_are_not_dealt_out_and_not
 
     stream = Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, None, 2.0, None)
     batches = Setting([1, 2, 3], BATCHES, None, 2.0, None)
-    assert fresh_in(stream.start(factor=1.0, seed=0, state={}, position=(0, 0), worker_init_fn=None), 2) == 8
+    assert fresh_in(start(stream, 1.0), 2) == 8
     assert fresh_in(start(batches, 1.0), 3) == 3
 
 

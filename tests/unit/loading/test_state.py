@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from states import echo_state, plan_state
 
-from lightning_echo.fetching.index_pipeline import Layout
-from lightning_echo.fetching.pipeline_slot import Start
+from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.state import Conditions, EchoState, FactorChange, OrderState, StreamState
 

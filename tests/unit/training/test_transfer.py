@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoDataModule, EchoLoader
-from lightning_echo.fetching.live import LiveBatch
+from lightning_echo.fetching.batches import LiveBatch
 from lightning_echo.training.transfer import TransferHooks
 
 HERE = torch.device("cpu")

@@ -1,12 +1,15 @@
 """Passes begin and factors change at the same request in every run, also in a resumed one; nobody's turn is lost."""
 
+import pickle
+import weakref
+
 import pytest
 
-from lightning_echo.fetching.stream_requests import StreamAnswers, StreamPlace, StreamRequests
+from lightning_echo.fetching.stream_pipeline import StreamAnswers, StreamPipeline, StreamPlace, StreamRequests
+from lightning_echo.workers.seconds import Report
 from lightning_echo.workers.streams import StreamNote, StreamRequest
 
-REPORT = (4, 0, 0, 0.0, 0.0, 0.0)
-NOTHING = (0, 0, 0, 0.0, 0.0, 0.0)  # made
+REPORT, NOTHING_MADE = Report(fresh=4), Report()
 
 
 class Workers:
@@ -32,21 +35,25 @@ class Workers:
         if request.resume is not None:
             self.made[worker], self.ended[worker] = resumed(request.resume)
         if request.number <= self.ended[worker]:
-            return None, NOTHING, StreamNote(worker, True, self.state(worker))
+            return None, NOTHING_MADE, StreamNote(worker, True, self.state(worker))
         made, length = self.made[worker].get(request.number, 0), self.lengths[worker]
         is_made = made < length
         if made + (not self.late) >= length:
             self.ended[worker] = request.number
         self.made[worker][request.number] = made + is_made
         batch = (request.number, worker, made, request.factor) if is_made else None
-        return batch, REPORT if is_made else NOTHING, StreamNote(worker, self.ended[worker] >= request.number, self.state(worker))
+        return (
+            batch,
+            REPORT if is_made else NOTHING_MADE,
+            StreamNote(worker, self.ended[worker] >= request.number, self.state(worker)),
+        )
 
     def state(self, worker):
-        return repr((self.made[worker], self.ended[worker])).encode()
+        return pickle.dumps((self.made[worker], self.ended[worker]))
 
 
 def resumed(state):
-    return ({}, -1) if isinstance(state, int) else eval(state)
+    return ({}, -1) if isinstance(state, int) else pickle.loads(state)
 
 
 class Run:
@@ -149,3 +156,49 @@ def test_a_place_is_saved_in_plain_types():
     state = place.state()
     assert state == {"request": 7, "pass": 1, "begun": True, "ended": [1], "batches": [4, 3], "workers": [None, None]}
     assert StreamPlace.from_state(state) == place
+
+
+class Log(list):
+    """Stands in for the workers."""
+
+    def end_others(self):
+        self.append("others ended")
+
+
+def pipeline(lengths, delivered=0):
+    run = Run(lengths, 0, delivered=delivered)
+    return StreamPipeline(run.requests, run.answers, Log(), run.place, delivered)
+
+
+def test_batches_come_with_their_reports_and_none_between_two_passes():
+    started = pipeline([2])
+    handed_out = [started.next_batch(delivered) for delivered in (0, 1, 2, 2)]
+    assert handed_out == [((0, 0, 0, 1.0), REPORT), ((0, 0, 1, 1.0), REPORT), None, ((1, 0, 0, 1.0), REPORT)]
+
+
+def test_a_state_is_that_after_the_last_batch_or_after_the_one_before():
+    """Whoever hands batches out may be interrupted before one is counted."""
+    started = pipeline([9], delivered=4)
+    started.next_batch(4)
+    started.next_batch(5)
+    places = {delivered: started.state(delivered)["stream"]["batches"] for delivered in (5, 6)}
+    assert places == {5: [1], 6: [2]}
+
+
+def test_between_two_passes_the_state_is_that_of_the_pass_that_is_to_begin():
+    started = pipeline([1])
+    started.next_batch(0)
+    assert started.next_batch(1) is None
+    state = started.state(1)
+    assert (state["plan"], state["order"]) == (None, None)
+    assert (state["stream"]["pass"], state["stream"]["begun"], state["stream"]["ended"]) == (1, False, [])
+
+
+def test_closing_lets_go_of_the_answers_and_of_the_workers():
+    run, log = Run([3], 0), Log()
+    started = StreamPipeline(run.requests, run.answers, log, run.place, 0)
+    answers = weakref.ref(run.answers)
+    del run
+    started.close()
+    assert answers() is None
+    assert log == ["others ended"]
