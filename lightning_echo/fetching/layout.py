@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 from lightning_echo.fetching.source import Source
 from lightning_echo.planning.shape import PlanShape
 
-__all__ = ["Launch", "Layout", "Start", "layout_of", "shape_of"]
+__all__ = ["Launch", "Layout", "Start", "layout_of", "shape_of", "shape_of_stream_worker"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a pass is cut into batches and dealt out to the ranks. A state can only be resumed exactly under the same layout.
+    """How a pass is cut into batches and divided among the ranks. A state can only be resumed exactly under the same layout.
 
     Items are examples, or batches where only whole batches are known: a user's batch sampler, or a loader that is not a plain
     ``DataLoader``.
 
     Attributes:
         length: Items of a pass over all ranks.
-        replicas: Number of ranks that the pass is dealt out to.
+        replicas: Number of ranks among which the pass is divided.
         batch_size: Items in a full batch on a rank.
         last_batch_size: Items in the last batch of a pass.
         batches_per_pass: Batches of a pass on a rank, as many as the plain loader has there; 0 if the loader has no length.
@@ -49,7 +49,7 @@ class Layout:
 
 
 def layout_of(source: Source, replicas: int) -> Layout:
-    """Cuts a pass into batches and deals it out, as ``DataLoader`` and ``DistributedSampler`` do."""
+    """Cuts a pass into batches and divides it among ranks, as ``DataLoader`` and ``DistributedSampler`` do."""
     if source.streams:  # a pass ends where the stream does; at most the length of its loader is known
         size = source.loader.batch_size
         return Layout(source.length or 0, 1, size, size, source.length or 0)
@@ -86,6 +86,26 @@ def shape_of(source: Source, layout: Layout, buffer_size: int, seed: int, by_bat
     )
 
 
+def shape_of_stream_worker(source: Source, buffer_size: int, seed: int) -> PlanShape:
+    """Returns the sizes of one worker's plan, for its part of a stream. The length of that part is not known.
+
+    Args:
+        source: A stream's loader.
+        buffer_size: Largest number of live examples in all workers together.
+        seed: Seed of the draws.
+    """
+    size = source.loader.batch_size
+    return PlanShape(
+        batch_size=size,
+        last_batch_size=size,
+        batches_per_pass=1,
+        workers=1,
+        buffer_size=buffer_size // max(source.num_workers, 1),
+        seed=seed,
+        distinct=False,
+    )
+
+
 class Start(NamedTuple):
     """Where a new plan begins.
 
@@ -105,8 +125,8 @@ class Launch:
     Attributes:
         seed: Seed of the run. Those of order, draws and augmentation are derived from it.
         factor: Echo factor of a new plan.
-        state: State of the pipeline before, see `PipelineSlot.state`: ``plan``, ``order`` and ``stream``. Each that is None (or,
-            of ``stream``, missing) begins anew.
+        state: State of the pipeline before, see `RestartablePipeline.state`: ``plan``, ``order`` and ``stream``. Each that is
+            None (or, of ``stream``, missing) begins anew.
         begin_at: Where a new plan begins. Over a stream, its ``number`` counts with a state, too.
         worker_init_fn: What each worker runs first: the user's, or the one that Lightning has set on the `EchoLoader`.
     """

@@ -1,7 +1,7 @@
 """`EchoRun`: the whole run of an `EchoLoader`, however often it is stopped. It owns everything that changes.
 
 What never changes is in `Setting`. What changes is the seed, the factor (`RunFactor`), the pipeline with its workers
-(`PipelineSlot`) and the counts (`Delivery`); they are saved and loaded together. A resumed run continues
+(`RestartablePipeline`) and the counts (`Delivery`); they are saved and loaded together. A resumed run continues
 
 * at the same batch, if everything is as it was;
 * at the same place of the pass, if the number of ranks, the batch size or the number of workers has changed;
@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_echo.fetching.layout import Launch, Start
-from lightning_echo.fetching.pipeline_slot import Pipeline, PipelineSlot
 from lightning_echo.fetching.prefetch import clear_frames
+from lightning_echo.fetching.restartable_pipeline import Pipeline, RestartablePipeline
 from lightning_echo.loading.delivery import Delivery
 from lightning_echo.loading.epochs import Progress, TrainerPlace
 from lightning_echo.loading.factor import RunFactor
@@ -54,7 +54,7 @@ class EchoRun:
         predecessor: The run of the loader that was made before over the same data, if that is alive. None once this run begins.
     """
 
-    _slot: PipelineSlot
+    _pipeline: RestartablePipeline
 
     def __init__(self, setting: Setting, factor: float, seed: int | None) -> None:
         self._setting, self.seed, self.name = setting, seed, ""
@@ -69,11 +69,11 @@ class EchoRun:
 
     def restart(self) -> None:
         """Goes back to the start of the run."""
-        self._slot.stop(self.delivery.batches)
+        self._pipeline.stop(self.delivery.batches)
         self._reset()
 
     def _reset(self) -> None:
-        self._slot = PipelineSlot()
+        self._pipeline = RestartablePipeline()
         self._saved_for: Conditions | None = None  # conditions of a loaded state, until the pipeline is started from it
         self.delivery.reset()
         self.factor.restart()
@@ -99,10 +99,10 @@ class EchoRun:
         """Applies a factor from the first batch that is not planned yet."""
         fetched = self.delivery.progress.delivered
         number = fetched + self._setting.lookahead(self.factor.largest)
-        if self._slot.started is None:
-            self._slot.wait_with(self.state().with_change(number, value).pipeline())
+        if self._pipeline.started is None:
+            self._pipeline.wait_with(self.state().with_change(number, value).pipeline())
         else:
-            self._slot.started.change_factor(number, value)
+            self._pipeline.started.change_factor(number, value)
         self.factor.change(value, number, fetched)
 
     @property
@@ -118,7 +118,7 @@ class EchoRun:
 
         They cannot be used if the data set has changed its length since they were started.
         """
-        return self._slot.started is not None and (self.delivery.progress.resuming or not self._has_other_length())
+        return self._pipeline.started is not None and (self.delivery.progress.resuming or not self._has_other_length())
 
     def begin_epoch(self, *, keeps_length: bool, is_alone: bool) -> None:
         """Begins the next epoch, or continues a resumed one.
@@ -147,12 +147,12 @@ class EchoRun:
 
     def _has_other_length(self) -> bool:
         """Whether the data set has grown or shrunk since the workers were started."""
-        before, setting = self._slot.layout, self._setting
+        before, setting = self._pipeline.layout, self._setting
         return before is not None and not setting.by_streams and before.length != setting.layout().length
 
     def _follow_length(self) -> None:
         """Begins the next pass, if the data set has changed its length since the workers were started."""
-        setting, before, now = self._setting, self._slot.layout, self._setting.layout()
+        setting, before, now = self._setting, self._pipeline.layout, self._setting.layout()
         if before is None or not self._has_other_length():
             return
         number = -(-self.state().position // before.items_per_pass(setting.by_batches))
@@ -161,7 +161,7 @@ class EchoRun:
             f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the present pass ends here, and "
             "the next one has all of them. New workers are started"
         )
-        self._slot.go_to(Start(number * now.items_per_pass(setting.by_batches), number * now.batches_per_pass))
+        self._pipeline.go_to(Start(number * now.items_per_pass(setting.by_batches), number * now.batches_per_pass))
         self.delivery.progress.delivered = number * now.batches_per_pass
 
     def _succeed(self, predecessor: EchoRun | None, before: Beginning | None) -> None:
@@ -204,7 +204,7 @@ class EchoRun:
         Raises:
             StopIteration: The epoch has ended, because its pass has.
         """
-        pipeline, delivery = self._slot.started or self._start(), self.delivery
+        pipeline, delivery = self._pipeline.started or self._start(), self.delivery
         try:
             batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
         except StopIteration:
@@ -227,7 +227,7 @@ class EchoRun:
     def close(self) -> None:
         """Ends workers and thread. A later fetch starts new ones and continues where this one stopped."""
         self.delivery.forget_unused()
-        self._slot.stop(self.delivery.progress.delivered)
+        self._pipeline.stop(self.delivery.progress.delivered)
 
     def _start(self) -> Pipeline:
         setting = self._setting
@@ -253,7 +253,7 @@ class EchoRun:
             self._has_described = True
             # As text: a handler that stores the record must not keep the loader and its workers alive.
             _log.info("%s%s%s", self._prefix, setting.describe(self.factor.value), setting.remark())
-        pipeline = self._slot.start(started, setting.layout())
+        pipeline = self._pipeline.start(started, setting.layout())
         self._saved_for = None
         return pipeline
 
@@ -287,7 +287,7 @@ class EchoRun:
         progress = in_use.progress
         # Until the pipeline is started from a loaded state, the conditions are those under which that state was saved.
         conditions = self._saved_for or self._setting.conditions()
-        plan, order, stream = EchoState.parts_of(self._slot.state(progress.delivered))
+        plan, order, stream = EchoState.parts_of(self._pipeline.state(progress.delivered))
         return EchoState(
             insertion_point=conditions.insertion_point,
             layout=conditions.layout,
@@ -303,7 +303,7 @@ class EchoRun:
             epoch_batches=progress.epoch_batches,
             in_epoch=progress.in_epoch,
             delivered=progress.delivered,
-            begin_at=self._slot.begin_at,
+            begin_at=self._pipeline.begin_at,
             passes_over=in_use.passes_over,
             counts=in_use.counts,
             plan=plan,
@@ -365,7 +365,7 @@ class EchoRun:
 
     def _wait_at(self, state: EchoState) -> None:
         """Ends workers and thread. The next start continues from a state."""
-        self._slot.go_to(state.begin_at, state.pipeline())
+        self._pipeline.go_to(state.begin_at, state.pipeline())
         self._saved_for = state.conditions
 
     def follow(self, before: EchoRun) -> None:
@@ -394,13 +394,13 @@ class EchoRun:
             number = -(-state.position // state.layout.items_per_pass(others.by_batches))
             position, delivered = number * mine.items_per_pass(), number * mine.layout().batches_per_pass
         self.delivery.begin_at(Progress(delivered=delivered), before.delivery.counts, before.delivery.passes_over)
-        self._slot.begin_at = Start(position, delivered)
+        self._pipeline.begin_at = Start(position, delivered)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the run without workers, for a process that is spawned with the loader."""
         return {
             **vars(self),
-            "_slot": self._slot.resting(self.delivery.batches),
+            "_pipeline": self._pipeline.resting(self.delivery.batches),
             "predecessor": None,
             "beginning": Beginning(),
         }

@@ -9,8 +9,8 @@ from typing import Any
 
 from lightning_echo.fetching.choice import choose
 from lightning_echo.fetching.index_pipeline import lookahead, rank_key, start_index_pipeline
-from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of
-from lightning_echo.fetching.pipeline_slot import Pipeline
+from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of, shape_of_stream_worker
+from lightning_echo.fetching.restartable_pipeline import Pipeline
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.stream_pipeline import start_stream_pipeline
 from lightning_echo.insertion import InsertionPoint
@@ -18,7 +18,6 @@ from lightning_echo.loading.ranks import data_parallel, world
 from lightning_echo.loading.sizing import BufferSizing
 from lightning_echo.loading.state import Conditions
 from lightning_echo.planning.plan import EchoPlan
-from lightning_echo.planning.shape import PlanShape
 from lightning_echo.protecting.holders import is_stateful
 
 __all__ = ["Setting"]
@@ -219,20 +218,8 @@ class Setting:
         """
         key = rank_key(launch.seed, self._noise_rank())
         if self.by_streams:
-            return start_stream_pipeline(self.source, self._shape_of_worker(launch.seed), launch, key=key)
+            shape = shape_of_stream_worker(self.source, self.buffer_size, launch.seed)
+            return start_stream_pipeline(self.source, shape, launch, key=key)
         layout = self.layout()
         shape = shape_of(self.source, layout, self.buffer_size, launch.seed, self.by_batches)
         return start_index_pipeline(self.source, self.choice, layout, shape, launch, rank=self._shards()[1], key=key)
-
-    def _shape_of_worker(self, seed: int) -> PlanShape:
-        """Returns the sizes of the plan of one worker, for its part of a stream. The length of that part is not known."""
-        size = self.source.loader.batch_size
-        return PlanShape(
-            batch_size=size,
-            last_batch_size=size,
-            batches_per_pass=1,
-            workers=1,
-            buffer_size=self.buffer_size // max(self.source.num_workers, 1),
-            seed=seed,
-            distinct=False,
-        )

@@ -325,9 +325,9 @@ class TestLoader:
         loader = EchoLoader(plain_loader(), 2, insertion_point="after_transfer")
         iterator = iter(loader)
         assert (len(loader), loader.counts) == (STEPS, EchoCounts())
-        ways_out = "EchoDataModule.*EchoCallback.*single loader.*'after_batching'"
+        ways_out = "Train a single loader.*EchoDataModule.*EchoCallback.*'after_batching'"
         with pytest.raises(
-            RuntimeError, match=f"insertion_point='after_transfer' reuses batches on the device, but .*{ways_out}"
+            RuntimeError, match=f"insertion_point='after_transfer' reuses batches on the device, and this loop .*{ways_out}"
         ):
             next(iterator)
 

@@ -1,6 +1,6 @@
-"""The place of a run's pipeline: a pipeline is started in it, or at rest. Either way it has a state.
+"""The pipeline of a run: started, or at rest. Either way it has a state.
 
-At rest there are no workers and no thread, only the state that the next pipeline goes on from.
+At rest there are no workers and no thread, only the state from which the next started pipeline continues.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.workers.seconds import Report
 
-__all__ = ["Pipeline", "PipelineSlot"]
+__all__ = ["Pipeline", "RestartablePipeline"]
 
 _BEGINNING: dict[str, Any] = {"plan": None, "order": None}
 
@@ -30,18 +30,18 @@ class Pipeline(Protocol):
         """Lets a factor count from batch ``number`` of the run on."""
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns what a run goes on from after so many batches."""
+        """Returns what a run continues from after so many batches."""
 
     def close(self) -> None:
         """Lets go of workers and thread."""
 
 
-class PipelineSlot:
-    """Holds the started pipeline, or the state that the next one goes on from.
+class RestartablePipeline:
+    """The started pipeline, or, at rest, the state from which the next one continues.
 
     Attributes:
-        begin_at: Where a pipeline begins that goes on from no state.
-        started: The started pipeline; None while the slot is at rest.
+        begin_at: Where a pipeline begins that continues from no state.
+        started: The started pipeline; None at rest.
         layout: The layout that the last pipeline was started with; None before the first one, and after `go_to`.
     """
 
@@ -50,7 +50,7 @@ class PipelineSlot:
         self.layout: Layout | None = None
         self.started: Pipeline | None = None
         self._at_rest = _BEGINNING
-        # The started pipeline once more, in a list that can outlive the slot: a slot that is dropped closes its pipeline.
+        # The started pipeline once more, in a list that can outlive this object: when it is dropped, its pipeline is closed.
         self._to_close: list[Pipeline] = []
         self._finalizer = weakref.finalize(self, _close_all, self._to_close)
 
@@ -62,33 +62,33 @@ class PipelineSlot:
         return pipeline
 
     def stop(self, delivered: int) -> None:
-        """Ends workers and thread. The next pipeline goes on after so many batches of the run."""
+        """Ends workers and thread. The next pipeline continues after so many batches of the run."""
         if self.started is not None:
             self._at_rest = self.state(delivered)
             self._close()
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns what a run goes on from after so many batches: the states of plan and order, or of a stream.
+        """Returns what a run continues from after so many batches: the states of plan and order, or of a stream.
 
         Its types are plain, see `EchoState.pipeline`.
         """
         return self._at_rest if self.started is None else self.started.state(delivered)
 
-    def resting(self, delivered: int) -> PipelineSlot:
-        """Returns a slot at rest in the same state, after so many batches: for a process that is spawned with a loader."""
-        rests = PipelineSlot()
+    def resting(self, delivered: int) -> RestartablePipeline:
+        """Returns one at rest in the same state, after so many batches: for a process that is spawned with a loader."""
+        rests = RestartablePipeline()
         rests.begin_at, rests.layout = self.begin_at, self.layout
         rests._at_rest = self.state(delivered)
         return rests
 
     def go_to(self, begin_at: Start, state: dict[str, Any] | None = None) -> None:
-        """Ends workers and thread. The next pipeline goes on from a `state`; without one it begins with nothing live."""
+        """Ends workers and thread. The next pipeline continues from a `state`; without one it begins with nothing live."""
         self._close()
         self.layout = None
         self._at_rest, self.begin_at = state or _BEGINNING, begin_at
 
     def wait_with(self, state: dict[str, Any]) -> None:
-        """Lets the next pipeline go on from another `state`. Only for a slot at rest."""
+        """Lets the next pipeline continue from another `state`. Only at rest."""
         self._at_rest = state
 
     def _close(self) -> None:
@@ -96,11 +96,11 @@ class PipelineSlot:
         _close_all(self._to_close)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a slot that is `resting`."""
+        """Of one that is `resting`."""
         return {name: vars(self)[name] for name in ("begin_at", "layout", "_at_rest")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        PipelineSlot.__init__(self)
+        RestartablePipeline.__init__(self)
         self.__dict__.update(state)
 
 
