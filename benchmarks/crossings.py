@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Iterator
@@ -41,11 +42,16 @@ def _walk(point: InsertionPoint, workers: int) -> tuple[int, list[str]]:
     loader = EchoLoader(DataLoader(range(10_000), 4, num_workers=workers), 2, insertion_point=point, seed=0)  # type: ignore[arg-type]
     batches = iter(loader)
     walks = []
-    for number in range(_WARM_UP + _BATCHES):
-        time.sleep(_STEP_SECONDS)
-        walk = Walk(batches)
-        if number >= _WARM_UP:
-            walks.append(walk)
+    gc.collect()
+    gc.disable()  # a loader of before that is collected meanwhile ends its generators in whatever thread runs just then
+    try:
+        for number in range(_WARM_UP + _BATCHES):
+            time.sleep(_STEP_SECONDS)
+            walk = Walk(batches)
+            if number >= _WARM_UP:
+                walks.append(walk)
+    finally:
+        gc.enable()
     loader.close()
     return max(walk.crossings for walk in walks), sorted({file for walk in walks for file in walk.files})
 
