@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_echo.attachment import Attachment
 from lightning_echo.checkpoints import adapt_checkpoint
-from lightning_echo.config import EchoConfig, given_options
+from lightning_echo.config import EchoConfig, Options, given_options, read_options, without_auto
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measuring.control import Controller, Decision, Observation
@@ -28,10 +28,9 @@ from lightning_echo.measuring.target_idle import TargetIdle
 from lightning_echo.monitoring.decider import Decider
 from lightning_echo.monitoring.logged import ProgressText, log_hyperparameters, log_metrics, report_of, steps_taken
 from lightning_echo.monitoring.meter import RunMeter
-from lightning_echo.training.one_fit import refuse_second_fit
-from lightning_echo.training.several import Echoed, echoed_in, parts_of
+from lightning_echo.training.collection import Echoed, echoed_in, parts_of
+from lightning_echo.training.refusals import refuse_second_fit
 from lightning_echo.training.training_echo import TrainingEcho
-from lightning_echo.training.wrapping import Options, read_options, without_auto
 
 __all__ = ["EchoCallback"]
 
@@ -166,13 +165,13 @@ class EchoCallback(DecidesFactor, pl.Callback):
             return
         self.attachment.attach(trainer, pl_module)
         if self._deciding is not None:
-            self._echoed(trainer).factor  # noqa: B018 (refuses factors of their own before one is set for all)
+            self._echoed(trainer).check_one_factor()
         factor = None if self._deciding is None else self._deciding.initial_factor()
         if factor is not None:
             self._echoed(trainer).factor = factor
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.attachment.echo.estimate.configured(trainer)  # also of an EchoLoader that was passed to fit
+        self.attachment.echo.estimate.optimizers_configured(trainer)  # also of an EchoLoader that was passed to fit
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.check_in_use()
@@ -276,7 +275,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         return {
             "epoch": self._epoch,
             "attached": self.attachment.has_echoed,  # also if saved when fit is over, or in on_exception
-            "wrapped": self.attachment.echo.is_asked,
+            "wrapped": self.attachment.echo.gives_loader,
             "loader": self.attachment.echo.state_dict(),
             "meter": self._meter.state_dict(self._loader),
             "controller": self._decider.state_dict(),

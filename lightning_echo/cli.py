@@ -15,9 +15,8 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lightning_echo.analysis.command import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
-from lightning_echo.config import EchoConfig
+from lightning_echo.config import EchoConfig, read_loaders
 from lightning_echo.measuring.control import Controller
-from lightning_echo.training.wrapping import read_loaders
 
 __all__ = ["EchoCLI", "EchoOptions"]
 

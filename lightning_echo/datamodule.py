@@ -11,13 +11,12 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_echo.config import EchoConfig, given_options
+from lightning_echo.config import EchoConfig, Options, given_options, read_loaders, without_auto
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
-from lightning_echo.training.one_fit import is_in_fit
+from lightning_echo.training.refusals import is_in_fit
 from lightning_echo.training.stand_in import StandIn
 from lightning_echo.training.training_echo import TrainingEcho
-from lightning_echo.training.wrapping import Options, read_loaders, without_auto
 
 __all__ = ["DecidesFactor", "EchoDataModule"]
 
@@ -95,7 +94,7 @@ class EchoDataModule(StandIn):
             given = read_loaders("loaders", loaders)
         config, self._is_auto = without_auto("loaders", given)
         way_out = "use the data module without EchoDataModule around it"
-        self._echo = TrainingEcho(config, datamodule, owner="EchoDataModule", way_out=way_out, shard=shard)
+        self._echo = TrainingEcho(config, datamodule, owner_name="EchoDataModule", way_out=way_out, shard=shard)
 
     @classmethod
     def from_dataloaders(
@@ -173,6 +172,14 @@ class EchoDataModule(StandIn):
     def expect_factor(self, value: float) -> None:
         """Warns once if a factor, set during training, would make the run longer than a schedule of the learning rate knows."""
         self._echo.expect_factor(value)
+
+    def check_one_factor(self) -> None:
+        """Makes sure that all loaders have the same factor, as they must before a controller sets one for all.
+
+        Raises:
+            MisconfigurationException: They have different factors.
+        """
+        self._echo.check_one_factor()
 
     def train_dataloader(self) -> Any:
         """The user's training loader, echoed. Asked again by a reload of the user's, it is the user's new one."""

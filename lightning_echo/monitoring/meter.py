@@ -23,8 +23,7 @@ from lightning_echo.measuring.timing import DeviceEvent, StepTimer
 from lightning_echo.monitoring.profiler_tap import ProfilerTap
 from lightning_echo.monitoring.run_counts import RunCounts
 from lightning_echo.monitoring.upstream import NOT_KNOWN, Stages, Upstream, costs_of
-from lightning_echo.training.collection import leaves_of, parts_at_leaves
-from lightning_echo.training.several import Echoed, EchoLoaders, parts_of
+from lightning_echo.training.collection import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
 
 __all__ = ["EpochMeasures", "RunMeter"]
 
@@ -268,7 +267,7 @@ class RunMeter:
             taken = {self._upstreams[name].batches(part) for name, part in parts_of(loader).items()}
             found = {name: [(row[0], row[1], row[2]) for row in stages.tolist()] for name, stages in of_ranks.items()}
             return costs_of(loader, found, steps.step_seconds, in_step=len(taken) == 1)
-        if steps.idle_fraction < _LEAST_IDLE or (isinstance(loader, EchoLoaders) and not loader.is_one):
+        if steps.idle_fraction < _LEAST_IDLE or (isinstance(loader, EchoLoaders) and not loader.fits_cost_model):
             return None
         workers = 1 if loader is not None else self._workers
         if workers is None:
