@@ -5,35 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
+from trainers import trainer_at
 
 from lightning_echo import EchoLoader
 from lightning_echo.training.trainer_link import TrainerLink
-
-
-def counted(**numbers):
-    return SimpleNamespace(current=SimpleNamespace(**{"ready": 0, "started": 0, "processed": 0, "completed": 0, **numbers}))
-
-
-def trainer_at(batches=0, *, length=10, done=None, epochs=(1, 1, 0), **attributes):
-    """Returns a Trainer that has made ``batches`` ready, of which ``done`` are completed, in an epoch of ``length``."""
-    done = batches if done is None else done
-    ready, started, processed = epochs
-    return SimpleNamespace(
-        **{
-            "fit_loop": SimpleNamespace(
-                epoch_progress=counted(ready=ready, started=started, processed=processed),
-                epoch_loop=SimpleNamespace(batch_progress=counted(ready=batches, completed=done)),
-                batch_idx=batches - 1,
-                total_batch_idx=100 + batches - 1,
-            ),
-            "training": True,
-            "num_training_batches": length,
-            "is_last_batch": batches == length,
-            "ckpt_path": None,
-            "limit_train_batches": 0.5,
-            **attributes,
-        }
-    )
 
 
 class Stream(IterableDataset):
