@@ -255,7 +255,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._end_epoch(trainer, pl_module, trainer.current_epoch)
 
     def _catch_up(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ends an epoch whose end Lightning leaves out: of a run that was saved between the epoch's last step and its end."""
+        """Ends the epoch before this one if Lightning has left its end out.
+
+        Lightning does so when it resumes from a checkpoint that was saved between an epoch's last step and its end.
+        """
         if self._meter.is_in_epoch and self._epoch < trainer.current_epoch:
             self._end_epoch(trainer, pl_module, self._epoch)
         self._epoch = trainer.current_epoch

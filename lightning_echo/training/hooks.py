@@ -1,4 +1,4 @@
-"""`BoundHooks`: hooks that stand on a user's instances during a ``fit``, and leave them as they were."""
+"""`BoundHooks`: puts hooks on the user's instances for the time of a ``fit``, and leaves the instances as they were."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class BoundHooks:
     def __init__(self) -> None:
         self._bound: list[_Bound] = []
 
-    def __bool__(self) -> bool:
+    @property
+    def are_bound(self) -> bool:
+        """Whether any hook is bound."""
         return bool(self._bound)
 
     def bind(self, instance: Any, name: str, hook: Any) -> None:

@@ -59,7 +59,9 @@ class TransferHooks:
         if self._loader is not None:
             self._loader.is_transferred = False
         self._loader, loader.is_transferred = loader, True
-        for instance in () if self._hooks else _instances_asked(trainer):
+        if self._hooks.are_bound:
+            return
+        for instance in _instances_asked(trainer):
             for name, answer in ((_PREPARE, self._prepare), (_TRANSFER, self._transfer)):
                 self._hooks.bind(instance, name, _TransferHook(getattr(instance, name), answer))
 

@@ -146,6 +146,16 @@ def test_the_loader_to_train_on_is_echoed_and_those_for_validation_are_not() -> 
     assert trainer.strategy.process_dataloader(training) is training
 
 
+def test_only_what_a_hook_returns_is_dealt_out_to_the_ranks_lightning_has_done_so_with_a_passed_loader() -> None:
+    ranks = {"num_replicas": 2, "rank": 1}
+    passing, data = make_trainer(distributed_sampler_kwargs=ranks), Data()
+    attached(passing)
+    assert len(passing.strategy.process_dataloader(plain())) == 4
+    asking = make_trainer(data, distributed_sampler_kwargs=ranks)
+    attached(asking)
+    assert len(data.train_dataloader()) == 2
+
+
 def test_where_a_hook_was_asked_its_loader_is_not_echoed_twice() -> None:
     data = Data()
     trainer = make_trainer(data)

@@ -36,9 +36,9 @@ def test_they_may_be_unbound_at_any_time_and_bound_again() -> None:
     data, hooks = Data(), BoundHooks()
     hooks.unbind()
     for _ in range(2):
-        assert not hooks
+        assert not hooks.are_bound
         hooks.bind(data, "batches", lambda: [2])
-        assert hooks
+        assert hooks.are_bound
         hooks.unbind()
         hooks.unbind()
         assert data.batches() == [1]

@@ -98,11 +98,14 @@ def test_what_it_got_is_known_again_also_in_a_collection_that_lightning_has_made
 def test_overfitting_gets_the_plain_loader_and_keeps_the_factor_for_later() -> None:
     trainer, users = make_trainer(), Users()
     echo = training_echo(trainer=trainer)
-    echo.train_dataloader(users)
+    loader = echo.train_dataloader(users)
+    next(iter(loader))
+    assert loader.is_running
     echo.factor = 3
     trainer.overfit_batches = 1
     given = echo.train_dataloader(users)
     assert isinstance(given, DataLoader)
+    assert not loader.is_running
     assert (echo.loader, echo.factor) == (None, 3)
     trainer.overfit_batches = 0
     assert echo.train_dataloader(users).factor == 3
@@ -224,11 +227,14 @@ def test_loaders_of_other_names_begin_anew_with_a_warning() -> None:
     echo = training_echo()
     before = echo.train_dataloader(lambda: {"a": plain(), "b": plain()})
     for loader in before.values():
-        loader.load_state_dict(state_after(3))
+        loader.load_state_dict(state_after(2))
+        next(iter(loader))
+    assert before["a"].is_running
     message = "returned loaders named 'a', 'b' before and returns loaders named 'b', 'c' now"
     with pytest.warns(UserWarning, match=message):
         now = echo.train_dataloader(lambda: {"b": plain(), "c": plain()})
     assert (now["b"].delivered, now["c"].delivered) == (3, 0)
+    assert not before["a"].is_running
 
 
 def test_a_loader_that_the_trainer_has_already_is_adopted() -> None:
@@ -259,7 +265,9 @@ def test_a_state_that_comes_before_the_loader_waits_for_it() -> None:
     assert echo.state_dict() == state
     loader = echo.train_dataloader(plain)
     assert loader.delivered == 3
+    next(iter(loader))
     assert echo.state_dict() == loader.state_dict()
+    assert echo.train_dataloader(plain).delivered == 4, "it was loaded once"
 
 
 def test_the_state_of_several_loaders_has_their_names() -> None:
