@@ -18,7 +18,7 @@ from trainer import SleepingModel
 
 from lightning_echo import StagedDataset, StallAnalyzer
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Prediction, Setting
+from lightning_echo.analysis.predict import Prediction, TrainingSetting
 from lightning_echo.analysis.probing.fits import StepClock, fit
 from lightning_echo.analysis.report.questions import in_words
 
@@ -89,12 +89,12 @@ def _rows(pipeline: Pipeline, workers: int, steps: int) -> list[tuple]:
     progress(f"stall analysis, {pipeline.name}, {workers} workers")
     analyzer = StallAnalyzer(_model(pipeline), _loader(pipeline, workers), trainer_kwargs=_KWARGS, say=lambda message: None)
     analysis = analyzer.run(steps)
-    tried = [(Setting(), analysis.step_seconds)]
+    tried = [(TrainingSetting(), analysis.step_seconds)]
     for setting in _settings(workers, analysis.stages.points):
         analysis = analyzer.check(analysis, **setting)
         tried.append((analysis.checked[-1].setting, analysis.checked[-1].step_seconds.median))
-    tried.append((Setting(storage_speedup=2.0), _trained(replace(pipeline, read=pipeline.read / 2), workers, steps)))
-    tried.append((Setting(step_speedup=2.0), _trained(replace(pipeline, step=pipeline.step / 2), workers, steps)))
+    tried.append((TrainingSetting(storage_speedup=2.0), _trained(replace(pipeline, read=pipeline.read / 2), workers, steps)))
+    tried.append((TrainingSetting(step_speedup=2.0), _trained(replace(pipeline, step=pipeline.step / 2), workers, steps)))
     return [_row(pipeline, workers, setting, analysis.predict(**vars(setting)), measured) for setting, measured in tried]
 
 
@@ -103,7 +103,7 @@ def _settings(workers: int, points: tuple[str, ...]) -> list[dict[str, object]]:
     return [{"workers": 3 - workers}, {"cached_fraction": 0.5}, {"cached_fraction": 1.0}, *echoed]
 
 
-def _row(pipeline: Pipeline, workers: int, setting: Setting, predicted: Prediction, measured: float) -> tuple:
+def _row(pipeline: Pipeline, workers: int, setting: TrainingSetting, predicted: Prediction, measured: float) -> tuple:
     error = predicted.step_seconds / measured - 1
     times = 1e3 * predicted.step_seconds, 1e3 * measured
     return (pipeline.name, workers, in_words(setting), *times, predicted.limit, 100 * error, verdict(abs(error) <= _WORST))

@@ -32,7 +32,7 @@ from lightning_echo.measuring.summary import advise, summarize
 from lightning_echo.measuring.target_idle import TargetIdle
 from lightning_echo.monitoring.decider import Decider
 from lightning_echo.monitoring.logged import ProgressText, log_hyperparameters, log_metrics, report_of, steps_taken
-from lightning_echo.monitoring.meter import RunMeter
+from lightning_echo.monitoring.run_meter import RunMeter
 from lightning_echo.training.collection import Echoed, echoed_in, parts_of
 from lightning_echo.training.refusals import refuse_second_fit
 from lightning_echo.training.training_echo import TrainingEcho
@@ -241,7 +241,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._last_step = step
         fresh, echoed = self._meter.count(self._loader)
         counts = {"echo/factor": self._factor, "echo/fresh_examples": fresh, "echo/echoed_examples": echoed}
-        log_metrics(trainer, {**counts, **self._meter.of_parts(self._loader)})
+        log_metrics(trainer, {**counts, **self._meter.part_metrics(self._loader)})
         self._show_progress()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -268,12 +268,12 @@ class EchoCallback(DecidesFactor, pl.Callback):
         measures = self._meter.end_epoch(loader)
         observation = self._decider.observe(trainer, pl_module, epoch, 1.0 if loader is None else loader.factor, measures)
         decision = None if loader is None else self._decider.decide(trainer, observation)
-        lately = self._decider.lately(observation)
+        lately = self._decider.joined_with_recent(observation)
         recommended = self._decider.recommend(loader, lately, decision)
         report = report_of(self._meter, measures, loader, lately, recommended, decision)
         self.reports.append(report)
         self._last = lately, recommended
-        log_metrics(trainer, {**report.logged(), **self._meter.of_parts(loader, passes=True)})
+        log_metrics(trainer, {**report.logged(), **self._meter.part_metrics(loader, passes=True)})
         self._show_progress()
         if decision is not None and decision.factor != observation.factor:
             rank_zero_info(f"lightning_echo: factor {observation.factor:g} -> {decision.factor:g} ({decision.message})")

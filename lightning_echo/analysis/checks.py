@@ -1,8 +1,8 @@
-"""A setting tried: the training with it, and what a step took.
+"""Tries a setting: trains with it, and measures the steps.
 
-Over the same batches as the real run, with the files' pages dropped; the first steps, in which an `EchoLoader` fills its buffer,
-do not count. A share of the data set is put into memory as the page cache holds it, or, where nothing opens files, by raw items
-that are kept.
+The training runs over the same batches as the real run, with the files' pages dropped. The first steps, in which an `EchoLoader`
+fills its buffer, do not count. A share of the data set is put into memory: into the page cache or, if nothing opens files, as raw
+items.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.probing.data import TrainingData
-from lightning_echo.analysis.probing.fits import WARM_UP_STEPS, Ready, StepClock, fit
-from lightning_echo.analysis.probing.loading import Batches, FirstBatches, options_of
-from lightning_echo.analysis.probing.pages import drop_pages
-from lightning_echo.analysis.probing.parts import preparing
+from lightning_echo.analysis.probing.files import drop_pages
+from lightning_echo.analysis.probing.fits import WARM_UP_STEPS, RepeatedBatch, StepClock, fit
+from lightning_echo.analysis.probing.part_runs import Batches, FirstBatches, options_of
+from lightning_echo.analysis.probing.parts import second_half
 from lightning_echo.analysis.probing.phases import LoaderPhases
 from lightning_echo.loading.loader import EchoLoader
 
-__all__ = ["Trial", "run_trial"]
+__all__ = ["ShortTraining", "try_setting"]
 
-_EPOCH = 10_000  # batches: none that is tried gets to its end
+_EPOCH = 10_000  # batches of an epoch: no setting is tried for so long
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A training that can be run for a few steps.
+class ShortTraining:
+    """A training that can be run for a few steps, over any loader.
 
     Attributes:
-        model: Is trained.
-        data: What it is trained on, over any loader.
-        loader: As Lightning has prepared it.
-        phases: What is known of it.
-        trainer_kwargs: The user's.
+        model: The model that is trained.
+        data: Its data, with any loader in place of its own.
+        loader: The loader as Lightning has prepared it.
+        phases: What was measured of the loader.
+        trainer_kwargs: The user's options of the Trainer.
         most_seconds: The longest time of a run.
     """
 
@@ -54,17 +54,17 @@ class Trial:
     trainer_kwargs: Mapping[str, Any]
     most_seconds: float
 
-    def clock(self, loader: Batches | FirstBatches | Ready, steps: int) -> StepClock:
-        """Trains over a loader; what a step took.
+    def clock(self, loader: Batches | FirstBatches | RepeatedBatch, steps: int) -> StepClock:
+        """Trains over a loader, and returns the clock of its steps.
 
         Raises:
-            ValueError: It has too few batches.
+            ValueError: The loader has too few batches.
         """
         steps = min(steps, len(loader))
         return self._clock(self.data.over(loader), steps, min(WARM_UP_STEPS, steps // 2))
 
     def clock_echoed(self, loader: DataLoader[Any], steps: int, factor: float, insertion_point: str) -> StepClock:
-        """The same with echoing; what it takes to fill the buffer does not count, however long that is."""
+        """Trains over a loader that is echoed. The steps in which the buffer is filled do not count, however long they take."""
         filling = EchoLoader(loader, factor, insertion_point=insertion_point, num_replicas=1, rank=0).settled_at + WARM_UP_STEPS
         data = self.data.echoed(loader, factor=factor, insertion_point=insertion_point, seed=0, shard=False)
         return self._clock(data, filling + steps, filling, most_skipped_seconds=math.inf)
@@ -73,66 +73,67 @@ class Trial:
         clock = StepClock(self.most_seconds, skipped, fewest=self.loader.num_workers, **options)
         fit(self.model, data, steps, clock, self.trainer_kwargs)
         if not clock.seconds:
-            raise ValueError("too few batches in the time there is to measure a step: give more seconds, or smaller batches")
+            raise ValueError("too few batches for measuring a step in this time: give more seconds, or smaller batches")
         return clock
 
 
-def run_trial(trial: Trial, setting: Setting, steps: int) -> Spread:
-    """Seconds of a step with a setting.
+def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -> Spread:
+    """Trains with a setting, and returns the seconds of a step.
 
     Args:
-        trial: The training.
-        setting: What is tried.
-        steps: That count, at most.
+        training: The training.
+        setting: The setting to try.
+        steps: Largest number of steps that count.
 
     Raises:
-        ValueError: It cannot be tried here.
+        ValueError: The setting cannot be tried here.
     """
     for name in ("storage_speedup", "step_speedup"):
         if getattr(setting, name) != 1:
             raise ValueError(f"{name}={getattr(setting, name):g} cannot be tried on this machine, only predicted")
     if setting.cached_fraction and setting.factor > 1:
         raise ValueError("cached_fraction and factor > 1 cannot be tried together, only predicted")
-    workers = trial.loader.num_workers if setting.workers is None else setting.workers
-    drop_pages(trial.phases.files)
+    workers = training.loader.num_workers if setting.workers is None else setting.workers
+    drop_pages(training.phases.files)
     if setting.factor > 1:
-        clock = trial.clock_echoed(_to_echo(trial, workers), steps, setting.factor, setting.insertion_point)
+        clock = training.clock_echoed(_to_echo(training, workers), steps, setting.factor, setting.insertion_point)
     else:
-        clock = trial.clock(_plain(trial, setting.cached_fraction, workers), steps)
-    # A fresh batch, which steps wait for, comes once in so many steps.
+        clock = training.clock(_plain(training, setting.cached_fraction, workers), steps)
+    # The steps wait for a fresh batch once in so many steps.
     return Spread.of(clock.seconds, max(workers, 1) * math.ceil(setting.factor))
 
 
-def _plain(trial: Trial, cached_fraction: float, workers: int) -> Batches | FirstBatches:
-    phases, real = trial.phases, trial.phases.real
+def _plain(training: ShortTraining, cached_fraction: float, workers: int) -> Batches | FirstBatches:
+    phases, real = training.phases, training.phases.real
     if not isinstance(real, Batches):
-        if cached_fraction or workers != trial.loader.num_workers:
+        if cached_fraction or workers != training.loader.num_workers:
             raise ValueError(
-                "workers and cached_fraction of a stream cannot be tried, only predicted: change it and analyze again"
+                "workers and cached_fraction of a stream cannot be tried, only predicted: change the loader and analyze again"
             )
         return real
     part, indices = real.part, real.indices
     if cached_fraction and len(phases.files) > 1:
         for path in _share_of(phases.files, cached_fraction):
             Path(path).read_bytes()
-    elif cached_fraction and phases.kept and phases.raw is not None and phases.in_memory is not None:
-        kept = {index: phases.kept[index] for index in _share_of(list(phases.kept), cached_fraction)}
-        part, indices = partial(preparing, phases.raw, kept), phases.in_memory.indices
+    elif cached_fraction and phases.raw_items and phases.cut_after_reading is not None and phases.in_memory is not None:
+        items = {index: phases.raw_items[index] for index in _share_of(list(phases.raw_items), cached_fraction)}
+        part, indices = partial(second_half, phases.cut_after_reading, items), phases.in_memory.indices
     elif cached_fraction:
         raise ValueError(
-            "cached_fraction cannot be tried, only predicted: this data set opens fewer than two files, and nothing was kept"
+            "cached_fraction cannot be tried, only predicted: this data set opens fewer than two files, and no raw item of it is "
+            "held in memory"
         )
-    return Batches(trial.loader, part, indices, workers)
+    return Batches(training.loader, part, indices, workers)
 
 
 def _share_of(values: Sequence[Value], share: float) -> list[Value]:
-    """So many of them, evenly spread."""
+    """Returns this share of the values, evenly spread."""
     return [value for number, value in enumerate(values) if int((number + 1) * share) > int(number * share)]
 
 
-def _to_echo(trial: Trial, workers: int) -> DataLoader[Any]:
-    """The same batches as the real run, often enough for a long epoch."""
-    loader, real = trial.loader, trial.phases.real
+def _to_echo(training: ShortTraining, workers: int) -> DataLoader[Any]:
+    """Returns a loader for the same batches as the real run, repeated for a long epoch."""
+    loader, real = training.loader, training.phases.real
     if isinstance(real, Batches):
         indices = list(real.indices) * -(-_EPOCH // len(real))
         options = {"collate_fn": loader.collate_fn, **options_of(loader, workers)}
@@ -140,15 +141,15 @@ def _to_echo(trial: Trial, workers: int) -> DataLoader[Any]:
             loader = DataLoader(loader.dataset, batch_sampler=indices, **options)
         else:
             order = [index for batch in indices for index in batch]
-            sampler: Any = _Again(order) if trial.phases.takes_ahead else order
+            sampler: Any = _Again(order) if training.phases.takes_ahead else order
             loader = DataLoader(loader.dataset, loader.batch_size, sampler=sampler, **options)
     elif workers != loader.num_workers:
-        raise ValueError("workers of a stream cannot be tried, only predicted: change them and analyze again")
+        raise ValueError("workers of a stream cannot be tried, only predicted: change the loader and analyze again")
     return loader
 
 
 class _Again(list[Any]):
-    """Indices that are the same in every pass, which an `EchoLoader` takes for a promise."""
+    """Indices that are the same in every pass. For an `EchoLoader`, ``set_epoch`` is a sign of such an order."""
 
     def set_epoch(self, epoch: int) -> None:
-        """There is nothing to change."""
+        """Does nothing: the order is the same in every epoch."""

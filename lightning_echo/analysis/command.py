@@ -1,4 +1,4 @@
-"""``python train.py analyze``: what `EchoCLI` gives its Trainer beside ``fit``, ``validate``, ``test`` and ``predict``."""
+"""``python train.py analyze``: the subcommand that `EchoCLI` adds to ``fit``, ``validate``, ``test`` and ``predict``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Analyzes:
     """A Trainer that can analyze.
 
     Attributes:
-        analyzed_kwargs: What Trainers of the analysis are made with.
+        analyzed_kwargs: Options of the Trainers that an analysis makes.
     """
 
     analyzed_kwargs: Mapping[str, Any] = {}
@@ -42,20 +42,20 @@ class Analyzes:
         """Measures where the time of a step goes, and says what would help.
 
         Args:
-            model: Whose training is analyzed.
+            model: The model whose training is analyzed.
             datamodule: Its data.
-            steps: Steps that are measured in each phase.
-            seconds: About how long it may take in all.
-            verify: Whether the recommended setting is tried, and what was predicted compared with what is measured.
+            steps: Number of steps that are measured in each phase.
+            seconds: About how long the analysis may take.
+            verify: Whether to try the recommended setting, and to compare the prediction with the measurement.
             json: File that the analysis is saved in.
             html: File for a report as a web page.
             png: File for a report as a picture.
-            ckpt_path: Not used; there, so that a configuration saved by fit is accepted.
-            weights_only: Not used either.
+            ckpt_path: Not used. A configuration that fit has saved may have it.
+            weights_only: Not used, for the same reason.
         """
         analyzer = StallAnalyzer(model, datamodule, trainer_kwargs=self.analyzed_kwargs)
         analysis = analyzer.run(steps, seconds)
-        rank_zero_only(analysis.to_json)(json)  # whatever happens when something is tried
+        rank_zero_only(analysis.to_json)(json)  # before a setting is tried, which may fail
         if verify:
             try:
                 analysis = analyzer.check(analysis)
@@ -65,7 +65,7 @@ class Analyzes:
 
 
 def analyzing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
-    """The same class, able to analyze; called the same, so that configurations and messages do not change."""
+    """Returns a subclass that can analyze. It has the same name, so that configurations and messages do not change."""
     if issubclass(trainer_class, Analyzes):
         return trainer_class
     names = {name: getattr(trainer_class, name) for name in ("__module__", "__qualname__", "__doc__")}

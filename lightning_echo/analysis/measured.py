@@ -3,10 +3,15 @@
     read --> decode --> augment --> collate --> hand-over --> copy --> step
     |<------------- workers, per example ---->| |<- main process, per batch ->|
 
-Each figure is a median with how it varied (`Spread`). Reading is known cold, from the storage, and warm, from memory; the other
-stages do not depend on where the data lies. What a data set does not let itself be cut into is in the stage before: where
-reading and decoding cannot be told apart, ``read`` is what a cold pass takes longer than a warm one; where augmentation cannot,
-it is in ``decode``. `points` says which insertion points are possible then.
+Each figure is a median and its variation (`Spread`). The time of reading is known cold (from the storage) and warm (from memory).
+The other stages do not depend on where the data is.
+
+If a data set cannot be cut into all stages, a stage is contained in the one before it:
+
+* If reading and decoding cannot be told apart, ``read`` is the time by which a cold run is longer than a warm run.
+* If augmentation cannot be told apart, it is in ``decode``.
+
+`points` holds the insertion points that are then possible.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from typing import Any
 
 from lightning_echo.insertion import POINTS
 
-__all__ = ["MeasuredStages", "Spread", "check_number"]
+__all__ = ["MeasuredStages", "Spread", "check_at_least"]
 
 _BLOCKS = 10
 _LEAST = {
@@ -31,11 +36,11 @@ _LEAST = {
 }
 
 
-def check_number(name: str, value: Any, least: float) -> None:
-    """Refuses what is no number, or too small.
+def check_at_least(name: str, value: Any, least: float) -> None:
+    """Refuses a value that is not a number, or too small.
 
     Raises:
-        ValueError: It is.
+        ValueError: The value is not a number, or too small.
     """
     if not isinstance(value, int | float) or not least <= value < math.inf:
         raise ValueError(f"{name} must be a number >= {least}, got {value!r}")
@@ -43,15 +48,15 @@ def check_number(name: str, value: Any, least: float) -> None:
 
 @dataclass(frozen=True)
 class Spread:
-    """A time in seconds, and how it varied.
+    """A time in seconds, and its variation.
 
     Attributes:
-        median: Of all blocks of measurements.
+        median: Median of all blocks of measurements.
         low: Nine of ten blocks took longer.
         high: Nine of ten blocks took less.
 
     Raises:
-        ValueError: One of them is no time.
+        ValueError: One of them is not a time.
 
     Example:
         >>> Spread.of([0.01, 0.03] * 10)  # ten blocks of two
@@ -64,20 +69,20 @@ class Spread:
 
     def __post_init__(self) -> None:
         for name in ("median", "low", "high"):
-            check_number(name, getattr(self, name), 0)
+            check_at_least(name, getattr(self, name), 0)
 
     @classmethod
     def of(cls, seconds: Sequence[float], period: int = 1) -> Spread:
-        """Of single measurements, in the order in which they were made: of the means of up to ten blocks of them.
+        """Returns the spread of the means of up to ten blocks of single measurements.
 
-        A step waits for the mean of several batches, not for each: queues even out what varies from one to the next.
+        A step waits for the mean of several batches, not for each: queues level out the differences between successive batches.
 
         Args:
-            seconds: The measurements.
-            period: Blocks are made of so many at least: several workers that began together deliver batches in bursts.
+            seconds: The measurements, in the order in which they were made.
+            period: A block has at least this many: several workers that began together deliver batches in bursts.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is no measurement.
         """
         if not seconds:
             raise ValueError("seconds must hold at least one measurement, got none")
@@ -89,7 +94,7 @@ class Spread:
         return cls(statistics.median(means), means[round(0.1 * (blocks - 1))], means[round(0.9 * (blocks - 1))])
 
     def without(self, part: Spread) -> Spread:
-        """What is left of it without a part of it.
+        """Returns what is left of this time without a part of it.
 
         >>> Spread(5.0, 4.0, 7.0).without(Spread(2.0, 1.0, 3.0))
         Spread(median=3.0, low=1.0, high=6.0)
@@ -97,39 +102,48 @@ class Spread:
         low, high = max(0.0, self.low - part.high), max(0.0, self.high - part.low)
         return Spread(max(0.0, self.median - part.median), low, high)
 
+    def plus(self, part: Spread) -> Spread:
+        """Returns this time and another one together.
+
+        >>> Spread(3.0, 1.0, 6.0).plus(Spread(2.0, 1.0, 3.0))
+        Spread(median=5.0, low=2.0, high=9.0)
+        """
+        return Spread(self.median + part.median, self.low + part.low, self.high + part.high)
+
     @classmethod
     def exactly(cls, seconds: float) -> Spread:
-        """A time that does not vary."""
+        """Returns a time that does not vary."""
         return cls(seconds, seconds, seconds)
 
 
 @dataclass(frozen=True)
 class MeasuredStages:
-    """One training as it was set up: two kinds of seconds, those of workers and those of the main process.
+    """One training as it was set up. Some figures are seconds of a worker, others are seconds of the main process.
 
     Attributes:
         read: Per example in a worker, from the storage.
         read_cached: The same, from memory.
-        decode: Per example.
-        augment: Per example.
+        decode: Per example, in a worker.
+        augment: Per example, in a worker.
         collate: Per batch, in a worker.
         hand_over: Per batch, in the main process: taking it from a worker.
         copy: Per batch, to the device.
-        step: Per batch, everything ready on the device.
+        step: Per batch that is ready on the device.
         read_cpu_share: Share of the reading time in which a processor is busy.
         prepare_cpu_share: The same of decoding, augmentation and collation.
         step_cpu_seconds: Processor time of a step in the main process, all its threads.
-        batch_size: Examples in a batch, their mean.
-        workers: Worker processes; 0: loading and training take turns.
+        batch_size: Mean number of examples in a batch.
+        workers: Number of worker processes. With 0, loading and training take turns.
         takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, beside the step.
-        cores: That this process and its workers may use, on this rank.
+        cores: Number of cores that this process and its workers may use, on this rank.
         points: Insertion points that are possible, earliest first.
-        read_sharing: How reading slows down when there are more workers: a worker takes ``(w / workers) ** read_sharing`` times
-            as long with ``w`` of them. 0: not at all; 1: they share what there is, and more of them bring nothing.
+        read_sharing: How reading slows down with more workers: with ``w`` workers, one of them takes
+            ``(w / workers) ** read_sharing`` times as long. 0: not at all. 1: they share what there is, so that more workers
+            bring nothing.
         prepare_sharing: The same of decoding, augmentation and collation.
-        contention: How many times as long decoding, augmentation and collation take beside the training: its threads, too, need
-            processors, even those that only wait (OpenMP's spin for a while).
-        can_have_workers: Whether the data set does what it does in a worker process, too.
+        contention: How many times as long decoding, augmentation and collation take beside the training. Its threads need
+            processors, too, even those that only wait (OpenMP's threads spin for a while).
+        can_have_workers: Whether the data set works in a worker process, too.
 
     Raises:
         ValueError: A value is impossible.
@@ -158,7 +172,7 @@ class MeasuredStages:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            check_number(name, getattr(self, name), least)
+            check_at_least(name, getattr(self, name), least)
         if not self.step.median > 0:
             raise ValueError(f"step must take time, got {self.step!r}")
         if unknown := set(self.points) - {point.value for point in POINTS}:

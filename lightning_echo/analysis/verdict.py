@@ -1,8 +1,8 @@
-"""What to do, cheapest first: nothing, more workers, a cache, and only then echoing.
+"""What to do, cheapest remedy first: nothing, more workers, a cache, and only then echoing.
 
-Fresh examples are worth more than echoed ones (Choi et al. 2019, arXiv 1907.05550, section 3), so that echoing is advised only
-where nothing of what is tried before it feeds the accelerator; and then at the earliest insertion point whose factor is not
-large, with what it costs in fresh data.
+Fresh examples are worth more than echoed ones (Choi et al. 2019, arXiv 1907.05550, section 3). So echoing is advised only if no
+remedy before it feeds the accelerator. The verdict then names the earliest insertion point whose factor is not large, and what
+that factor costs in fresh data.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from lightning_echo.analysis.measured import MeasuredStages
-from lightning_echo.analysis.predict import Setting, costs_of, predict
+from lightning_echo.analysis.predict import TrainingSetting, costs_of, predict
 from lightning_echo.measuring.target_idle import AIM, LARGE_FACTOR, TARGET, round_up
 from lightning_echo.measuring.words import busy, fewer_fresh, no_workers, percent
 
 __all__ = ["Verdict", "VerdictKind", "judge"]
 
-_EXPLAINED = 1.15  # times what was predicted: a step is not explained that takes longer
+_EXPLAINED = 1.15  # a step is explained if it takes at most this many times as long as predicted
 _CACHED_FRACTIONS = [tenths / 10 for tenths in range(1, 11)]
-_LARGEST_FACTOR = 64.0  # beyond it nothing is looked for
+_LARGEST_FACTOR = 64.0  # larger factors are not tried
 
 
 class VerdictKind(Enum):
-    """For programs; `Verdict.message` says it to people."""
+    """What kind of advice it is, for programs. `Verdict.message` tells it to people."""
 
     not_starved = "not_starved"  # do nothing
-    more_workers = "more_workers"  # workers are all that is missing
-    cache = "cache"  # so is a part of the data set in memory
-    transform = "transform"  # one transform starves the accelerator by itself
-    echo = "echo"  # nothing cheaper is enough
-    not_enough = "not_enough"  # nothing that can be predicted is enough, workers fail, or what was measured is not explained
+    more_workers = "more_workers"  # more workers are enough
+    cache = "cache"  # a part of the data set in memory is enough
+    transform = "transform"  # one transform alone starves the accelerator
+    echo = "echo"  # no cheaper remedy is enough
+    not_enough = "not_enough"  # no remedy is enough, workers fail, or the predictions do not explain the measured steps
 
 
 @dataclass(frozen=True)
@@ -39,29 +39,29 @@ class Verdict:
     """What to do.
 
     Attributes:
-        kind: For programs.
-        message: For people.
-        setting: What is advised; that which was measured where nothing is.
+        kind: What kind of advice it is, for programs.
+        message: The advice, for people.
+        setting: The advised setting; the measured one if nothing is to be changed.
     """
 
     kind: VerdictKind
     message: str
-    setting: Setting
+    setting: TrainingSetting
 
 
 def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, float], target: float = TARGET) -> Verdict:
-    """The cheapest setting that feeds the accelerator: whose steps are no longer than a step with everything ready but a little.
+    """Returns the cheapest setting that feeds the accelerator: its steps are hardly longer than a step with everything ready.
 
     Args:
         stages: What was measured.
-        step_seconds: Of the real run.
-        transforms: Seconds per example of each, by name.
-        target: Share of the time that may be waited.
+        step_seconds: Time per step of the real run.
+        transforms: Seconds per example of each transform, by name.
+        target: Share of the time that the accelerator may wait.
     """
     idle = max(0.0, 1 - stages.step.median / step_seconds)
     if idle <= target:
-        return Verdict(VerdictKind.not_starved, f"Do nothing: {busy(idle)}.", Setting())
-    if _feeds(stages, Setting(), target):
+        return Verdict(VerdictKind.not_starved, f"Do nothing: {busy(idle)}.", TrainingSetting())
+    if _feeds(stages, TrainingSetting(), target):
         return _not_by_waiting(stages, step_seconds, idle)
     if not stages.can_have_workers:
         return _by_mending_workers(idle)
@@ -73,65 +73,68 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
         or Verdict(
             VerdictKind.not_enough,
             f"Nothing that was tried is enough: {busy(idle, only=True)}. What helps is a faster source.",
-            Setting(),
+            TrainingSetting(),
         )
     )
 
 
-def _feeds(stages: MeasuredStages, setting: Setting, target: float) -> bool:
-    """Whether a step waits for next to nothing but its own copy and hand-over."""
+def _feeds(stages: MeasuredStages, setting: TrainingSetting, target: float) -> bool:
+    """Whether a step waits for hardly more than its own copy and hand-over."""
     return predict(stages, setting).step_seconds * (1 - target) <= costs_of(stages, setting).device_seconds
 
 
 def _not_by_waiting(stages: MeasuredStages, step_seconds: float, idle: float) -> Verdict:
-    """The loader is fast enough, and yet the accelerator waits."""
-    predicted = predict(stages, Setting()).step_seconds
+    """Returns the verdict if the loader is fast enough, and yet the accelerator waits."""
+    predicted = predict(stages, TrainingSetting()).step_seconds
     if step_seconds <= _EXPLAINED * predicted:
-        said = f"Do nothing: {busy(idle)}, and what is left is spent on taking and copying batches, not on waiting for them."
-        return Verdict(VerdictKind.not_starved, said, Setting())
-    said = (
+        message = f"Do nothing: {busy(idle)}, and the rest is spent on taking and copying batches, not on waiting for them."
+        return Verdict(VerdictKind.not_starved, message, TrainingSetting())
+    message = (
         f"No advice: {busy(idle, only=True)}, but the stages by themselves explain {1e3 * predicted:.3g} of "
         f"{1e3 * step_seconds:.3g} ms. Something else takes time; analyze again on a quiet machine."
     )
-    return Verdict(VerdictKind.not_enough, said, Setting())
+    return Verdict(VerdictKind.not_enough, message, TrainingSetting())
 
 
 def _by_mending_workers(idle: float) -> Verdict:
-    """Workers come first, and this data set fails in them."""
-    said = (
-        "Have the data set work in worker processes first (the notes say how it fails), then analyze again: "
+    """Returns the verdict if the data set fails in workers, which are the first remedy."""
+    message = (
+        "Make the data set work in worker processes first (the notes say how it fails), then analyze again: "
         f"{busy(idle, only=True)}, since without workers loading and training take turns."
     )
-    return Verdict(VerdictKind.not_enough, said, Setting())
+    return Verdict(VerdictKind.not_enough, message, TrainingSetting())
 
 
 def _by_workers(stages: MeasuredStages, idle: float, target: float) -> Verdict | None:
     for workers in range(stages.workers + 1, stages.cores + 1):
-        if _feeds(stages, Setting(workers), target):
-            setting = Setting(workers)
-            said = f"Set num_workers to {workers}: {_gain(stages, setting, idle)}."
-            return Verdict(VerdictKind.more_workers, said if stages.workers else no_workers(workers, idle), setting)
+        if _feeds(stages, TrainingSetting(workers), target):
+            setting = TrainingSetting(workers)
+            message = f"Set num_workers to {workers}: {_gain(stages, setting, idle)}."
+            return Verdict(VerdictKind.more_workers, message if stages.workers else no_workers(workers, idle), setting)
     return None
 
 
 def _by_cache(stages: MeasuredStages, idle: float, target: float, most: int) -> Verdict | None:
     for workers in dict.fromkeys((stages.workers or 1, most)):
         for share in _CACHED_FRACTIONS:
-            setting = Setting(workers, cached_fraction=share)
+            setting = TrainingSetting(workers, cached_fraction=share)
             if _feeds(stages, setting, target):
                 more = "" if workers == stages.workers else f" and set num_workers to {workers}"
-                said = f"Keep {percent(share)} of the data set in memory{more}: {_gain(stages, setting, idle)}."
-                return Verdict(VerdictKind.cache, said, setting)
+                message = f"Keep {percent(share)} of the data set in memory{more}: {_gain(stages, setting, idle)}."
+                return Verdict(VerdictKind.cache, message, setting)
     return None
 
 
 def _by_echoing(stages: MeasuredStages, transforms: Mapping[str, float], idle: float, target: float, most: int) -> Verdict | None:
-    """With the workers there are, else with as many as there are cores; at the earliest point whose factor is not large."""
+    """Returns the advice to echo, at the earliest point whose factor is not large; None if no factor is enough.
+
+    The number of workers stays, if that is enough; else there are as many as cores.
+    """
     choices = [
         setting
         for workers in dict.fromkeys((stages.workers or 1, most))
         for point in stages.points
-        if (setting := _feeding(stages, Setting(workers, insertion_point=point), target)) is not None
+        if (setting := _feeding(stages, TrainingSetting(workers, insertion_point=point), target)) is not None
     ]
     if not choices:
         return None
@@ -144,21 +147,24 @@ def _by_echoing(stages: MeasuredStages, transforms: Mapping[str, float], idle: f
     if best.factor > LARGE_FACTOR:
         price += "; so large a factor seldom pays in learning: try a faster source first"
     gain = _gain(stages, best, idle)
-    if (alone := _alone(stages, transforms, most)) is not None:
+    if (transform := _starving_transform(stages, transforms, most)) is not None:
         moved = "Move it to the device, for whole batches at once"
-        said = f"{alone} alone starves the accelerator. {moved}, or {how}: {gain}; {price}."
-        return Verdict(VerdictKind.transform, said, best)
-    said = f"{how[0].upper()}{how[1:]}: {gain}; {price}. {_nothing_cheaper(stages, most)}."
-    return Verdict(VerdictKind.echo, said, best)
+        message = f"{transform} alone starves the accelerator. {moved}, or {how}: {gain}; {price}."
+        return Verdict(VerdictKind.transform, message, best)
+    message = f"{how[0].upper()}{how[1:]}: {gain}; {price}. {_nothing_cheaper(stages, most)}."
+    return Verdict(VerdictKind.echo, message, best)
 
 
-def _gain(stages: MeasuredStages, setting: Setting, idle: float) -> str:
-    """How busy the accelerator is, and would be."""
+def _gain(stages: MeasuredStages, setting: TrainingSetting, idle: float) -> str:
+    """Returns how busy the accelerator is, and how busy a setting makes it, in words."""
     return f"{busy(idle, only=True)}, and would be {percent(1 - predict(stages, setting).idle_fraction)}"
 
 
-def _feeding(stages: MeasuredStages, setting: Setting, target: float) -> Setting | None:
-    """The setting with the smallest factor that feeds the accelerator, and the room of `TargetIdle`; None if none does."""
+def _feeding(stages: MeasuredStages, setting: TrainingSetting, target: float) -> TrainingSetting | None:
+    """Returns the setting with a factor slightly above the smallest one that feeds the accelerator, as `TargetIdle` chooses it.
+
+    Returns None if no factor feeds it.
+    """
     low, high = 1.0, _LARGEST_FACTOR
     if not _feeds(stages, replace(setting, factor=high), target):
         return None
@@ -168,8 +174,8 @@ def _feeding(stages: MeasuredStages, setting: Setting, target: float) -> Setting
     return replace(setting, factor=round_up(high * AIM))
 
 
-def _alone(stages: MeasuredStages, transforms: Mapping[str, float], most: int) -> str | None:
-    """The transform that takes longer than a step all by itself, with as many workers as there are cores."""
+def _starving_transform(stages: MeasuredStages, transforms: Mapping[str, float], most: int) -> str | None:
+    """Returns the transform that alone takes longer than a step, with as many workers as there are cores; None if none does."""
     if not transforms:
         return None
     name = max(transforms, key=lambda each: transforms[each])
@@ -177,9 +183,9 @@ def _alone(stages: MeasuredStages, transforms: Mapping[str, float], most: int) -
 
 
 def _nothing_cheaper(stages: MeasuredStages, most: int) -> str:
-    """What was tried before."""
+    """Returns why the cheaper remedies are not enough, in words."""
     limits = {
         "cores": f"The {stages.cores} cores are the limit, so that neither",
         "storage": "The storage is the limit, and neither",
     }
-    return f"{limits.get(predict(stages, Setting(most)).limit, 'Neither')} more workers nor a cache are enough"
+    return f"{limits.get(predict(stages, TrainingSetting(most)).limit, 'Neither')} more workers nor a cache are enough"

@@ -51,11 +51,11 @@ class BatchEcho:
                 self._requests.put_back(step)
                 raise
             size = step.size if step.size >= 0 else count_examples(batch)
-            handed_out, held = self._first_use(batch, is_last=not step.kept)
+            handed_out, held = self._first_use(batch, is_last=not step.stays_live)
         else:
             (held, size), seconds = self._held[step.position], _NOTHING_RAN
-            handed_out = self._further_use(held, is_last=not step.kept)
-        if step.kept:
+            handed_out = self._further_use(held, is_last=not step.stays_live)
+        if step.stays_live:
             self._held[step.position] = held, size
         else:
             self._held.pop(step.position, None)

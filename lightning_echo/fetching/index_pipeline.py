@@ -51,13 +51,13 @@ class Layout:
     batches_per_pass: int
 
     @property
-    def kept(self) -> int:
+    def pass_length(self) -> int:
         """Items of a pass on one rank."""
         return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
 
     def items_per_pass(self, by_batches: bool) -> int:
         """What positions count, examples or batches, of a pass on one rank."""
-        return self.batches_per_pass if by_batches else self.kept
+        return self.batches_per_pass if by_batches else self.pass_length
 
     def state(self) -> dict[str, int]:
         return asdict(self)
@@ -239,9 +239,9 @@ def _order(source: Source, layout: Layout, rank: int, seed: int, distance: int, 
 def _item_order(source: Source, layout: Layout, rank: int, seed: int, distance: int, *, preserves: bool) -> Any:
     if not source.rebuilds:
         return PassReader(source.loader, layout.batches_per_pass or None, mix(seed, _PASS_SEED))
-    dealt = (layout.length, layout.kept, layout.replicas, rank, distance)
+    dealt = (layout.length, layout.pass_length, layout.replicas, rank)
     if source.is_sequential:
         return SequentialOrder(*dealt)
     if source.is_shuffled:
-        return ShuffledOrder(*dealt, seed=mix(seed, _ORDER_SEED))
-    return SamplerOrder(source.sampler, *dealt, seed=mix(seed, _ORDER_SEED), preserves=preserves)
+        return ShuffledOrder(*dealt, distance, seed=mix(seed, _ORDER_SEED))
+    return SamplerOrder(source.sampler, *dealt, distance, seed=mix(seed, _ORDER_SEED), preserves=preserves)

@@ -61,9 +61,6 @@ class PassReader:
 
     # ------------------------------------------------------------------ the order of batches of which only the number is known
 
-    def set_spreading(self, on: bool) -> None:
-        """A batch is never twice in a batch: nothing to spread."""
-
     def take(self, count: int) -> list[None]:
         """Nothing is known of the next batches but their number."""
         self.position += count
@@ -141,8 +138,8 @@ class PassReader:
         then takes ten seconds, since their queues are gone before they can be told to end.
         """
         self._iterator = None
-        kept = getattr(self._batches, "_iterator", None)
-        if callable(shut_down := getattr(kept, "_shutdown_workers", None)):
+        inner = getattr(self._batches, "_iterator", None)
+        if callable(shut_down := getattr(inner, "_shutdown_workers", None)):
             shut_down()
             self._batches._iterator = None  # type: ignore[attr-defined]
 

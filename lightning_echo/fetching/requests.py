@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from lightning_echo.fetching.passes import PassReader
 from lightning_echo.planning.order import Order
 from lightning_echo.planning.plan import EchoPlan, PlannedBatch
 from lightning_echo.workers.dataset import Request
@@ -24,6 +23,29 @@ from lightning_echo.workers.dataset import Request
 __all__ = ["BatchRequests", "BatchedOrder", "ExampleRequests", "Step"]
 
 _SNAPSHOT_BATCHES = 64
+
+
+class ItemOrder(Protocol):
+    """What stands at each position of the fresh stream.
+
+    It is an index (`Order`), the indices of a batch (`BatchedOrder`), or, where a loader is only read, nothing (`PassReader`).
+    """
+
+    @property
+    def exact(self) -> bool:
+        """Whether a resumed run finds the same order again."""
+
+    def take(self, count: int) -> list[Any]:
+        """Returns the items of the next ``count`` positions."""
+
+    def seek(self, position: int) -> None:
+        """Goes to a position."""
+
+    def state(self, position: int) -> dict[str, Any]:
+        """Returns what a resumed run needs from ``position`` on."""
+
+    def prune(self, position: int) -> None:
+        """Forgets what only positions before ``position`` need."""
 
 
 class BatchedOrder:
@@ -44,9 +66,6 @@ class BatchedOrder:
     @property
     def exact(self) -> bool:
         return self._order.exact
-
-    def set_spreading(self, on: bool) -> None:
-        """A batch is never twice in a batch: nothing to spread."""
 
     def take(self, count: int) -> list[list[Any]]:
         batches = []
@@ -70,17 +89,17 @@ class BatchedOrder:
 
     def _first(self, position: int) -> int:
         number, offset = divmod(position, self._batches)
-        return number * self._order.kept + offset * self._sizes[0]
+        return number * self._order.pass_length + offset * self._sizes[0]
 
 
 class _Planner:
     """What both kinds of requests share: plan and order in step, snapshots, and the lock that the two threads need."""
 
-    def __init__(self, plan: EchoPlan, order: Order | BatchedOrder | PassReader) -> None:
+    def __init__(self, plan: EchoPlan, order: ItemOrder, begin_spreading: Callable[[], None] | None = None) -> None:
         self.plan, self.order = plan, order
         self.delivered = plan.number  # batches handed to the training loop, at least; set by the loader
         self._lock = threading.RLock()
-        self._spreads = False
+        self._begin_spreading = begin_spreading  # called once, where echoing begins
         self._every = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
         self._snapshots: deque[dict[str, Any]] = deque([plan.state()])
         self._calls = {item.position: item.call for item in plan.live()}  # live, but held nowhere yet
@@ -112,12 +131,12 @@ class _Planner:
         if plan.number % self._every == 0:
             self._take_snapshot()
         batch = plan.next_batch()
-        if plan.factor > 1 and not self._spreads:
-            self._spreads = True  # for good: from here on batches do not begin where passes do
-            self.order.set_spreading(True)
-        fresh = self.order.take(batch.fresh)
-        if 1 in batch.kept:
-            self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.kept))
+        if plan.factor > 1 and self._begin_spreading is not None:
+            self._begin_spreading()
+            self._begin_spreading = None  # passes stay spread: from here on, batches do not begin where passes do
+        fresh = self.order.take(batch.fresh) if batch.fresh else []
+        if fresh and 1 in batch.stays_live:
+            self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
         for position in batch.forget:
             self._forget(position)
         return batch, fresh
@@ -145,7 +164,7 @@ class ExampleRequests(_Planner):
     """
 
     def __init__(self, plan: EchoPlan, order: Order, *, whole_calls: bool) -> None:
-        super().__init__(plan, order)
+        super().__init__(plan, order, order.begin_spreading)
         self._whole_calls = whole_calls
         self._call_items: dict[int, list[Any]] = {}
         if whole_calls:
@@ -159,14 +178,14 @@ class ExampleRequests(_Planner):
     def __next__(self) -> Request:
         with self._lock:
             batch, indices = self._next_batch()
-            items, fresh, positions, kept = self._items, batch.fresh, batch.positions, batch.kept
+            items, fresh, positions, stays_live = self._items, batch.fresh, batch.positions, batch.stays_live
             if fresh == len(positions):
-                return Request(batch.number, positions, fresh, indices, kept, batch.forget)
+                return Request(batch.number, positions, fresh, indices, stays_live, batch.forget)
             echoed = positions[fresh:]
-            for position, is_kept in zip(echoed, kept[fresh:], strict=True):
-                indices.append(items[position] if is_kept else items.pop(position))
+            for position, stays in zip(echoed, stays_live[fresh:], strict=True):
+                indices.append(items[position] if stays else items.pop(position))
             rebuild = self._rebuild(echoed) if self._calls else ()
-            return Request(batch.number, positions, fresh, indices, kept, batch.forget, rebuild)
+            return Request(batch.number, positions, fresh, indices, stays_live, batch.forget, rebuild)
 
     def _rebuild(self, echoed: Sequence[int]) -> tuple[tuple[int, list[Any], list[int]], ...]:
         """The calls that must be repeated because an echo of this batch is held nowhere."""
@@ -188,7 +207,7 @@ class Step(NamedTuple):
         position: Stream position of the batch.
         read: Whether it is read for this step: it is fresh, or live but held nowhere.
         fresh: Whether this is its first use.
-        kept: Whether uses are left after this one.
+        stays_live: Whether uses are left after this one.
         size: Examples in it, -1 if only reading it tells.
         forget: Positions that are no longer live.
     """
@@ -196,7 +215,7 @@ class Step(NamedTuple):
     position: int
     read: bool
     fresh: bool
-    kept: bool
+    stays_live: bool
     size: int
     forget: tuple[int, ...]
 
@@ -209,7 +228,7 @@ class BatchRequests(_Planner):
         order: Yields the indices of each batch, where they are known.
     """
 
-    def __init__(self, plan: EchoPlan, order: Order | BatchedOrder | PassReader) -> None:
+    def __init__(self, plan: EchoPlan, order: ItemOrder) -> None:
         super().__init__(plan, order)
         self.missing = list(self._calls)  # live, but held nowhere
         self._items = {position: self._items[position] for position in self._calls}
@@ -239,15 +258,15 @@ class BatchRequests(_Planner):
 
     def _plan_step(self) -> None:
         batch, items = self._next_batch()
-        position, is_fresh, kept = batch.positions[0], bool(batch.fresh), bool(batch.kept[0])
+        position, is_fresh, stays_live = batch.positions[0], bool(batch.fresh), bool(batch.stays_live[0])
         is_read = is_fresh or self._calls.pop(position, None) is not None
         if not is_fresh:
-            items = [self._items[position] if kept else self._items.pop(position)]
+            items = [self._items[position] if stays_live else self._items.pop(position)]
         indices = items[0]
         size = len(indices) if indices is not None else -1
         if is_read and size >= 0:
             self._reads.append(Request(position, [position], size, indices, bytes(size)))
-        self._steps.append(Step(position, is_read, is_fresh, kept, size, batch.forget))
+        self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
 
 
 def _oldest_call(plan: EchoPlan) -> int:

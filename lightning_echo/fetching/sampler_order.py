@@ -89,16 +89,16 @@ class SamplerOrder(Order):
         return self._own_states or (preserved_random_states() if preserves else nullcontext())
 
     def _seek(self, position: int) -> None:
-        number, offset = divmod(position, self.kept)
+        number, offset = divmod(position, self.pass_length)
         first = min(self._first_needed(number), min(self._states, default=number))
         self._entries = self._dealt = iter(())
         self._tail = deque(maxlen=0)
         for current in range(first, number + 1):
             self._drain()
             self._restore(current)
-            self.position = current * self.kept
+            self.position = current * self.pass_length
             self._pass = self._begin(current)
-            super().take(self.kept if current < number else offset)
+            super().take(self.pass_length if current < number else offset)
 
     def state(self, position: int) -> dict[str, Any]:
         self.prune(position)
@@ -109,7 +109,7 @@ class SamplerOrder(Order):
 
     def prune(self, position: int) -> None:
         # At a pass's end the next one may not have begun: its state is found by going through this one again.
-        needed = min(self._first_needed(position // self.kept), max(self._states, default=0))
+        needed = min(self._first_needed(position // self.pass_length), max(self._states, default=0))
         self._states = {number: state for number, state in self._states.items() if number >= needed}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -162,15 +162,15 @@ class SamplerOrder(Order):
         own_start: list[Any] | None = None
         if (distance := self._distance(number)) and self._tail:
             seen = {identity(index): len(self._tail) - i for i, index in enumerate(self._tail)}
-            ranks, looked_at = spread(islice(entries, self.length), seen, distance)
-            entries = chain([looked_at[rank] for rank in ranks], entries)
+            places, looked_at = spread(islice(entries, self.length), seen, distance)
+            entries = chain([looked_at[place] for place in places], entries)
             own_start = None if self._reaches_tail(number) else looked_at
         self._entries, self._dealt = entries, self._deal(entries, own_start)
         return islice(self._dealt, self.rank, None, self.replicas)
 
     def _deal(self, entries: Iterator[Any], own_start: list[Any] | None) -> Iterator[Any]:
         """The slots of a pass: cut, or filled up from its start."""
-        end, tail = self.kept * self.replicas, deque[Any](maxlen=self._slots)
+        end, tail = self.pass_length * self.replicas, deque[Any](maxlen=self._slots)
         missing = max(end - self.length, 0)
         start = [] if own_start is None else own_start[:missing]
         self._tail = tail

@@ -14,8 +14,8 @@ class EchoCounts:
     Attributes:
         fresh: First uses.
         echoed: Further uses of the same output of the stage before the insertion point.
-        refetched: Examples that were read again because they were live but held nowhere (after a resume). They are among
-            the echoed ones, or were read along with one.
+        refetched: Examples that were read again after a resume, because they were live and no process held them. They are among
+            the echoed ones, or were read together with an echoed one.
 
     Example:
         >>> counts = EchoCounts(fresh=8, echoed=24)
@@ -29,12 +29,12 @@ class EchoCounts:
 
     @property
     def delivered(self) -> int:
-        """Examples delivered in all."""
+        """All examples delivered, fresh and echoed."""
         return self.fresh + self.echoed
 
     @property
     def factor(self) -> float:
-        """Uses per fresh example so far; 1 before the first one."""
+        """Uses per fresh example so far; 1 before the first example."""
         return self.delivered / self.fresh if self.fresh else 1.0
 
     def __add__(self, other: EchoCounts) -> EchoCounts:

@@ -1,13 +1,14 @@
 """What has been delivered so far: counts, seconds, and how far epochs have come.
 
-Where there is no length, Lightning asks for a batch before the one in use is done with, to see where an epoch ends. What counts
-then is the batch in use: counts and state are those of before the last fetch, and a batch that was fetched and not used when
-another iteration begins is the first one of that::
+If a loader has no length, Lightning fetches one batch ahead, to see where an epoch ends. Counts and state must belong to the
+batch in use, so they are those of before the last fetch::
 
-    who trains takes       batch 0         batch 1         batch 2
-    is asked for    0    1               2               3
+    Lightning fetches   0   1       2       3
+    Lightning uses          0       1       2
 
-Of several loaders that are asked together one may have ended before the others are asked: only what was taken tells.
+A batch that was fetched and not used when another iteration begins is the first batch of that iteration. If several loaders are
+fetched from together, one of them may end before the others are asked. So only the Trainer can tell which batch is in use: it is
+asked by `Delivery.batches_used`.
 """
 
 from __future__ import annotations
@@ -19,23 +20,35 @@ from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.epochs import Progress, TrainerPlace
 from lightning_echo.workers.seconds import Report, StageSeconds
 
-__all__ = ["Delivered", "Delivery", "Item"]
+__all__ = ["BatchesUsed", "Delivered", "Delivery"]
 
-Item = tuple[Any, Report]
+Fetched = tuple[Any, Report]
 
 
 def _never() -> bool:
     return False
 
 
-class Delivered(NamedTuple):
-    """What had been delivered at some batch.
+class BatchesUsed(NamedTuple):
+    """How many batches a consumer has used that fetches one batch ahead.
 
     Attributes:
-        counts: Examples.
-        last: Those of the batch.
+        in_run: Batches in the whole run.
+        in_epoch: Batches in the present epoch.
+    """
+
+    in_run: int
+    in_epoch: int
+
+
+class Delivered(NamedTuple):
+    """What had been delivered up to some batch.
+
+    Attributes:
+        counts: Examples in all batches.
+        last: Examples in the last batch.
         progress: How far epochs had come.
-        passes_over: Passes over the data that have ended.
+        passes_over: Passes over the data that had ended.
     """
 
     counts: EchoCounts
@@ -48,17 +61,18 @@ class Delivery:
     """Counts what is delivered.
 
     Attributes:
-        progress: How far epochs have come, by what was fetched.
-        seconds: What the batches cost their workers.
-        note: What the user should hear of the batches so far; empty: nothing.
-        taken: Says how many batches who iterates has taken into use, in its run and in its epoch, where it asks for one ahead.
-            None, or if it says None: it does not.
-        place: Says where the Trainer is that iterates. None, or if it says None: there is none, or it iterates several loaders.
+        progress: How far epochs have come, including a batch that was fetched ahead.
+        seconds: Seconds that the workers spent on the batches.
+        note: A message of a worker for the user; empty if there is none.
+        batches_used: Returns how many batches the consumer has used, if it fetches one ahead. None, or if it returns None: the
+            consumer does not fetch ahead.
+        trainer_place: Returns where the Trainer is. None, or if it returns None: there is no Trainer, or it iterates several
+            loaders.
     """
 
     def __init__(self) -> None:
-        self.taken: Callable[[], tuple[int, int] | None] | None = None
-        self.place: Callable[[], TrainerPlace | None] | None = None
+        self.batches_used: Callable[[], BatchesUsed | None] | None = None
+        self.trainer_place: Callable[[], TrainerPlace | None] | None = None
         self.note = ""
         self.reset()
 
@@ -68,50 +82,50 @@ class Delivery:
         self.begin_at(Progress(), EchoCounts(), 0)
 
     def begin_at(self, progress: Progress, counts: EchoCounts, passes_over: int) -> None:
-        """Goes to another place in the run."""
+        """Continues at another place in the run."""
         self.progress, self._passes_over = progress, passes_over
         self._fresh, self._echoed, self._refetched = counts.fresh, counts.echoed, counts.refetched
         self._last: tuple[int, int, int] = (0, 0, 0)
-        self._before: Delivered | None = None  # what was delivered before the last fetch, where it is kept
-        self._fetched: Item | None = None  # by the last fetch
-        self._unused: Item | None = None  # fetched, but not used
-        self._asked_at: int | None = None  # batches taken in the run when the last one was fetched
-        self._used_at = 0  # batches taken in the run from which on that one is in use
+        self._before: Delivered | None = None  # up to the batch before the last fetch, if the consumer fetches ahead
+        self._fetched: Fetched | None = None  # the last batch, if the consumer fetches ahead
+        self._unused: Fetched | None = None  # fetched in an earlier iteration and not used: the next fetch returns it
+        self._asked_at: int | None = None  # batches used in the run when the last one was fetched
+        self._used_at = 0  # when so many batches are used in the run, the last one is in use
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process nobody takes anything yet."""
+        """A copy in another process has no consumer yet."""
         return _restored, (self.progress, self._all(), self._passes_over, self.seconds)
 
     # ------------------------------------------------------------------ what is in use
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the batch fetched last is not in use yet."""
+        """Whether the batch that was fetched last is not in use yet."""
         if self._unused is not None:
             return True
-        taken = None if self.taken is None or self._before is None else self.taken()
-        return taken is not None and taken[0] < self._used_at
+        used = None if self.batches_used is None or self._before is None else self.batches_used()
+        return used is not None and used.in_run < self._used_at
 
     @property
     def in_use(self) -> Delivered:
-        """All that was delivered up to the batch in use."""
+        """What was delivered up to the batch in use."""
         if self._before is not None and self.is_ahead:
             return self._before
         return self._delivered()
 
     @property
     def counts(self) -> EchoCounts:
-        """Examples delivered."""
+        """Examples delivered up to the batch in use."""
         return self._all() if self._before is None else self.in_use.counts
 
     @property
     def last(self) -> EchoCounts:
-        """Those of the batch in use."""
+        """Examples in the batch in use."""
         return EchoCounts(*self._last) if self._before is None else self.in_use.last
 
     @property
     def batches(self) -> int:
-        """Batches delivered in the run."""
+        """Batches delivered in the run up to the batch in use."""
         return self.progress.delivered if self._before is None else self.in_use.progress.delivered
 
     @property
@@ -122,56 +136,61 @@ class Delivery:
     # ------------------------------------------------------------------ delivering
 
     def begin_epoch(self, length: int, *, keeps_length: bool) -> None:
-        """Begins the next epoch, or goes on with a resumed one; ``length`` -1: it ends with a pass."""
-        taken = None if self.taken is None else self.taken()
-        # Within who iterates' epoch it is one of several loaders that begins again, and what it handed out is being taken.
-        if taken is not None and taken[1] == 0 and not (self.progress.over and taken[0] == self._asked_at):
+        """Begins the next epoch, or continues a resumed one.
+
+        Args:
+            length: Length of the next epoch; -1 if it ends when a pass ends.
+            keeps_length: As in `Progress.begin`.
+        """
+        used = None if self.batches_used is None else self.batches_used()
+        # A loader that begins again within the consumer's epoch is one of several, and its last batch is about to be used.
+        if used is not None and used.in_epoch == 0 and not (self.progress.over and used.in_run == self._asked_at):
             self.settle()
         place = self._place()
         training = place if place is not None and place.epoch_batches >= 0 else None
         self.progress.begin(length, keeps_length=keeps_length, place=training)
 
     def trainers_length(self, length: int) -> int:
-        """As `Progress.trainers_length`."""
+        """Returns the length to tell a Trainer that resumes, see `Progress.trainers_length`."""
         return self.progress.trainers_length(length, self._place())
 
     def _place(self) -> TrainerPlace | None:
-        return None if self.place is None else self.place()
+        return None if self.trainer_place is None else self.trainer_place()
 
     def settle(self) -> None:
-        """Who iterates does so no more: what was fetched and not used is kept for who comes next."""
+        """Ends an iteration: a batch that was fetched and not used is kept for the next one."""
         if self._before is not None and self.is_ahead:
             before, unused, asked_at = self._before, self._fetched, self._asked_at
             progress = before.progress.snapshot()
-            progress.resuming = not progress.in_epoch  # it had not really begun
+            progress.resuming = not progress.in_epoch  # an epoch of which no batch was used has not begun
             self.begin_at(progress, before.counts, before.passes_over)
             self._unused, self._asked_at = unused, asked_at
 
     def forget_unused(self) -> None:
-        """Lets go of a batch that was fetched and not used, to be fetched again."""
+        """Drops a batch that was fetched and not used. It will be fetched again."""
         self.settle()
         self._unused = None
 
-    def fetch(self, next_batch: Callable[[int], Item | None], goes_on: Callable[[], bool] = _never) -> Any:
+    def fetch(self, next_batch: Callable[[int], Fetched | None], crosses_passes: Callable[[], bool] = _never) -> Any:
         """Returns the next batch, and counts it.
 
-        All that a batch costs beside being made is done here, in one function: the training waits for it.
+        The training waits for this function. So everything that is done for each batch, beside making it, is done here.
 
         Args:
-            next_batch: Returns the batch that follows so many delivered ones; None where a pass has ended.
-            goes_on: Whether the epoch goes on when a pass has ended.
+            next_batch: Returns the batch after a number of delivered ones, or None if a pass has ended.
+            crosses_passes: Whether the epoch continues when a pass has ended.
 
         Raises:
             StopIteration: The epoch has ended.
-            RuntimeError: ``next_batch`` raised a StopIteration, which would silently end the epoch.
+            RuntimeError: ``next_batch`` raised a StopIteration, which would end the epoch silently.
         """
-        before = None if self.taken is None else self._delivered()
+        before = None if self.batches_used is None else self._delivered()
         item, progress = self._unused, self.progress
         if item is None:
             try:
                 while (item := next_batch(progress.delivered)) is None:
                     self._passes_over += 1
-                    if not goes_on():
+                    if not crosses_passes():
                         break
             except StopIteration as error:
                 raise RuntimeError("StopIteration was raised while a batch was made, by collate_fn or a transform") from error
@@ -200,7 +219,10 @@ class Delivery:
         seconds.batches += 1
 
     def _count(self, fresh: int, echoed: int, refetched: int) -> None:
-        """The last thing of a fetch: an interrupt before it has fetched nothing, and one after it is one of who iterates."""
+        """Counts a batch, as the last action of a fetch.
+
+        An interrupt before it has fetched nothing. An interrupt after it comes while the consumer has the batch.
+        """
         self._last = fresh, echoed, refetched
         self._fresh, self._echoed, self._refetched = self._fresh + fresh, self._echoed + echoed, self._refetched + refetched
         progress = self.progress
@@ -214,11 +236,15 @@ class Delivery:
         return Delivered(self._all(), EchoCounts(*self._last), self.progress.snapshot(), self._passes_over)
 
     def _note_fetch(self, before: Delivered) -> None:
-        """A batch is used when the one before it has been; the first one of an iteration as soon as one is."""
-        taken = None if self.taken is None else self.taken()
-        self._before = None if taken is None else before
-        if taken is not None:
-            in_run, in_epoch = taken
+        """Notes when the batch that is fetched now will be in use.
+
+        A batch is in use when the consumer has used up the one before it. The first batch of an iteration is in use as soon as
+        the consumer uses one.
+        """
+        used = None if self.batches_used is None else self.batches_used()
+        self._before = None if used is None else before
+        if used is not None:
+            in_run, in_epoch = used
             is_first = self._asked_at is None or self._unused is not None or (in_epoch == 0 and in_run != self._asked_at)
             self._asked_at, self._used_at = in_run, in_run + (1 if is_first else 2)
 

@@ -1,8 +1,11 @@
-"""`EchoRun`: the whole run of an `EchoLoader`, however often it is stopped: all that changes in it, saved and loaded as one.
+"""`EchoRun`: the whole run of an `EchoLoader`, however often it is stopped. It owns everything that changes.
 
-What it stands on never changes (`Setting`). Its seed, factor (`RunFactor`), workers (`PipelineSlot`) and counts (`Delivery`)
-do, and from where they stand it goes on: at the same batch where everything is as it was, at the same place of the pass where
-ranks, batch size or workers are others, with the next pass where a place means nothing to the loader.
+What never changes is in `Setting`. What changes is the seed, the factor (`RunFactor`), the pipeline with its workers
+(`PipelineSlot`) and the counts (`Delivery`); they are saved and loaded together. A resumed run continues
+
+* at the same batch, if everything is as it was;
+* at the same place of the pass, if the number of ranks, the batch size or the number of workers has changed;
+* with the next pass, if the loader cannot find a place within a pass.
 """
 
 from __future__ import annotations
@@ -34,22 +37,22 @@ _log = logging.getLogger("lightning_echo")
 
 
 class EchoRun:
-    """Where a run stands, and how it goes on.
+    """Where a run stands, and how it continues.
 
     Args:
-        setting: What it stands on.
-        factor: Echo factor to begin with.
-        seed: None: drawn at the first batch.
+        setting: What never changes.
+        factor: Echo factor at the start.
+        seed: Seed of the run; None: it is drawn at the first batch.
 
     Attributes:
-        factor: Now.
-        seed: In use.
+        factor: The echo factor, and from which batch on it applies.
+        seed: Seed in use; None before the first batch, if none was given.
         delivery: What has been delivered.
-        name: Of the loader among several, see `EchoLoader`.
-        worker_init_fn: For the workers that are started.
-        heard_epoch: Number of the epoch, as Lightning told it; -1 if it did not.
-        beginning: How it began.
-        predecessor: The run of the loader that was made before over the same data, if it lives, until this one has begun.
+        name: Name of the loader among several, see `EchoLoader`.
+        worker_init_fn: The function that each worker calls when it starts.
+        heard_epoch: Number of the epoch that Lightning has told; -1 if it told none.
+        beginning: How the run began.
+        predecessor: The run of the loader that was made before over the same data, if that is alive. None once this run begins.
     """
 
     _slot: PipelineSlot
@@ -61,24 +64,24 @@ class EchoRun:
         self.heard_epoch = -1
         self.beginning = Beginning()
         self.predecessor = predecessor_of(self, setting.source.loader)
-        self._said = False
-        self._has_noted = False  # that of a worker was said
+        self._has_described = False  # whether the line about the loader was logged
+        self._has_noted = False  # whether the message of a worker was shown
         self._reset()
 
     def restart(self) -> None:
-        """Goes back to the very start."""
+        """Goes back to the start of the run."""
         self._slot.stop(self.delivery.batches)
         self._reset()
 
     def _reset(self) -> None:
         self._slot = PipelineSlot()
-        self._saved_for: Conditions | None = None  # those of a loaded state, until it is started from
+        self._saved_for: Conditions | None = None  # conditions of a loaded state, until the pipeline is started from it
         self.delivery.reset()
         self.factor.restart()
 
     @property
     def passes(self) -> float:
-        """Passes over the data so far, from the fresh examples delivered; those that are over where none has a known length."""
+        """Passes over the data so far, by the fresh examples delivered; complete passes only, if their length is not known."""
         items = self._setting.items_per_pass()
         if not items:
             return float(self.delivery.passes_over)
@@ -87,14 +90,14 @@ class EchoRun:
         return float(self.state().position / items)
 
     def length(self) -> int:
-        """Batches in the next epoch on this rank; -1: not known, it ends with a pass."""
+        """Returns the number of batches in the next epoch on this rank; -1 if it is not known, because a pass ends it."""
         if not self._setting.has_length:
             return -1
         kept = self.delivery.progress.kept_length
         return self.delivery.trainers_length(self._setting.epoch_batches(self.factor.value)) if kept is None else kept
 
     def change_factor(self, value: float) -> None:
-        """Lets a factor count from the first batch that cannot be in flight: what is, was planned with the factors so far."""
+        """Applies a factor from the first batch that is not planned yet."""
         fetched = self.delivery.progress.delivered
         number = fetched + self._setting.lookahead(self.factor.largest)
         if self._slot.started is None:
@@ -105,22 +108,26 @@ class EchoRun:
 
     @property
     def is_at_start(self) -> bool:
-        """Whether nothing was delivered, and no state was loaded."""
+        """Whether no batch was delivered and no state was loaded."""
         return not self.delivery.progress.delivered and not self.delivery.progress.epoch_batches and self._saved_for is None
 
     # ------------------------------------------------------------------ running
 
     @property
     def is_running(self) -> bool:
-        """Whether the next batch comes from workers that are there, and of a data set that is as long as they know it."""
+        """Whether the next batch comes from workers that run already.
+
+        They cannot be used if the data set has changed its length since they were started.
+        """
         return self._slot.started is not None and (self.delivery.progress.resuming or not self._has_other_length())
 
     def begin_epoch(self, *, keeps_length: bool, is_alone: bool) -> None:
-        """Begins the next epoch, or goes on with a resumed one.
+        """Begins the next epoch, or continues a resumed one.
 
         Args:
             keeps_length: As in `Progress.begin`.
-            is_alone: Whether nobody carries the run on from one loader to the next.
+            is_alone: Whether this loader must find out for itself if it continues the run of another loader. Otherwise an
+                `EchoDataModule` or `EchoCallback` tells it.
         """
         predecessor, before = self.predecessor, self.beginning.before
         self.predecessor = self.beginning.before = None
@@ -145,62 +152,65 @@ class EchoRun:
         return before is not None and not setting.by_streams and before.length != setting.layout().length
 
     def _follow_length(self) -> None:
-        """Begins the next pass where the data set has another length than when the workers were started."""
+        """Begins the next pass, if the data set has changed its length since the workers were started."""
         setting, before, now = self._setting, self._slot.layout, self._setting.layout()
         if before is None or not self._has_other_length():
             return
         number = -(-self.state().position // before.items_per_pass(setting.by_batches))
         what = "batches" if setting.source.own_batches or not setting.source.rebuilds else "examples"
         self.warn(
-            f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the pass under way ends here, and "
-            "the next one has all of them. Workers are started anew"
+            f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the present pass ends here, and "
+            "the next one has all of them. New workers are started"
         )
         self._slot.go_to(Start(number * now.items_per_pass(setting.by_batches), number * now.batches_per_pass))
         self.delivery.progress.delivered = number * now.batches_per_pass
 
     def _succeed(self, predecessor: EchoRun | None, before: Beginning | None) -> None:
-        """Goes on with the run of a predecessor where it should; see succession.py."""
+        """Continues the run of a predecessor, if it should; see succession.py."""
         if self.heard_epoch <= 0:
             if before is not None and self._begins_again(before):
                 self.warn(
                     "this EchoLoader begins where the one before it over the same data set began, with the same seed: each "
-                    "training has the same part of a pass. To go on, make the EchoLoader once and pass it to each fit, or use "
-                    f"EchoCallback(factor={self.factor.value:g}); to begin again on purpose, give another seed"
+                    "training gets the same part of a pass. To continue instead, make the EchoLoader once and pass it to each "
+                    f"fit, or use EchoCallback(factor={self.factor.value:g}). To begin again on purpose, give another seed"
                 )
             return
         seeds = {self.seed, None if predecessor is None else predecessor.seed} - {None}
         if predecessor is not None and predecessor.heard_epoch == self.heard_epoch - 1 and len(seeds) < 2:
-            factor, self._said = self.factor.value, True
+            factor, self._has_described = self.factor.value, True
             self.follow(predecessor)
             predecessor.close()
             if factor != self.factor.value:
                 self.change_factor(factor)
             return
         self.warn(
-            f"the Trainer is in epoch {self.heard_epoch}, and this EchoLoader at the start of its run, so that the data of epoch "
-            "0 comes again. Either a hook has made another one, or its state was not loaded: Lightning leaves out that of a "
-            "loader where the checkpoint was saved when an epoch had ended. Use EchoDataModule or "
-            f"EchoCallback(factor={self.factor.value:g}), which go on"
+            f"the Trainer is in epoch {self.heard_epoch}, but this EchoLoader is at the start of its run, so that the data of "
+            "epoch 0 comes again. Either a hook has made a new EchoLoader, or its state was not loaded: Lightning does not save "
+            "the state of a loader in a checkpoint at the end of an epoch. Use EchoDataModule or "
+            f"EchoCallback(factor={self.factor.value:g}), which continue the run"
         )
 
     def _begins_again(self, before: Beginning) -> bool:
-        """Whether this delivers what a predecessor has: the same seed, and no more than an epoch of that, within a pass."""
+        """Whether this run delivers what a predecessor has delivered.
+
+        It does if both have the same seed, and the predecessor has delivered one epoch that is shorter than a pass.
+        """
         seed = self.seed if self.seed is not None else os.environ.get("PL_GLOBAL_SEED")
         same_seed = seed is not None and before.seed is not None and int(seed) == before.seed
         return same_seed and before.epochs == 1 and before.heard_epoch == self.heard_epoch == 0 and before.share < 1
 
     def fetch(self) -> Any:
-        """The next batch, from workers that are started where there are none.
+        """Returns the next batch. Starts the workers if they do not run.
 
         Raises:
-            StopIteration: The epoch has ended with a pass.
+            StopIteration: The epoch has ended, because its pass has.
         """
         pipeline, delivery = self._slot.started or self._start(), self.delivery
         try:
             batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
         except StopIteration:
             raise
-        except BaseException as error:  # an interrupt, too: what the run has handed out by then and nobody got comes again
+        except BaseException as error:  # also an interrupt: a batch that was made and not delivered is made again
             try:
                 clear_frames(error)
             finally:
@@ -212,11 +222,11 @@ class EchoRun:
         return batch
 
     def _crosses_passes(self) -> bool:
-        """Whether an epoch goes on when a pass has ended."""
+        """Whether an epoch continues when a pass has ended."""
         return self._setting.has_length
 
     def close(self) -> None:
-        """Ends workers and thread; a later fetch starts them anew and goes on where this one stopped."""
+        """Ends workers and thread. A later fetch starts new ones and continues where this one stopped."""
         self.delivery.forget_unused()
         self._slot.stop(self.delivery.progress.delivered)
 
@@ -236,23 +246,23 @@ class EchoRun:
         if before.plan is not None and not started.exact:
             sampler = type(setting.source.sampler).__name__
             self.warn(
-                f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor set_epoch: if it keeps "
-                "anything from one pass to the next, the order of the resumed pass is another one"
+                f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor set_epoch: if it remembers "
+                "anything from one pass to the next, the resumed pass has another order"
             )
-        if setting.rank_of_process() == 0 and not self._said:
-            self._said = True
-            # As text: who keeps the record would keep the loader, and its workers.
+        if setting.rank_of_process() == 0 and not self._has_described:
+            self._has_described = True
+            # As text: a handler that stores the record must not keep the loader and its workers alive.
             _log.info("%s%s%s", self._prefix, setting.describe(self.factor.value), setting.remark())
         pipeline = self._slot.start(started, setting.layout())
         self._saved_for = None
         return pipeline
 
     def _where_to_go_on(self, state: EchoState) -> EchoState:
-        """The state to start from; where it has no plan, its `begin_at` says where the next one begins."""
+        """Returns the state to start from. If it has no plan, its `begin_at` says where the next plan begins."""
         setting = self._setting
         next_pass, is_cut = begin_next_pass(state, setting)
         if is_cut:
-            self.warn("the pass that was under way when workers were ended cannot be gone on with: the next one begins")
+            self.warn("the present pass cannot be continued, because its workers were ended: the next pass begins")
         if next_pass is not None:
             self._wait_at(next_pass)
             state = next_pass
@@ -263,7 +273,7 @@ class EchoRun:
             return state
         begin_at = where_to_go_on(state, setting.layout(), setting.by_batches)
         self.warn(
-            f"the state was saved with {changed}: the run goes on at the same place of the pass and leaves nothing out, "
+            f"the state was saved with {changed}: the run continues at the same place of the pass and leaves nothing out, "
             "but its batches are not those of the run that was saved"
         )
         progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
@@ -272,10 +282,10 @@ class EchoRun:
     # ------------------------------------------------------------------ going on
 
     def state(self) -> EchoState:
-        """Where it stands at the batch in use."""
+        """Returns where the run stands at the batch in use."""
         in_use, factor = self.delivery.in_use, self.factor
         progress = in_use.progress
-        # A state that was loaded and not started from is still that of its own run.
+        # Until the pipeline is started from a loaded state, the conditions are those under which that state was saved.
         conditions = self._saved_for or self._setting.conditions()
         plan, order, stream = EchoState.parts_of(self._slot.state(progress.delivered))
         return EchoState(
@@ -302,17 +312,21 @@ class EchoRun:
         )
 
     def state_dict(self, epoch_goes_on: bool | LeftOut | None, place: TrainerPlace | None) -> dict[str, Any]:
-        """The state in plain types.
+        """Returns the state in plain types.
 
         Args:
             epoch_goes_on: As in `EchoState`.
-            place: Of the Trainer, if there is one.
+            place: Where the Trainer is; None if there is no Trainer.
         """
         trainer = None if place is None else place.state()
         return replace(self.state(), epoch_goes_on=epoch_goes_on, trainer=trainer).to_dict()
 
     def load_state_dict(self, saved: dict[str, Any], limit: int | float | None) -> None:
-        """Goes on where a state was taken; ``limit`` as in `Progress.from_state`.
+        """Continues where a state was taken.
+
+        Args:
+            saved: What `state_dict` returned.
+            limit: As in `Progress.from_state`.
 
         Raises:
             EchoStateError: See `EchoLoader.load_state_dict`.
@@ -321,26 +335,26 @@ class EchoRun:
         state = EchoState.from_dict(saved, by_index=setting.source.rebuilds)
         if state.layout.length != (length := setting.layout().length) and state.delivered:
             raise EchoStateError(
-                f"the state is of a pass of {state.layout.length:,} items, this loader's has {length:,}: the data set, "
-                "sampler or kind of insertion point is another one. Resume with the same one, or start anew without the "
-                "loader's state"
+                f"the state is of a pass of {state.layout.length:,} items, but a pass of this loader has {length:,}: the data "
+                "set, the sampler or the kind of insertion point has changed. Resume with the same one, or start anew without "
+                "the loader's state"
             )
         state = adapt_state(state, setting)
         if has_own_states(state) and world()[0] > 1:
             self.warn(
-                "the loader's own state is that of rank 0, which every rank goes on from now: this is right where all ranks are "
-                "at the same place of their shares"
+                "every rank continues from the loader's own state on rank 0: this is right if all ranks are at the same place of "
+                "their shares of the data"
             )
         if state.constructed_factor != self.factor.constructed:
             self.warn(
-                f"factor={self.factor.constructed:g} is not used: the state goes on with factor {state.factor:g}. "
+                f"factor={self.factor.constructed:g} is not used: the resumed run continues with factor {state.factor:g}. "
                 "Set .factor after resuming to change it"
             )
         progress = Progress.from_state(state, limit)
-        if setting.has_length and progress.epoch_batches < 0:  # it was to end with a pass, and here has a length
+        if setting.has_length and progress.epoch_batches < 0:  # a pass was to end the epoch, but here its length is known
             progress.resuming = False
         if progress.resuming and setting.has_length and state.layout == setting.layout():
-            progress.kept_length = progress.epoch_batches  # the one under way; dealt out anew: see _where_to_go_on
+            progress.kept_length = progress.epoch_batches  # for another layout, see _where_to_go_on
         self._go_to(state, progress)
 
     def _go_to(self, state: EchoState, progress: Progress) -> None:
@@ -350,17 +364,17 @@ class EchoRun:
         self.delivery.begin_at(progress, state.counts, state.passes_over)
 
     def _wait_at(self, state: EchoState) -> None:
-        """Ends workers and thread; the next start goes on from a state."""
+        """Ends workers and thread. The next start continues from a state."""
         self._slot.go_to(state.begin_at, state.pipeline())
         self._saved_for = state.conditions
 
     def follow(self, before: EchoRun) -> None:
-        """Goes on where the one of another loader stands: see `EchoLoader.follow`."""
+        """Continues the run of another loader, see `EchoLoader.follow`."""
         state, is_cut = follow_state(before.state(), before._setting, self._setting)
         if is_cut:
             self.warn(
-                "the loader was made anew within a pass that cannot be gone on with: its rest is left out. Return the "
-                "same loader, or let epochs end where passes do, by epoch_length='full_pass'"
+                "a new loader was made within a pass that cannot be continued: the rest of that pass is left out. Return the "
+                "same loader each time, or let epochs end where passes end, by epoch_length='full_pass'"
             )
         if state is None:
             self._follow_with_next_pass(before)
@@ -372,7 +386,7 @@ class EchoRun:
         self._go_to(state, progress)
 
     def _follow_with_next_pass(self, before: EchoRun) -> None:
-        """Goes on with seed, factor and counts; cut otherwise, data has no place in common: the next pass begins."""
+        """Continues with seed, factor and counts, but begins the next pass, because the two loaders cut the data differently."""
         mine, others, state = self._setting, before._setting, before.state()
         self.seed, delivered, position = before.seed, before.delivery.batches, 0
         self.factor.restart(before.factor.value)
@@ -383,7 +397,7 @@ class EchoRun:
         self._slot.begin_at = Start(position, delivered)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For processes that are spawned with a loader."""
+        """Returns the run without workers, for a process that is spawned with the loader."""
         return {
             **vars(self),
             "_slot": self._slot.resting(self.delivery.batches),
@@ -394,7 +408,7 @@ class EchoRun:
     # ------------------------------------------------------------------ saying
 
     def warn(self, message: str) -> None:
-        """Warns, on one rank."""
+        """Warns on rank 0."""
         if self._setting.rank_of_process() == 0:
             warnings.warn(self._prefix + message, UserWarning, stacklevel=3)
 

@@ -1,4 +1,7 @@
-"""Epochs: stretches of the endless stream of batches, and how far the run has come in them."""
+"""Epochs: stretches of the endless stream of batches, and how far the run has come in them.
+
+`Progress` holds the numbers, `Epoch` is the iterator of one epoch, and `Iterations` refuses two iterators at the same time.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ class TrainerPlace(NamedTuple):
     """Where the Trainer is that iterates the loader.
 
     Attributes:
-        in_epoch: Batches of its epoch that it has taken.
-        epoch_batches: Batches that it takes in its epoch; -1 while it trains none, or where nobody knows.
+        in_epoch: Batches that it has taken in this epoch.
+        epoch_batches: Batches that it takes in this epoch; -1 if it is not training, or if the number is not known.
         ended: Epochs that it has ended.
-        is_over: Whether it has ended the epoch that it began last: what comes next belongs to another one.
-        in_step: Whether it has not counted the batch that it took last: it is in ``on_train_batch_end``, or before.
-        resumes: Whether it goes on from a checkpoint.
+        is_over: Whether it has ended the epoch that it began last. The next batch then belongs to another epoch.
+        in_step: Whether it has taken a batch that it has not counted as completed: it is in ``on_train_batch_end``, or before.
+        resumes: Whether it continues from a checkpoint.
         limit: Its ``limit_train_batches``.
     """
 
@@ -36,12 +39,14 @@ class TrainerPlace(NamedTuple):
     limit: int | float | None = None
 
     def state(self) -> TrainerState:
-        """What a state says of it."""
+        """Returns the part of it that a checkpoint holds."""
         return TrainerState(in_epoch=self.in_epoch, ended=self.ended, is_over=self.is_over, in_step=self.in_step)
 
 
 def limited(batches: float, limit: int | float | None) -> float:
-    """Batches that a Trainer takes of an epoch, by its ``limit_train_batches``; infinite ones by an integer alone.
+    """Returns how many batches of an epoch a Trainer takes, given its ``limit_train_batches``.
+
+    Only an integer limits an epoch of infinite length.
 
     >>> limited(7, 0.5), limited(7, 5), limited(math.inf, 5), limited(7, None)
     (3, 5, 5, 7)
@@ -52,7 +57,9 @@ def limited(batches: float, limit: int | float | None) -> float:
 
 
 def unlimited(taken: float, limit: int | float | None) -> int:
-    """Length of the shortest epoch of which a Trainer takes so many batches, or as many as it may.
+    """Returns the length of the shortest epoch of which a Trainer takes ``taken`` batches.
+
+    An integer limit does not depend on the length of the epoch: then the length is ``taken``.
 
     >>> unlimited(3, 0.5), unlimited(3, 0.3), unlimited(3, 5)
     (6, 10, 3)
@@ -68,10 +75,14 @@ class Progress:
     """Where a run stands.
 
     Attributes:
-        epoch: Number of the epoch under way, from 0.
-        epoch_batches: Its length; -1 while it is under way and ends with a pass whose length is not known.
-        in_epoch: Its batches that were delivered.
-        delivered: Batches delivered in the whole run.
+        epoch: Number of the present epoch, from 0.
+        epoch_batches: Length of the present epoch; -1 while that is not known, because it ends when a pass ends.
+        in_epoch: Batches of the present epoch that were delivered.
+        delivered: Batches that were delivered in the whole run.
+        resuming: Whether the next iteration continues the present epoch instead of beginning another one.
+        kept_length: Length of the next epoch, if it is not the one that the factor gives; else None.
+        not_ended: Where the Trainer was when the state was saved, if all batches of the epoch had been delivered and the Trainer
+            had not ended the epoch; else None.
     """
 
     epoch: int = 0
@@ -80,23 +91,22 @@ class Progress:
     delivered: int = 0
 
     def __post_init__(self) -> None:
-        self.resuming = False  # whether the next iteration goes on with the epoch under way
-        self.kept_length: int | None = None  # length of the next epoch where the factor does not decide it
-        # Where the Trainer was that has not ended this epoch, although all its batches were delivered.
+        self.resuming = False
+        self.kept_length: int | None = None
         self.not_ended: TrainerState | None = None
 
     @property
     def over(self) -> bool:
-        """Whether all batches of the epoch under way were delivered."""
+        """Whether all batches of the present epoch were delivered."""
         return 0 <= self.epoch_batches <= self.in_epoch
 
     def begin(self, length: int, *, keeps_length: bool = False, place: TrainerPlace | None = None) -> None:
-        """Begins the next epoch, or goes on with the one that was resumed.
+        """Begins the next epoch, or continues the one that was resumed.
 
         Args:
-            length: Of the next epoch.
-            keeps_length: Whether a kept length goes on being kept.
-            place: Of the Trainer, where it tells: the epoch is then where the Trainer's is, and never ends before that.
+            length: Length of the next epoch; -1 if it is not known.
+            keeps_length: Whether `kept_length` applies to the epoch after this one, too.
+            place: Where the Trainer is, if that is known. The epoch is then as far as the Trainer's, and does not end before it.
         """
         goes_on = self.resuming and (place is None or place.in_epoch > 0)
         if not goes_on:
@@ -109,14 +119,17 @@ class Progress:
             self.kept_length = None
 
     def trainers_length(self, length: int, place: TrainerPlace | None) -> int:
-        """Length of the next epoch as a Trainer has to hear it that resumes and, when it was saved, had not ended the last one.
+        """Returns the length to tell a Trainer that resumes an epoch of which all batches had been delivered (`not_ended`).
 
-        Saved in ``on_train_batch_end``, Lightning counts on from there, unless the next epoch is no longer than that. Saved
-        later, it first ends the epoch.
+        If the checkpoint was saved in ``on_train_batch_end``, Lightning goes on counting from that batch, unless the next epoch
+        is no longer than that. If it was saved later, Lightning ends the old epoch first.
 
         Args:
-            length: Of the next epoch.
-            place: Of the Trainer, if there is one.
+            length: Length of the next epoch.
+            place: Where the Trainer is, if that is known.
+
+        Returns:
+            ``length``, if nothing of this applies.
         """
         if self.not_ended is None or place is None or not place.resumes:
             return length
@@ -127,24 +140,27 @@ class Progress:
         return length if place.ended > self.not_ended.ended else self.epoch_batches
 
     def end(self) -> None:
-        """The pass has ended, and the epoch with it."""
+        """Ends the present epoch, because its pass has ended."""
         self.epoch_batches = self.in_epoch
 
     def snapshot(self) -> Progress:
-        """The same numbers, which stay as they are."""
+        """Returns a copy of the four numbers."""
         return replace(self)
 
     @classmethod
     def from_state(cls, state: EchoState, limit: int | float | None) -> Progress:
-        """Goes on where a state was taken; with ``limit`` (``Trainer(limit_train_batches)``) an epoch ends sooner.
+        """Returns where a run stands that continues from a state.
 
-        Where several loaders make up an epoch, the state says whether it goes on: one of them may be over before it is, or not.
+        Args:
+            state: The state. If several loaders make up an epoch, it says whether the epoch continues, since one of the loaders
+                may have ended before the epoch does.
+            limit: The Trainer's ``limit_train_batches``, by which an epoch ends earlier.
         """
         progress = cls(state.epoch, state.epoch_batches, state.in_epoch, state.delivered)
         end = limited(progress.epoch_batches if progress.epoch_batches >= 0 else math.inf, limit)
         goes_on, trainer = state.epoch_goes_on, state.trainer
         progress.resuming = goes_on if isinstance(goes_on, bool) else progress.in_epoch < end
-        if trainer is not None and trainer.is_over:  # it may have stopped within the epoch
+        if trainer is not None and trainer.is_over:  # the Trainer may have ended the epoch before its last batch
             progress.resuming = False
         elif trainer is not None and not progress.resuming:
             progress.not_ended = trainer
@@ -152,34 +168,37 @@ class Progress:
 
 
 class HasProgress(Protocol):
-    """What has a place in a run, another one when a state is loaded."""
+    """An object that knows where the run stands. Loading a state gives it another `Progress`."""
 
     progress: Progress
 
 
 class Epoch(Iterator[Any]):
-    """The iteration of one epoch. Nothing happens before its first ``next``.
+    """The iterator of one epoch. Nothing happens before the first ``next``.
 
     Args:
-        place: Where the run is.
+        run: Knows where the run stands.
         begin: Begins an epoch.
-        fetch: Returns its next batch.
+        fetch: Returns the next batch.
+
+    Attributes:
+        finished: Whether the consumer has been told that the epoch is over. Lightning counts batches, and never asks for the end.
     """
 
-    def __init__(self, place: HasProgress, begin: Callable[[Epoch], None], fetch: Callable[[], Any]) -> None:
-        self._place, self._begin, self._fetch = place, begin, fetch
+    def __init__(self, run: HasProgress, begin: Callable[[Epoch], None], fetch: Callable[[], Any]) -> None:
+        self._run, self._begin, self._fetch = run, begin, fetch
         self._begun_in: Progress | None = None
-        self.finished = False  # whether who iterates has been told the end: Lightning, which counts, never asks for it
+        self.finished = False
 
     def __next__(self) -> Any:
         if self.finished:
             raise StopIteration
-        progress = self._place.progress
-        if self._begun_in is not progress:  # a state was loaded meanwhile, or nothing has begun yet
+        progress = self._run.progress
+        if self._begun_in is not progress:  # the epoch has not begun, or a state was loaded meanwhile
             _let_go_of_handled_end()
             self._begin(self)
-            progress = self._begun_in = self._place.progress
-        self.finished = True  # as a generator is after an exception
+            progress = self._begun_in = self._run.progress
+        self.finished = True  # like a generator, it is over after an exception
         if progress.over:
             raise StopIteration
         batch = self._fetch()
@@ -188,10 +207,11 @@ class Epoch(Iterator[Any]):
 
 
 def _let_go_of_handled_end() -> None:
-    """Lightning begins a loader anew while it still handles the end of its last iteration, whose traceback holds all iterators.
+    """Removes the traceback of a ``StopIteration`` that the caller is handling, because the traceback holds all iterators.
 
-    A stream that is begun now may keep that exception for as long as it lives: compiled code (Cython's, numpy's for one) that is
-    called in a generator leaves there what is being handled outside.
+    Lightning iterates a loader again while it still handles the end of the last iteration. A stream that begins now may keep
+    that exception alive as long as it lives itself: if a generator calls compiled code (Cython's, as in numpy), the code stores
+    the exception that is being handled outside.
     """
     handled = sys.exc_info()[1]
     if isinstance(handled, StopIteration):
@@ -199,24 +219,26 @@ def _let_go_of_handled_end() -> None:
 
 
 class Iterations:
-    """The iterations that are still referenced, in the order in which they were made: only the last one may go on."""
+    """The iterators of a loader that are still referenced, in the order in which they were made."""
 
     def __init__(self) -> None:
         self._refs: list[weakref.ref[Epoch]] = []
 
     def __reduce__(self) -> tuple[type[Iterations], tuple[()]]:
-        """In another process there are none."""
+        """A copy in another process has none."""
         return Iterations, ()
 
     def add(self, epoch: Epoch) -> None:
-        """Keeps a new one, without keeping it alive."""
+        """Remembers a new iterator, without keeping it alive."""
         self._refs = [ref for ref in self._refs if ref() is not None] + [weakref.ref(epoch)]
 
     def check_alone(self, epoch: Epoch) -> None:
-        """Refuses to begin an epoch while an earlier iteration is not over, be it only made: Lightning makes its own early.
+        """Refuses to begin an epoch while an earlier iterator is not finished.
+
+        An earlier iterator counts even if it has not begun, because Lightning makes its own iterator early.
 
         Raises:
-            RuntimeError: With the ways out.
+            RuntimeError: An earlier iterator is not finished.
         """
         for ref in self._refs:
             other = ref()
@@ -226,6 +248,6 @@ class Iterations:
                 epoch.finished = True
                 raise RuntimeError(
                     "this EchoLoader is being iterated already, and a second iteration would take batches away from the first. "
-                    "To look at data during training iterate the loader inside, EchoLoader.loader; two trainings need an "
-                    "EchoLoader each; if the first iteration was abandoned or is over, drop its iterator"
+                    "To look at data during training, iterate the loader inside, EchoLoader.loader. Two trainings need an "
+                    "EchoLoader each. If the first iteration was abandoned or is over, drop its iterator"
                 )

@@ -1,4 +1,4 @@
-"""The echo factor of a run: what was set, and which batches it counts for."""
+"""The echo factor of a run: what was set, and to which batches it applies."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ __all__ = ["RunFactor"]
 
 
 class RunFactor:
-    """A factor that may change while batches planned with the one before are still to come.
+    """A factor that may change while batches that were planned with an earlier factor are still to come.
 
     Args:
-        factor: To begin with.
+        factor: The factor at the start.
 
     Attributes:
-        value: The factor last set.
-        constructed: The one to begin with.
-        largest: The largest one so far: how far ahead batches may be planned depends on it.
-        since: Number in the run of the first batch that `value` counts for.
-        before: The factor in force until then.
+        value: The factor that was set last.
+        constructed: The factor at the start.
+        largest: The largest factor so far. It decides how far ahead batches may be planned.
+        since: Number of the first batch of the run to which `value` applies.
+        before: The factor that applies until then.
 
     Example:
         >>> factor = RunFactor(2.0)
@@ -32,21 +32,21 @@ class RunFactor:
         self.restart()
 
     def restart(self, value: float | None = None) -> None:
-        """Goes back to the start of the run, or begins with another factor."""
+        """Goes back to the start of the run, with another factor if one is given."""
         self.value = self.largest = self.before = self.constructed if value is None else value
         self.since = 0
 
     def change(self, value: float, since: int, delivered: int) -> None:
-        """Sets a factor, ``delivered`` batches into the run; it counts from batch ``since`` on."""
+        """Sets a factor after ``delivered`` batches of the run. It applies from batch ``since`` on."""
         self.before = self.in_force(delivered)
         self.value, self.since, self.largest = value, since, max(self.largest, value)
 
     def in_force(self, number: int) -> float:
-        """The factor that batch ``number`` was planned with, if it is not older than the last change."""
+        """Returns the factor that batch ``number`` was planned with. Right for all batches from the last change on."""
         return self.value if number >= self.since else self.before
 
     def load(self, state: EchoState) -> None:
-        """Goes on from a state of the loader."""
+        """Continues from a state of the loader."""
         self.value, self.largest = state.factor, state.largest_factor
         if state.plan is not None:
             self.since = max((change.number for change in state.plan.pending), default=0)

@@ -1,9 +1,11 @@
-"""`EchoLoader`: what the user has in hands: its options, the epochs, their length.
+"""`EchoLoader`: the loader that users hold. It owns the options, the epochs and their length.
 
-The batches form one endless stream, laid down by the plan. An epoch is a stretch of it: ``iter()`` begins the next one (unless a
-state was loaded: then it goes on), and where an epoch is cut short, the next one goes on there. Workers and their queues
-therefore live on from epoch to epoch. ``iter()`` by itself does nothing: Lightning calls it more often than it iterates.
-Where passes have no known length, an epoch ends with a pass.
+The plan lays down one endless stream of batches, and an epoch is a stretch of that stream. ``iter()`` begins the next epoch, or
+continues the present one after a state was loaded. If an epoch is cut short, the next one continues at that batch. Workers and
+their queues therefore stay alive from epoch to epoch.
+
+``iter()`` alone changes nothing, because Lightning calls it more often than it iterates. If the length of a pass is not known,
+an epoch ends when a pass ends.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.counts import EchoCounts
+from lightning_echo.loading.delivery import BatchesUsed
 from lightning_echo.loading.echo_run import EchoRun
 from lightning_echo.loading.epochs import Epoch, Iterations, TrainerPlace
 from lightning_echo.loading.schema import LEFT_OUT
@@ -29,36 +32,40 @@ __all__ = ["EchoLoader"]
 class EchoLoader:
     """Echoes a training loader: every fresh example is used ``factor`` times, spread over several batches.
 
-    The batches are exactly what the user's collate function makes. Iterating goes through all epochs of a training: each
-    ``for batch in loader`` is one epoch.
+    The user's collate function makes the batches, as without echoing. Each ``for batch in loader`` is one epoch.
 
     Args:
-        loader: A ``DataLoader``, or (where batches are reused) any iterable of batches. Streams are not dealt out to ranks here.
-        factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader.
-        insertion_point: Where the echo stage stands, see `InsertionPoint`; ``"auto"`` takes the earliest possible one, from
-            ``"before_augmentation"`` on. ``"after_transfer"`` needs a Trainer with an `EchoDataModule` or `EchoCallback`, which
-            put the batches on the device.
-        buffer_size: Most live examples per rank that echoes are drawn from (batches for ``after_batching`` and
-            ``after_transfer``, there in device memory). Default: 16 batches (4 in device memory), of a short pass a quarter,
-            two batches per worker at least; less if memory is short. The larger, the fewer fresh examples learning takes. Where
-            it hardly holds a batch, single examples get up to three uses more or fewer than the factor.
-        epoch_length: ``"fixed"``: an epoch has as many steps as without echoing. ``"full_pass"``: ``round(factor * steps)``,
-            so that it delivers as many fresh examples as one pass over the data holds; over a stream it ends where the stream
-            does, and so does every epoch of a loader without a length.
-        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
-        num_replicas: Number of ranks, as in ``DistributedSampler``; default: ask ``torch.distributed``. 1 (and ``rank=0``)
-            switches sharding off. To be given where ranks share the work on the same data (tensor parallelism).
-        rank: This rank.
+        loader: A ``DataLoader``. For ``after_batching`` and ``after_transfer`` any iterable of batches will do. A stream is not
+            divided among ranks here; it must do so itself.
+        factor: Echo factor, a real number >= 1: uses per fresh example. 1 means no echoing.
+        insertion_point: Where the echo stage stands, see `InsertionPoint`. ``"auto"`` takes the earliest one that this loader
+            allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an `EchoDataModule` or
+            `EchoCallback`, which put the batches on the device.
+        buffer_size: Largest number of live examples per rank. ``after_batching`` and ``after_transfer`` count batches instead of
+            examples. Default: 16 batches, or 4 in device memory; at most a quarter of a pass, at least two batches per worker,
+            and fewer if memory is short. A larger buffer lets the model learn from fewer fresh examples. If the buffer hardly
+            holds a batch, single examples get up to three uses more or fewer than the factor.
+        epoch_length: ``"fixed"``: an epoch has as many steps as without echoing. ``"full_pass"``: an epoch has
+            ``round(factor * steps)`` steps, so that it delivers as many fresh examples as one pass over the data holds. An epoch
+            of a stream then ends when the stream ends. An epoch of a loader without a length always does.
+        seed: Seed of order, draws and augmentation. Default: the seed of ``seed_everything``, or a random one that is drawn once.
+        num_replicas: Number of ranks that the data is divided among, as in ``DistributedSampler``. Default: ask
+            ``torch.distributed``. 1 (with ``rank=0``) gives all data to each rank. Set it if ranks share the work on the same
+            data (tensor parallelism).
+        rank: Number of this rank, from 0.
 
     Attributes:
-        limit_train_batches: As in ``Trainer``, None if unknown. It tells a resumed run whether an epoch was at its end.
-        factor_owner: Name of what must hear of a new factor where that changes the length of epochs; empty: nobody.
-        is_transferred: Whether who iterates can put a `BatchUse` on the device: what ``after_transfer`` yields.
-        epoch_goes_on: Where several make up an epoch: says whether the one under way goes on (None: not known).
+        limit_train_batches: The Trainer's option of this name; None if unknown. A resumed run compares it with its place, to see
+            whether the epoch was at its end.
+        factor_owner: Name of the object on which users must set the factor, because it tells the Trainer the new length of
+            epochs. Empty: users set the factor on this loader.
+        is_transferred: Whether the consumer can put a `BatchUse` on the device. ``after_transfer`` yields such objects.
+        epoch_goes_on: Asked if several loaders make up an epoch. Returns whether the present epoch continues, or None if that is
+            not known.
 
     Raises:
         ValueError: An option has an impossible value, or does not fit the loader.
-        TypeError: An option has an impossible type, or ``loader`` is no loader.
+        TypeError: An option has a wrong type, or ``loader`` is no loader.
 
     Source: Choi et al. 2019, arXiv 1907.05550.
 
@@ -112,27 +119,30 @@ class EchoLoader:
 
     @property
     def insertion_point(self) -> InsertionPoint:
-        """The resolved insertion point, never ``auto``."""
+        """The insertion point that was chosen, never ``auto``."""
         return self._setting.choice.point
 
     @property
     def buffer_size(self) -> int:
-        """Most live examples per rank (batches where they are reused)."""
+        """Largest number of live examples per rank; of live batches, if whole batches are reused."""
         return self._setting.buffer_size
 
     @property
     def seed(self) -> int | None:
-        """The seed in use; None until it is drawn at the first batch."""
+        """The seed in use; None until the first batch, if none was given."""
         return self._run.seed
 
     @property
     def epoch_length(self) -> str:
-        """``"fixed"`` or ``"full_pass"``; the latter where passes have no known length."""
+        """``"fixed"`` or ``"full_pass"``; always the second if the length of a pass is not known."""
         return self._setting.epoch_length
 
     @property
     def name(self) -> str:
-        """Its name among several loaders that a Trainer combines; makes a default seed its own. Empty: it is the only one."""
+        """The name of this loader among several that a Trainer combines; empty if it is the only one.
+
+        Loaders with different names get different seeds by default.
+        """
         return self._run.name
 
     @name.setter
@@ -141,53 +151,56 @@ class EchoLoader:
 
     @property
     def factor(self) -> float:
-        """The echo factor last set. A new one counts from the first batch that cannot be in flight already."""
+        """The echo factor that was set last. It applies from the first batch that is not planned yet."""
         return self._run.factor.value
 
     @factor.setter
     def factor(self, value: float) -> None:
         if self.factor_owner and self.epoch_length == "full_pass" and self.has_length:
             raise AttributeError(
-                "factor cannot be set here: with epoch_length='full_pass' it changes the length of epochs, which the Trainer must"
-                f" hear of. Set that of the {self.factor_owner} instead"
+                "factor cannot be set here: with epoch_length='full_pass' it changes the length of epochs, and the Trainer must "
+                f"be told. Set .factor on the {self.factor_owner} instead"
             )
         self.set_factor(value)
 
     def check_factor(self, value: float) -> float:
-        """Whether a factor could be set, now or later.
+        """Returns the factor as a float, if it can be set on this loader, now or later.
 
         Raises:
-            TypeError: It is no number.
-            ValueError: It is below 1, or the buffer cannot hold what it needs.
+            TypeError: The factor is no number.
+            ValueError: The factor is below 1, or needs a larger buffer.
         """
         value = options.check_factor(value)
-        self._setting.check_factor(value)
+        self._setting.check_buffer(value)
         return value
 
     def set_factor(self, value: float) -> None:
-        """Sets the factor, whoever the `factor_owner` is."""
+        """Sets the factor, also if there is a `factor_owner`."""
         value = self.check_factor(value)
         if value != self.factor:
             self._run.change_factor(value)
 
     @property
     def factor_in_force(self) -> float:
-        """The factor that the next batch to be delivered was planned with."""
-        return self._run.factor.in_force(self.delivered)
+        """The factor that the next batch was planned with."""
+        return self._run.factor.in_force(self.delivered_batches)
 
     @property
     def factor_since(self) -> int:
-        """Number in the run of the first batch that `factor` counts for."""
+        """Number of the first batch of the run to which `factor` applies."""
         return self._run.factor.since
 
     @property
     def settled_at(self) -> int:
-        """Number in the run of the batch by which the buffer is full: before, more of each batch is fresh than ``1 / factor``."""
+        """Number of the batch of the run by which the buffer is full.
+
+        Until then, the share of fresh examples in a batch is larger than ``1 / factor``.
+        """
         return self.factor_since + (0 if self.factor == 1 else self._setting.filling_batches())
 
     @property
-    def delivered(self) -> int:
-        """Batches delivered on this rank so far: the number of the next one."""
+    def delivered_batches(self) -> int:
+        """Batches delivered on this rank so far, which is also the number of the next batch."""
         return self._run.delivery.batches
 
     @property
@@ -197,38 +210,44 @@ class EchoLoader:
 
     @property
     def last_batch_counts(self) -> EchoCounts:
-        """The same for the batch delivered last."""
+        """Examples in the batch that was delivered last."""
         return self._run.delivery.last
 
     @property
     def seconds(self) -> StageSeconds:
-        """What the batches delivered by this object cost its workers; all zero where the loader itself cannot be looked into."""
+        """Seconds that the workers spent on the batches delivered so far; all zero if the loader cannot be measured inside."""
         return replace(self._run.delivery.seconds)
 
     @property
-    def taken(self) -> Callable[[], tuple[int, int] | None] | None:
-        """Says how many batches who iterates has taken into use, in its run and in its epoch, where it asks for one ahead, as
-        Lightning does where there is no length: then counts and state are those of the batch in use. None: it does not."""
-        return self._run.delivery.taken
+    def batches_used(self) -> Callable[[], BatchesUsed | None] | None:
+        """Returns the number of batches used in the run and in the epoch, if the consumer fetches one batch ahead.
 
-    @taken.setter
-    def taken(self, value: Callable[[], tuple[int, int] | None] | None) -> None:
+        Lightning does so if the loader has no length. Counts and state are then those of the batch in use. None (the attribute,
+        or what it returns): the consumer does not fetch ahead.
+        """
+        return self._run.delivery.batches_used
+
+    @batches_used.setter
+    def batches_used(self, value: Callable[[], BatchesUsed | None] | None) -> None:
         if value is None:
             self._run.delivery.settle()
-        self._run.delivery.taken = value
+        self._run.delivery.batches_used = value
 
     @property
-    def place(self) -> Callable[[], TrainerPlace | None] | None:
-        """Says where the Trainer is that iterates this loader alone: an epoch is where the Trainer's is. None: nobody says."""
-        return self._run.delivery.place
+    def trainer_place(self) -> Callable[[], TrainerPlace | None] | None:
+        """Returns where the Trainer is in its epoch, if it iterates this loader alone; None if that is not known.
 
-    @place.setter
-    def place(self, value: Callable[[], TrainerPlace | None] | None) -> None:
-        self._run.delivery.place = value
+        An epoch of this loader is then where the Trainer's epoch is.
+        """
+        return self._run.delivery.trainer_place
+
+    @trainer_place.setter
+    def trainer_place(self, value: Callable[[], TrainerPlace | None] | None) -> None:
+        self._run.delivery.trainer_place = value
 
     @property
     def worker_init_fn(self) -> Any:
-        """Runs in each worker that is started; the user's, or Lightning's where there is none."""
+        """The function that each worker calls when it starts: the user's, or Lightning's if the user has none."""
         return self._run.worker_init_fn
 
     @worker_init_fn.setter
@@ -242,7 +261,7 @@ class EchoLoader:
 
     @property
     def batch_sampler(self) -> EpochListener:
-        """Not what makes the batches, but what Lightning tells the epoch: see succession.py."""
+        """An object to which Lightning tells the number of the epoch (see succession.py). It does not make batches."""
         return EpochListener(getattr(self.loader, "batch_size", None) or 1, self._hear_epoch)
 
     def _hear_epoch(self, epoch: int) -> None:
@@ -250,22 +269,22 @@ class EchoLoader:
 
     @property
     def is_running(self) -> bool:
-        """Whether workers and thread are there; else the next batch starts them (without workers: begins to read)."""
+        """Whether workers and thread run. If not, the next batch starts them; without workers, it begins to read."""
         return self._run.is_running
 
     @property
     def has_length(self) -> bool:
-        """Whether epochs have a known length; else they end where passes do."""
+        """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
         return self._setting.has_length
 
     def __len__(self) -> int:
-        """Batches in the next epoch on this rank.
+        """Returns the number of batches in the next epoch on this rank.
 
         Raises:
-            TypeError: It is not known, see `has_length`.
+            TypeError: The length is not known, see `has_length`.
         """
         if not self.has_length:
-            raise TypeError("this EchoLoader has no length: an epoch ends where a pass of its loader ends")
+            raise TypeError("this EchoLoader has no length: an epoch ends when a pass of its loader ends")
         self._told_length = self._run.length()
         return self._told_length
 
@@ -274,28 +293,28 @@ class EchoLoader:
 
     @property
     def pass_batches(self) -> int:
-        """Batches that one pass over the data has on this rank: the length of the plain loader; 0 if it has none."""
+        """Batches in one pass over the data on this rank: the length of the plain loader, or 0 if it has none."""
         return self._setting.layout().batches_per_pass
 
     @property
     def is_at_start(self) -> bool:
-        """Whether nothing was delivered yet, and no state was loaded."""
+        """Whether no batch was delivered yet and no state was loaded."""
         return self._run.is_at_start
 
     def passes_in(self, batches: int) -> float | None:
-        """Passes over the data in the first batches of a run at the present factor, as they would be planned.
+        """Returns the number of passes over the data that the first batches of a run take, at the present factor.
 
         Args:
-            batches: How many.
+            batches: Number of batches.
 
         Returns:
-            None over a stream, which nobody plans beforehand.
+            The passes, or None for a stream, whose batches cannot be planned beforehand.
         """
         return self._setting.passes_in(batches, self.factor)
 
     @property
     def passes(self) -> float:
-        """Passes over the data so far, from the fresh examples delivered; those that are over where none has a known length."""
+        """Passes over the data so far, by the fresh examples delivered; complete passes only, if their length is not known."""
         return self._run.passes
 
     # ------------------------------------------------------------------ iterating
@@ -310,64 +329,74 @@ class EchoLoader:
         if not self.is_transferred and self.insertion_point.on_device:
             option = self.insertion_point.option
             raise RuntimeError(
-                f"{option} reuses batches on the device, but nobody here puts them there: train with "
-                f"EchoDataModule(datamodule, factor, {option}) or EchoCallback(factor=factor, {option}), on a single "
-                f"loader; or use '{earliest(Needs.batches)}'"
+                f"{option} reuses batches on the device, and this loop does not put them there. Train a single loader "
+                f"with EchoDataModule(datamodule, factor, {option}) or EchoCallback(factor=factor, {option}), or use "
+                f"'{earliest(Needs.batches)}'"
             )
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
         self._run.begin_epoch(keeps_length=keeps_length, is_alone=not self.factor_owner)
 
     def close(self) -> None:
-        """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""
+        """Ends workers and thread. A later epoch starts new ones and continues where this one stopped."""
         self._run.close()
 
     def follow(self, before: EchoLoader) -> None:
-        """Takes the place of another loader in a run: goes on with its seed, factor and counts.
+        """Takes the place of another loader in a run, and continues with its seed, factor and counts.
 
-        Where both cut the data alike it goes on at the same batch, else with the next pass. A stream, or a loader without a
-        length, goes on within a pass by its own state; without one its next pass begins, with a warning.
+        If both loaders cut the data alike, the run continues at the same batch, otherwise with the next pass. A stream, and a
+        loader without a length, need their own ``state_dict`` to continue within a pass. Without it, the next pass begins, and a
+        warning says so.
+
+        Args:
+            before: The loader that delivered batches until now.
         """
         self._run.follow(before._run)
 
     @property
     def keeps_length(self) -> bool:
-        """Whether the length of the next epoch is another one than the factor would make it."""
+        """Whether the next epoch has another length than the factor gives."""
         return self.has_length and len(self) != self._setting.epoch_batches(self.factor)
 
     def keep_length(self) -> None:
-        """Leaves the length of the next epoch as it is, whatever the factor does: who trains believes in it already."""
+        """Keeps the length of the next epoch, whatever the factor becomes, because the Trainer has asked for it already."""
         self._run.delivery.progress.kept_length = len(self)
 
     def release_length(self) -> None:
-        """Who trains asks anew: ends `keep_length`, unless a resumed epoch is still to be ended."""
+        """Ends `keep_length`, because the Trainer asks again. The length of a resumed epoch stays until that epoch ends."""
         if not self._run.delivery.progress.resuming:
             self._run.delivery.progress.kept_length = None
 
     def restart(self) -> None:
-        """Goes back to the very start of the run."""
+        """Goes back to the start of the run."""
         self._iterations = Iterations()
         self._run.restart()
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """The state at the batch delivered last: plain types, the same on all ranks, positions but never examples."""
+        """Returns the state at the batch that was delivered last.
+
+        It holds plain types, and positions but never examples. It is the same on all ranks.
+        """
         goes_on = LEFT_OUT if self.epoch_goes_on is None else self.epoch_goes_on()
-        place = None if self.place is None else self.place()
+        place = None if self.trainer_place is None else self.trainer_place()
         return self._run.state_dict(goes_on, place)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a state was taken, also on a loader that is running.
+        """Continues where a state was taken. The loader may be running.
+
+        Args:
+            state: What `state_dict` returned.
 
         Raises:
-            EchoStateError: The state is none of an `EchoLoader`, of a later version, of another data set, or of the middle of a
-                pass where the loader cannot go on.
+            EchoStateError: The state is not one of an `EchoLoader`, is damaged, or is of a later version or of another data set;
+                or it was taken within a pass and this loader cannot continue there.
         """
         told = self._told_length
         self._run.load_state_dict(state, self.limit_train_batches)
         if self.has_length and not self.factor_owner and told not in (None, len(self)):
             self._run.warn(
-                f"len() of this EchoLoader was {told} until its state was loaded, and is {len(self)} now: Lightning has asked "
+                f"len() of this EchoLoader was {told} before its state was loaded, and is {len(self)} now. Lightning has asked "
                 f"already, and takes {told} batches in this epoch. Make the EchoLoader with factor={self.factor:g}, or use "
                 "EchoDataModule"
             )

@@ -1,4 +1,4 @@
-"""The options of a loader: checked once, with messages that name the argument, the value and the way out."""
+"""The options of a loader are checked here. Each message names the argument, what was expected, what came and the way out."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ EPOCH_LENGTHS = ("fixed", "full_pass")
 
 
 def check_factor(factor: Any) -> float:
-    """The echo factor as a float.
+    """Returns the echo factor as a float.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is below 1, or beyond all sense.
+        TypeError: The factor is no number.
+        ValueError: The factor is below 1, not finite, or above the limit.
     """
     if isinstance(factor, bool) or not isinstance(factor, Real):
         raise TypeError(f"factor must be a real number >= 1 (1: no echoing), got {factor!r}")
@@ -40,10 +40,10 @@ def check_factor(factor: Any) -> float:
 
 
 def check_point(point: Any) -> InsertionPoint:
-    """The insertion point as an enum member.
+    """Returns the insertion point as an enum member.
 
     Raises:
-        ValueError: It is none of the known ones.
+        ValueError: There is no such insertion point.
     """
     try:
         return InsertionPoint(point)
@@ -53,11 +53,11 @@ def check_point(point: Any) -> InsertionPoint:
 
 
 def check_buffer_size(buffer_size: Any) -> int | None:
-    """The buffer size, None for the default.
+    """Returns the buffer size; None for the default.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is below 1.
+        TypeError: The size is no integer.
+        ValueError: The size is below 1.
     """
     if buffer_size is None:
         return None
@@ -69,10 +69,10 @@ def check_buffer_size(buffer_size: Any) -> int | None:
 
 
 def check_epoch_length(epoch_length: Any) -> str:
-    """The name of the epoch length.
+    """Returns ``epoch_length`` itself.
 
     Raises:
-        ValueError: It is none of the known ones.
+        ValueError: There is no such way to end epochs.
     """
     if epoch_length not in EPOCH_LENGTHS:
         raise ValueError(f"epoch_length must be 'fixed' or 'full_pass', got {epoch_length!r}")
@@ -80,18 +80,18 @@ def check_epoch_length(epoch_length: Any) -> str:
 
 
 def check_ranks(num_replicas: Any, rank: Any) -> tuple[int, int] | None:
-    """Number of ranks and this rank; None: ask ``torch.distributed``.
+    """Returns the number of ranks and the number of this rank; None: ask ``torch.distributed``.
 
     Raises:
-        TypeError: One of them is no integer.
-        ValueError: Only one of them is given, or they do not fit.
+        TypeError: One of the two is no integer.
+        ValueError: Only one of the two is given, or there is no such rank.
     """
     if num_replicas is None and rank is None:
         return None
     if num_replicas is None or rank is None:
         raise ValueError(
-            f"num_replicas and rank go together, got num_replicas={num_replicas!r} and rank={rank!r}; leave both out to "
-            "ask torch.distributed, or give 1 and 0 to switch sharding off"
+            f"num_replicas and rank must be given together, got num_replicas={num_replicas!r} and rank={rank!r}; leave both out "
+            "to ask torch.distributed, or give 1 and 0 to switch sharding off"
         )
     for name, value in (("num_replicas", num_replicas), ("rank", rank)):
         if isinstance(value, bool) or not isinstance(value, Integral):
@@ -102,13 +102,13 @@ def check_ranks(num_replicas: Any, rank: Any) -> tuple[int, int] | None:
 
 
 def check_seed(seed: Any) -> int | None:
-    """The seed, None for the default.
+    """Returns the seed; None for the default.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: The seed is no integer.
     """
     if seed is None:
         return None
     if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise TypeError(f"seed must be an integer or None (that of seed_everything, else drawn), got {seed!r}")
+        raise TypeError(f"seed must be an integer, or None (the seed of seed_everything, else a random one), got {seed!r}")
     return int(seed)

@@ -1,4 +1,4 @@
-"""What the ranks of a distributed job must agree on before the first batch: who they are, and the seed."""
+"""What the ranks of a distributed job must agree on before the first batch: their number, and the seed."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ _DATA_PARALLEL = "data_parallel"  # the dimension of Lightning's ModelParallelSt
 
 
 def world() -> tuple[int, int]:
-    """Number of ranks and this rank, as ``torch.distributed`` has them; (1, 0) without it."""
+    """Returns the number of ranks and the number of this rank in ``torch.distributed``; (1, 0) without it."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
     return 1, 0
 
 
 def data_parallel() -> tuple[int, int]:
-    """Number of ranks, or groups of ranks, that need data of their own, and which one this is.
+    """Returns how many ranks (or groups of ranks) need data of their own, and the number of this one.
 
-    They are those of `world`, unless a device mesh with a dimension ``"data_parallel"`` covers the job: along its other
-    dimensions ranks share the work on the same data. Such a mesh belongs to a strategy, and torch has no list of them; so it is
-    looked for among all objects, where the job has more groups of processes than one. That takes 0.2 s: ask once in a run. Where
-    earlier trainings of this process have left others, the one counts that makes the fewest groups, which is the cautious answer.
+    These are the ranks of `world`, unless a device mesh with a dimension ``"data_parallel"`` covers the job. Along the other
+    dimensions of such a mesh, ranks share the work on the same data.
+
+    The mesh belongs to a strategy, and torch keeps no list of meshes. If the job has more than one group of processes, this
+    function therefore looks among all objects, which takes 0.2 s: call it once in a run. If earlier trainings of this process
+    have left other meshes, the one with the fewest groups counts, as the cautious answer.
     """
     size, rank = world()
     meshes: Any = sys.modules.get("torch.distributed.device_mesh")
@@ -41,14 +43,14 @@ def data_parallel() -> tuple[int, int]:
 
 
 def _covers(mesh: Any, size: int) -> bool:
-    """Whether a mesh is one of the whole job that says what is data parallel."""
+    """Whether a mesh spans the whole job and has a data-parallel dimension."""
     return _DATA_PARALLEL in (mesh.mesh_dim_names or ()) and mesh.size() == size
 
 
 def default_seed(loader: Any) -> int:
-    """``seed_everything``'s seed, else that of the loader's generator, else a drawn one; equal on all ranks.
+    """Returns the seed of ``seed_everything``, else that of the loader's generator, else a random one. It is equal on all ranks.
 
-    All ranks must call it together.
+    All ranks must call this function together.
     """
     if seed := os.environ.get("PL_GLOBAL_SEED"):
         return int(seed)

@@ -1,8 +1,10 @@
-"""Where a run goes on from a loaded state: at its place, at the same place of a pass cut otherwise, or with the next pass.
+"""Where a run continues from a loaded state: pure functions from one state to another.
 
-A stream, and a loader without a length, cannot be asked for a place: unless it saves its own state, all that is left is to begin
-its next pass. In the middle of a pass that would repeat data, silently; it is an error. Between two passes it is right, only that
-what was live then cannot be read again.
+A run continues at the place of the state, or at the same place of a pass that is cut differently, or with the next pass.
+
+A stream, and a loader without a length, cannot be asked for a place. Without a state of their own, they can only begin their
+next pass. In the middle of a pass that would repeat data silently, so it is an error. Between two passes it is right, but what
+was live then cannot be read again.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ __all__ = ["adapt_state", "begin_next_pass", "follow_state", "has_own_states", "
 
 
 def adapt_state(state: EchoState, setting: Setting) -> EchoState:
-    """The state to go on from: as it is, or at the beginning of its next pass.
+    """Returns the state from which a run continues: ``state`` itself, or one at the start of the next pass.
 
     Args:
-        state: Of an `EchoLoader`.
-        setting: Of the one that loads it.
+        state: The loaded state.
+        setting: Of the loader that loads it.
 
     Raises:
-        EchoStateError: It was taken within a pass, and the loader cannot go on there.
+        EchoStateError: The state was taken within a pass, and the loader cannot continue there.
     """
     changed = state.conditions.differences(setting.conditions()) if setting.by_streams or state.stream is not None else ""
     if setting.resumes and not changed:
@@ -36,10 +38,11 @@ def adapt_state(state: EchoState, setting: Setting) -> EchoState:
 
 
 def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | None, bool]:
-    """The state from which a run goes on in the same process where nothing can be read again.
+    """Returns the state from which a run continues in the same process, after its workers were ended.
 
     Returns:
-        The state, None if it stays as it is; and whether the pass under way had to be left.
+        The state at the start of the next pass, or None if the loader can continue at its place; and whether the present pass had
+        to be cut short.
     """
     if setting.resumes or (state.plan is None and state.stream is None):
         return None, False
@@ -47,19 +50,20 @@ def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | Non
 
 
 def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[EchoState | None, bool]:
-    """The state with which a loader goes on where another one has stopped, in the same process.
+    """Returns the state with which a loader continues where another one has stopped, in the same process.
 
-    Of one that was made anew between two passes, the next pass is read: what it reads may be something else.
+    If a loader of unknown length, or of a stream, was made anew between two passes, its next pass is read: it may read other
+    data.
 
     Args:
-        state: Of the loader before.
-        before: What that stood on.
-        setting: Of the one that takes its place.
+        state: State of the loader before.
+        before: Setting of the loader before.
+        setting: Setting of the loader that takes its place.
 
-    Returns:
-        The state, None if places mean something else in the two; and whether the pass under way had to be left.
+    Returns: The state, or None if a position means something else in the two loaders; and whether the present pass had to be
+        cut short.
     """
-    own_passes = setting.by_streams or setting.source.length is None  # no index tells what comes next
+    own_passes = setting.by_streams or setting.source.length is None  # only the loader itself knows what comes next
     if own_passes != (before.by_streams or before.source.length is None) or setting.by_batches is not before.by_batches:
         return None, False
     now = setting.conditions()
@@ -72,15 +76,15 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
 
 
 def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
-    """Stream position and batch number at which a changed run leaves nothing of the pass out.
+    """Returns the position and batch number at which a run with another layout leaves nothing of the pass out.
 
-    What all ranks together had taken from the pass, rounded down to whole batches of this run, is skipped. A pass of unknown
-    length is not dealt out, and its batches lie where they lay.
+    It skips what all ranks together had taken from the pass, rounded down to whole batches of this run. A pass of unknown length
+    is not divided among ranks, so its batches have not moved.
 
     Args:
-        state: Of the run that was saved, with a plan.
-        now: The layout of this one.
-        by_batches: Whether this one counts positions in batches.
+        state: State of the run that was saved, with a plan.
+        now: Layout of this run.
+        by_batches: Whether positions of this run count batches.
     """
     plan, before = state.plan, state.layout
     assert plan is not None
@@ -90,14 +94,14 @@ def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
         number, batches = divmod(plan.position, before.batches_per_pass)
         taken = batches * before.batch_size
     else:
-        number, taken = divmod(plan.position, before.kept)
+        number, taken = divmod(plan.position, before.pass_length)
     batches = min(taken * before.replicas // now.replicas // now.batch_size, now.batches_per_pass - 1)
     batch_number = number * now.batches_per_pass + batches
-    return Start(batch_number if by_batches else number * now.kept + batches * now.batch_size, batch_number)
+    return Start(batch_number if by_batches else number * now.pass_length + batches * now.batch_size, batch_number)
 
 
 def has_own_states(state: EchoState) -> bool:
-    """Whether a state holds one of the user's loader or stream, which we know nothing of."""
+    """Returns whether a state contains a state of the user's loader or stream."""
     workers = () if state.stream is None else state.stream.workers
     return any(saved is not None for saved in workers) or (state.order is not None and state.order.loader is not None)
 
@@ -108,23 +112,23 @@ def _is_between_passes(state: EchoState) -> bool:
         return not stream.begun or len(stream.ended) == len(stream.workers)
     if plan is None:
         return True
-    if (last := _last_pass(state)) is not None:  # that of the next batch
+    if (last := _last_pass(state)) is not None:  # the pass of the next batch
         return last.first == plan.position
     return plan.position % state.layout.batches_per_pass == 0
 
 
 def _last_pass(state: EchoState) -> PassStart | None:
-    """The pass under way, where passes have no known length."""
+    """Returns the present pass, if the length of passes is not known; else None."""
     return state.order.passes[-1] if state.order is not None and state.order.passes else None
 
 
 def _next_pass(state: EchoState, setting: Setting) -> EchoState:
-    """The same at the beginning of a pass, in which nothing is live."""
+    """Returns the state at the start of the next pass, with nothing live."""
     stream, plan = state.stream, state.plan
     if stream is not None:
         workers = max(setting.source.num_workers, 1)
         number = stream.pass_ + stream.begun
-        request = workers * number  # whatever: a multiple, not 0 in a later pass
+        request = workers * number  # any multiple of the number of workers will do, but 0 only in the first pass
         begun = replace(
             stream,
             request=request,
@@ -149,14 +153,14 @@ def _refusal(state: EchoState, setting: Setting, changed: str) -> str:
     loader = setting.source.loader
     if changed:
         return (
-            f"the state was saved within a pass of a stream, with {changed}: its workers share a stream out, so "
-            "that the run can only go on with the same ones. Resume with the same options, or from a state saved between passes"
+            f"the state was saved within a pass of a stream, with {changed}: the workers divide a stream among themselves, so "
+            "the run can only continue with the same ones. Resume with the same options, or from a state saved between passes"
         )
     what = type(loader.dataset if setting.by_streams else loader).__name__
     way_out = "resume from a state that was saved at the end of an epoch"
     if state.epoch_batches >= 0:  # of known length
-        way_out = "let epochs end where the stream does, by epoch_length='full_pass', and resume from a state saved there"
+        way_out = "let epochs end when the stream ends, by epoch_length='full_pass', and resume from a state saved there"
     return (
-        f"the state was saved within a pass, and {what} cannot go on there: without state_dict() and load_state_dict(state) its "
-        f"data would be repeated. Give it both, or {way_out}"
+        f"the state was saved within a pass, and {what} cannot continue there: without state_dict() and load_state_dict(state), "
+        f"data would be repeated. Give it both methods, or {way_out}"
     )

@@ -1,20 +1,20 @@
-"""Reading a state: the type of a field says what its value must be, and the error names the field that is wrong.
+"""Reading a state: the type of a field tells what its value must be, and the error names the field that is wrong.
 
-A state comes from a file. What is wrong in it would otherwise show long after it was loaded, as an error about something else, or
-as training on other data. The classes of ``state.py`` are the only list of the fields. Each type of a field stands for a form in
+A state comes from a file. Without these checks, a wrong value would show long after loading: as an error about something else, or
+as training on other data. The classes of ``state.py`` are the only list of the fields. The type of a field stands for a form in
 the file:
 
 =====================  ========================================================================================
 type                   in the file
 =====================  ========================================================================================
-dataclass              a dictionary with these keys, neither more nor fewer; a field with a default may be missing
+dataclass              a dictionary with exactly these keys; a field with a default may be missing
 named tuple            a list with one entry for each field
 ``tuple[X, ...]``      a list of any length
 ``int``                an integer >= 0: a count, a position, a number
 ``float``              an echo factor
 ``bool``, an enum      True or False; the value of a member
-``Any``                the user's own, left alone
-``Annotated[X, mark]``  `Least`: another least integer; `ROW`: a dataclass that is written as a list
+``Any``                an object of the user's, which is not looked into
+``Annotated[X, mark]``  `Least`: an integer with another smallest value; `ROW`: a dataclass that is written as a list
 =====================  ========================================================================================
 """
 
@@ -40,17 +40,17 @@ _WAY_OUT = "Resume from another checkpoint, or start anew without the loader's s
 
 
 class EchoStateError(ValueError):
-    """A state that cannot be gone on with."""
+    """A state from which a run cannot continue."""
 
 
 class Least(NamedTuple):
-    """Marks an integer whose least value is not 0; None: it has none."""
+    """Marks an integer whose smallest value is not 0. None: any integer is right."""
 
     value: int | None
 
 
 class LeftOut(Enum):
-    """The default of a field that may be missing in the file, and where None says something else."""
+    """The default of a field that may be missing in the file, if None means something else."""
 
     LEFT_OUT = "left out"
 
@@ -60,12 +60,12 @@ LEFT_OUT = LeftOut.LEFT_OUT
 
 
 def read(cls: type[T], value: Any, path: Path = ()) -> T:
-    """What a file says of a class of ``state.py``.
+    """Returns an object of a class of ``state.py``, from the plain types of a file.
 
     Args:
         cls: The class.
-        value: As it was read.
-        path: Where it stands in the state.
+        value: What the file holds.
+        path: The place of ``value`` in the state, for messages.
 
     Raises:
         EchoStateError: A field is missing, superfluous or wrong; the message names it.
@@ -75,30 +75,30 @@ def read(cls: type[T], value: Any, path: Path = ()) -> T:
 
 
 def plain(value: Any) -> Any:
-    """An object of a class of ``state.py`` in plain types, as `read` takes it."""
+    """Returns an object of a class of ``state.py`` in plain types, from which `read` makes it again."""
     return _form(type(value)).write(value)
 
 
 def require(holds: bool, path: Path | str, expected: str, value: Any) -> None:
-    """Refuses a state in which something does not hold.
+    """Refuses a state if a condition does not hold.
 
     Raises:
-        EchoStateError: With the field, what was expected and what came.
+        EchoStateError: The message names the field, what was expected and what came.
     """
     if not holds:
-        field = path if isinstance(path, str) else _said(path)
+        field = path if isinstance(path, str) else _text_of(path)
         raise EchoStateError(f"the state is damaged: {field} must be {expected}, got {value!r:.80}. {_WAY_OUT}")
 
 
-def _said(path: Path) -> str:
-    """A path for people: ``plan.buffers[0].live[3] (left)``."""
-    said = ""
+def _text_of(path: Path) -> str:
+    """Returns a path for people: ``plan.buffers[0].live[3] (left)``."""
+    text = ""
     for part in path:
         if isinstance(part, tuple):
-            said += f" ({part[0]})"
+            text += f" ({part[0]})"
         else:
-            said += f"[{part}]" if isinstance(part, int) else f".{part}" if said else part
-    return said or "it"
+            text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text or "it"
 
 
 # --- the form of a type in the file -----------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def _truth(value: Any, path: Path) -> Any:
 
 
 def _member(cls: type[Enum]) -> _Form:
-    known = [member.value for member in cls if member.value != InsertionPoint.auto.value]  # asked for, but never what came of it
+    known = [member.value for member in cls if member.value != InsertionPoint.auto.value]  # never in a state
 
     def read(value: Any, path: Path) -> Any:
         require(isinstance(value, str) and value in known, path, f"one of {', '.join(known)}", value)
@@ -195,7 +195,7 @@ def _row(cls: type[Any]) -> _Form:
 
 def _record(cls: type[Any]) -> _Form:
     hints = get_type_hints(cls, include_extras=True)
-    names = {field.name.rstrip("_"): field.name for field in fields(cls)}  # "pass" is a key, and cannot be a name
+    names = {field.name.rstrip("_"): field.name for field in fields(cls)}  # the key "pass" cannot be a name in Python
     forms = {key: _form(hints[name]) for key, name in names.items()}
     required = [field.name.rstrip("_") for field in fields(cls) if field.default is MISSING]
     may_lack = {field.name.rstrip("_"): field.default for field in fields(cls) if field.default in (None, LEFT_OUT)}
@@ -203,11 +203,11 @@ def _record(cls: type[Any]) -> _Form:
     def read(value: Any, path: Path) -> Any:
         require(isinstance(value, Mapping), path, "a dictionary", value)
         if missing := [key for key in required if key not in value]:
-            raise EchoStateError(f"the state is damaged: {_said(path)} lacks {', '.join(missing)}. {_WAY_OUT}")
+            raise EchoStateError(f"the state is damaged: {_text_of(path)} lacks {', '.join(missing)}. {_WAY_OUT}")
         if unknown := [str(key) for key in value if key not in forms]:
             raise EchoStateError(
-                f"the state is damaged, or of a later lightning_echo: {_said(path)} has {', '.join(unknown)[:80]}, which is not "
-                f"known here. {_WAY_OUT}, or upgrade lightning_echo"
+                f"the state is damaged, or of a later lightning_echo: {_text_of(path)} has {', '.join(unknown)[:80]}, which is "
+                f"not known here. {_WAY_OUT}, or upgrade lightning_echo"
             )
         return cls(**{names[key]: form.read(value[key], (*path, key)) for key, form in forms.items() if key in value})
 

@@ -1,6 +1,6 @@
-"""`Setting`: what an `EchoLoader` stands on and never changes: its source, the insertion point, the buffer size, the ranks.
+"""`Setting`: what never changes in an `EchoLoader`: the user's loader, the insertion point, the buffer size, the ranks.
 
-How many ranks there are is asked for anew each time, since a loader is made before a job has started its other processes.
+The number of ranks is asked for each time that it is needed, because a loader is made before a job starts its other processes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ __all__ = ["Setting"]
 
 
 class Setting:
-    """The user's loader, and where and how it is echoed. All that depends on nothing else is worked out here.
+    """The user's loader, where and how it is echoed, and what follows from these alone.
 
     Args:
-        loader: The user's.
-        point: The insertion point asked for.
-        buffer_size: Most live items; None: chosen.
-        factor: The echo factor to begin with.
-        ranks: Number of ranks and this one; None: ask ``torch.distributed``.
-        epoch_length: ``"fixed"`` or ``"full_pass"``; where passes have no known length it is the latter.
+        loader: The user's loader.
+        point: The insertion point that the user asked for.
+        buffer_size: Largest number of live items; None: chosen here.
+        factor: Echo factor at the start.
+        ranks: Number of ranks and number of this rank; None: ask ``torch.distributed``.
+        epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes the second if the length of a pass is not known.
 
     Attributes:
-        source: The loader, looked into.
-        choice: The insertion point, resolved.
-        buffer_size: Most live items.
+        source: The user's loader, taken apart.
+        choice: The insertion point that was chosen, never ``auto``.
+        buffer_size: Largest number of live items.
         epoch_length: How epochs end.
-        warning: What the user should hear of it; empty: nothing.
+        warning: A message for the user; empty if there is none.
 
     Raises:
-        ValueError: Something of it is impossible with this loader.
+        ValueError: An option is impossible with this loader.
         TypeError: ``loader`` is no loader.
     """
 
@@ -63,24 +63,25 @@ class Setting:
             self.buffer_size, self.warning = self._sizing.default(factor)
             return
         self.buffer_size, self.warning = buffer_size, ""
-        self.check_factor(factor)
+        self.check_buffer(factor)
         self._sizing.check_fits(buffer_size)
 
     @property
     def by_batches(self) -> bool:
-        """Whether batches are the items that are echoed."""
+        """Whether whole batches are the items that are echoed."""
         return self.choice.point.by_batches
 
     @property
     def by_streams(self) -> bool:
-        """Whether the workers plan for themselves what they make of a stream."""
+        """Whether the examples of a stream are echoed. Each worker then has a plan of its own."""
         return self.source.streams and not self.by_batches
 
     @property
     def resumes(self) -> bool:
-        """Whether a run can be gone on with in the middle of a pass.
+        """Whether a run can continue in the middle of a pass.
 
-        By index, by the loader's or the stream's own state, or by reading a pass of known length again.
+        It can if the data is read by index, if the loader or stream has a state of its own, or if a pass of known length can be
+        read again.
         """
         source = self.source
         if self.by_streams:
@@ -89,19 +90,19 @@ class Setting:
 
     @property
     def has_length(self) -> bool:
-        """Whether epochs have a known length; else they end where passes do."""
+        """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
         return self.source.length is not None and not (self.by_streams and self.epoch_length == "full_pass")
 
-    def check_factor(self, factor: float) -> None:
+    def check_buffer(self, factor: float) -> None:
         """Refuses a factor that needs a larger buffer.
 
         Raises:
-            ValueError: With the least size.
+            ValueError: The buffer is too small; the message names the smallest size.
         """
         self._sizing.check(self.buffer_size, factor)
 
     def describe(self, factor: float) -> str:
-        """All of it in a line, for people."""
+        """Returns one line about the loader, for people."""
         choice, what = self.choice, "batches" if self.by_batches else "examples"
         memory = f", {choice.item_bytes * self.buffer_size / 2**20:.3g} MiB" if choice.item_bytes else ""
         if memory and choice.point.on_device:
@@ -112,18 +113,19 @@ class Setting:
         )
 
     def remark(self) -> str:
-        """What else is worth saying once."""
+        """Returns what else the user should know, to be appended to `describe` once."""
         remarks = []
         if not self.resumes:
             remarks.append(
-                "a checkpoint from within a pass cannot be resumed: that needs state_dict() and load_state_dict(state) of the "
-                f"{'data set' if self.by_streams else 'loader'}, or torchdata's StatefulDataLoader"
+                "a checkpoint from within a pass cannot be resumed, unless the "
+                f"{'data set' if self.by_streams else 'loader'} has state_dict() and load_state_dict(state), or the loader is "
+                "torchdata's StatefulDataLoader"
             )
         if self.choice.caution:
             remarks.append(self.choice.caution)
         if not self.has_length:
             remarks.append(
-                "an epoch ends where the loader's pass ends" if self.by_batches else "an epoch ends where the stream ends"
+                "an epoch ends when the loader's pass ends" if self.by_batches else "an epoch ends when the stream ends"
             )
         if self.by_batches and not self.source.rebuilds:
             remarks.append("examples are counted by the leading dimension of a batch's first tensor")
@@ -133,46 +135,49 @@ class Setting:
     # ------------------------------------------------------------------ ranks, and what a pass is on this one
 
     def rank_of_process(self) -> int:
-        """Tells processes apart also where they all have the same shard."""
+        """Returns the number of this process, also if all processes get the same data."""
         return world()[1] if world()[0] > 1 or self._ranks is None else self._ranks[1]
 
     def _noise_rank(self) -> int:
-        """Tells apart whose random numbers are to differ: ranks that share the work on the same data draw the same.
+        """Returns a number that is equal for ranks that must draw the same random numbers.
+
+        Those are ranks that share the work on the same data.
 
         Raises:
-            RuntimeError: The data would be dealt out to them.
+            RuntimeError: This loader would divide the data among such ranks.
         """
         replicas, rank = data_parallel()
         if (replicas, rank) == world():
             return self.rank_of_process()
         if self._ranks is None and self._deals_out:
             raise RuntimeError(
-                f"this EchoLoader would deal its data out to {world()[0]} ranks, but the job's device mesh has {replicas} in its "
-                "data-parallel dimension: the others share the work on the same data (tensor parallelism). Use EchoDataModule or "
-                f"EchoCallback, which ask the Trainer, or EchoLoader(..., num_replicas={replicas}, rank={rank}) on this rank"
+                f"this EchoLoader would divide its data among {world()[0]} ranks, but the data-parallel dimension of the job's "
+                f"device mesh has {replicas}: the other ranks share the work on the same data (tensor parallelism). Use "
+                "EchoDataModule or EchoCallback, which ask the Trainer, or "
+                f"EchoLoader(..., num_replicas={replicas}, rank={rank}) on this rank"
             )
         return rank
 
     @property
     def _deals_out(self) -> bool:
-        """Whether ranks get shares of the data here, and not from the loader itself."""
+        """Whether this loader divides the data among the ranks. Otherwise the user's loader does so, or nobody."""
         return self.source.rebuilds and not self.source.shards_itself
 
     def layout(self) -> Layout:
-        """How a pass is cut into batches and dealt out to the ranks."""
+        """Returns how a pass is cut into batches and divided among the ranks."""
         return layout_of(self.source, self._shards()[0])
 
     def _shards(self) -> tuple[int, int]:
-        """Number of shards and the one of this rank."""
+        """Returns the number of shares of the data, and which one this rank gets."""
         return (self._ranks or world()) if self._deals_out else (1, 0)
 
     def epoch_batches(self, factor: float) -> int:
-        """Batches in an epoch on this rank, where it `has_length`."""
+        """Returns the number of batches in an epoch on this rank; only if it `has_length`."""
         batches = self.layout().batches_per_pass
         return batches if self.epoch_length == "fixed" else round(factor * batches)
 
     def passes_in(self, batches: int, factor: float) -> float | None:
-        """Passes in the first batches of a run, by a plan like the one that it will have; None over a stream."""
+        """Returns the number of passes in the first batches of a run, by planning them; None for a stream."""
         if self.by_streams or not self.items_per_pass():
             return None
         plan = EchoPlan(shape_of(self.source, self.layout(), self.buffer_size, 0, self.by_batches), factor)
@@ -181,36 +186,36 @@ class Setting:
         return plan.position / self.items_per_pass()
 
     def items_per_pass(self) -> int:
-        """Of this rank."""
+        """Returns the number of items in a pass on this rank; 0 if it is not known."""
         return self.layout().items_per_pass(self.by_batches)
 
     def _expected_items(self) -> int | None:
-        """Items that a pass will hold on this rank; None: nobody says. Of a stream by its loader's length."""
+        """Returns how many items to expect in a pass on this rank, for a stream by its loader's length; None if not known."""
         if self.source.length is None:
             return None
         return self.source.length * self.source.loader.batch_size if self.by_streams else self.items_per_pass()
 
     def conditions(self) -> Conditions:
-        """What must be the same for a run to go on exactly."""
+        """Returns what must be the same for a run to continue exactly."""
         return Conditions(self.choice.point, self.layout(), self.source.num_workers, self.buffer_size)
 
     # ------------------------------------------------------------------ running
 
     def lookahead(self, largest_factor: float) -> int:
-        """Batches after the delivered one that may be planned already."""
+        """Returns how many batches after the delivered one may be planned already."""
         return lookahead(self.source, self.by_batches, largest_factor)
 
     def filling_batches(self) -> int:
-        """Batches by which the buffer is full."""
+        """Returns the number of batches after which the buffer is full."""
         return self.buffer_size if self.by_batches else -(-self.buffer_size // self.layout().batch_size)
 
     def start(
         self, *, factor: float, seed: int, state: dict[str, Any], position: tuple[int, int], worker_init_fn: Any
     ) -> IndexPipeline | StreamPipeline:
-        """A started run, see `IndexPipeline`.
+        """Starts a pipeline, see `IndexPipeline` and `StreamPipeline`.
 
         Raises:
-            RuntimeError: The data would be dealt out to ranks that need the same.
+            RuntimeError: The data would be divided among ranks that need the same data.
         """
         noise_rank = self._noise_rank()
         if self.by_streams:
@@ -239,7 +244,7 @@ class Setting:
         )
 
     def _shape_of_worker(self, seed: int) -> PlanShape:
-        """Sizes of the plan of one worker over its part of a stream, of which nothing is known beforehand."""
+        """Returns the sizes of the plan of one worker, for its part of a stream. The length of that part is not known."""
         size = self.source.loader.batch_size
         return PlanShape(
             batch_size=size,

@@ -1,9 +1,10 @@
-"""How many items may be live: by default sixteen batches, enough to fill a batch, and no more than memory holds.
+"""How many items may be live: 16 batches by default, enough to fill a batch, and no more than memory holds.
 
-Between two uses of an example lie about as many batches as are live. Sixteen instead of two took 0.69 times the fresh
-examples to the target in a language model and 0.86 times in image classification (docs/evidence.md, e = 4). Of a short pass
-over the data at most a quarter is live, since filling the buffer takes fresh examples beyond their share, and of device
-memory, which is scarce, four batches.
+Two uses of an example are about as many batches apart as are live. With 16 live batches instead of two, a language model needed
+0.69 times the fresh examples to reach its target, and image classification 0.86 times (docs/evidence.md, e = 4). Two limits:
+
+* At most a quarter of a short pass is live, because filling the buffer takes additional fresh examples.
+* Four batches are live in device memory, which is scarce.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from lightning_echo.planning.shape import smallest_buffer
 __all__ = ["BufferSizing", "free_memory_bytes"]
 
 _LEAST_BATCHES_PER_WORKER = 2
-_LEAST_BATCHES = 4  # where batches are reused
-_MOST_OF_A_PASS = 4  # a default takes at most a fourth
-_DEFAULT_SHARE = 10  # a default takes at most a tenth of the free memory
+_LEAST_BATCHES = 4  # if whole batches are reused
+_MOST_OF_A_PASS = 4  # the default takes at most a fourth of a pass
+_DEFAULT_SHARE = 10  # the default takes at most a tenth of the free memory
 _MIB, _GIB = 2**20, 2**30
 
 
@@ -27,11 +28,11 @@ class BufferSizing:
     """Chooses and checks the buffer size of one loader.
 
     Args:
-        batch_size: Items in a batch; 1 where batches are the items.
-        workers: Workers with a buffer each; 1 where the main process holds the items.
-        item_bytes: Estimated memory of a live item, 0 if unknown.
-        by_batches: Whether batches are the items.
-        usual: Live items by default, where memory is not short.
+        batch_size: Items in a batch; 1 if whole batches are the items.
+        workers: Number of workers with a buffer each; 1 if the main process holds the items.
+        item_bytes: Estimated memory of a live item, bytes; 0 if it is not known.
+        by_batches: Whether whole batches are the items.
+        usual: Live items by default, if memory is not short.
     """
 
     def __init__(self, batch_size: int, workers: int, item_bytes: int, by_batches: bool, usual: int) -> None:
@@ -40,13 +41,13 @@ class BufferSizing:
 
     @classmethod
     def of(cls, loader: Any, item_bytes: int, point: InsertionPoint, items_per_pass: int | None) -> BufferSizing:
-        """That of a ``DataLoader``, or of any loader whose batches are the items.
+        """Makes one for a ``DataLoader``, or for any loader whose batches are the items.
 
         Args:
             loader: The loader.
-            item_bytes: As above.
-            point: The insertion point, not ``auto``: it says how many batches are live by default.
-            items_per_pass: Items that a pass holds on this rank; None where that is not known.
+            item_bytes: Estimated memory of a live item, bytes; 0 if it is not known.
+            point: The insertion point, not ``auto``. It says how many batches are live by default.
+            items_per_pass: Items in a pass on this rank; None if that is not known.
         """
         by_batches = point.by_batches
         batch_size, workers = (1, 1) if by_batches else (loader.batch_size, max(loader.num_workers, 1))
@@ -57,7 +58,7 @@ class BufferSizing:
         return cls(batch_size, workers, item_bytes, by_batches, max(least, most))
 
     def default(self, factor: float) -> tuple[int, str]:
-        """The default size, and a warning if memory is too short for the usual one."""
+        """Returns the default size, and a warning if memory is too short for the usual one (else an empty string)."""
         size, free = self._usual, free_memory_bytes()
         if free is None or size * self._item_bytes <= free / _DEFAULT_SHARE:
             return size, ""
@@ -74,7 +75,7 @@ class BufferSizing:
         """Refuses a size that cannot fill a batch at this factor.
 
         Raises:
-            ValueError: With the least size.
+            ValueError: The message names the smallest size.
         """
         needed = smallest_buffer(self._batch_size, factor, self._workers)
         if size < needed:
@@ -88,7 +89,7 @@ class BufferSizing:
         """Refuses a size that memory cannot hold.
 
         Raises:
-            ValueError: With what there is.
+            ValueError: The message names the free memory.
         """
         free = free_memory_bytes()
         if free is not None and size * self._item_bytes > free:
@@ -99,7 +100,7 @@ class BufferSizing:
 
 
 def free_memory_bytes() -> int | None:
-    """Memory that the machine has to spare; None where the system does not say."""
+    """Returns the free memory of the machine, bytes; None if the system does not tell."""
     try:
         with open("/proc/meminfo") as info:
             return next((int(line.split()[1]) * 1024 for line in info if line.startswith("MemAvailable")), None)

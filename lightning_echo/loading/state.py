@@ -1,9 +1,11 @@
 """What is in a checkpoint: `EchoState`, the state of an `EchoLoader`, with the parts that it consists of.
 
-`EchoState.from_dict` checks a state as a whole, `EchoState.to_dict` writes it in plain types. Only ``echo_run.py`` makes a state
-and takes one; everyone else receives the object. The classes here are the only list of the fields (``schema.py`` reads them).
-A position counts fresh items (examples, or batches where whole batches are reused) on one rank from the start of the run; batches
-and passes are numbered from 0.
+`EchoState.from_dict` checks a state as a whole, and `EchoState.to_dict` writes it in plain types. Only ``echo_run.py`` makes a
+state and loads one; all other code receives the object. The classes here are the only list of the fields, and ``schema.py`` reads
+that list.
+
+An item is an example, or a batch if whole batches are reused. A position counts the fresh items on one rank from the start of the
+run. Batches and passes are numbered from 0.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ Integer = Annotated[int, Least(None)]
 
 
 class FactorChange(NamedTuple):
-    """A factor, and the number from which on it counts: of a batch, or of a request to the workers of a stream."""
+    """A factor, and the number of the first batch to which it applies; in `StreamState.factors`, of the first request."""
 
     number: int
     factor: float
@@ -57,8 +59,8 @@ class LiveItem(NamedTuple):
         position: Its position.
         left: Uses left.
         used: Uses so far.
-        call_first: Position of the first fresh item of its batch: what was read in one call.
-        call_size: Fresh items of that batch.
+        call_first: Position of the first fresh item of the batch in which it was fresh. Those items were read in one call.
+        call_size: Number of fresh items in that batch.
     """
 
     position: int
@@ -73,13 +75,13 @@ class BufferState:
     """The live items of one worker, see ``planning/buffer.py``.
 
     Attributes:
-        live: The live items, in the order in which they are drawn from.
-        uses_left: Uses left of all of them together; None: saved by an older version.
+        live: The live items, in the order from which they are drawn.
+        uses_left: Uses left of all live items together; None if an older version saved the state.
         warming: Whether the buffer is being filled.
-        owed: Uses that found no place, due to later items; below 0: given too many.
-        staggered: Items that this warm-up has given uses to.
-        delivered: Items delivered since the share of fresh ones was last set level.
-        fresh: Fresh items since then.
+        owed: Uses that found no place in a batch and are given to later items; below 0: items have got too many.
+        staggered: Items that have been given uses since the buffer began to be filled.
+        delivered: Items delivered since the error diffusion began anew.
+        fresh: Fresh items among those.
     """
 
     live: tuple[LiveItem, ...]
@@ -98,9 +100,9 @@ class PlanState:
     Attributes:
         number: Number of the next batch.
         position: Position of the next fresh item.
-        factor: The echo factor in force.
-        pending: Changes of the factor that are to come, by the number of a batch.
-        buffers: One for each worker; a single one without workers and where whole batches are reused.
+        factor: The echo factor that applies to the next batch.
+        pending: Changes of the factor that are still to come.
+        buffers: One for each worker. There is a single one without workers, and if whole batches are reused.
     """
 
     number: int
@@ -111,14 +113,14 @@ class PlanState:
 
 
 class Distance(NamedTuple):
-    """From which pass on uses of an index are kept apart by how many slots, over all ranks."""
+    """From pass ``first`` on, two uses of an index are at least ``slots`` slots apart (slots of all ranks)."""
 
     first: int
     slots: int
 
 
 class SamplerState(NamedTuple):
-    """Number of a pass, and the state of the user's sampler (or of its generator) before it."""
+    """Number of a pass, and the state of the user's sampler (or of its generator) before that pass."""
 
     number: int
     state: Any
@@ -136,8 +138,8 @@ class OwnLoaderState:
     """The state of the user's loader.
 
     Attributes:
-        position: The batch that it reads next.
-        state: What its ``state_dict()`` returned.
+        position: Position of the batch that the loader reads next.
+        state: What the loader's ``state_dict()`` returned.
     """
 
     position: int
@@ -146,13 +148,13 @@ class OwnLoaderState:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderState:
-    """Which index stands at which position. Which fields there are depends on the order.
+    """Which index stands at which position. The kind of order decides which fields there are.
 
     Attributes:
-        distances: Of an order by index, see ``planning/order.py``.
-        sampler: Of the order of a user's sampler: the passes that may have to be asked for again.
-        passes: Of a loader without a length: the passes that may have to be read again, the last one under way.
-        loader: Of a loader that saves its own state, where one is needed to read what is live.
+        distances: For an order by index, see ``planning/order.py``.
+        sampler: For the order of a user's sampler: the passes that may have to be asked for again.
+        passes: For a loader without a length: the passes that may have to be read again. The last one is the present pass.
+        loader: For a loader with a state of its own, if it is needed to read the live batches again.
     """
 
     distances: tuple[Distance, ...] | None = None
@@ -165,9 +167,9 @@ class Pulled(NamedTuple):
     """What a worker pulled from its stream for one batch.
 
     Attributes:
-        position: Of the first example, among those that this worker has pulled.
-        wanted: Examples asked for.
-        batch: Number of the batch in the worker.
+        position: Position of the first example, among those that this worker has pulled.
+        wanted: Number of examples that the plan asked for.
+        batch: Number of the batch in this worker.
         number: Number of the pass.
     """
 
@@ -182,11 +184,11 @@ class StreamWorkerState:
     """One worker that reads a stream, see ``workers/streams.py``.
 
     Attributes:
-        plan: Its own plan.
-        ended: The last pass whose stream has ended here; -1: none.
-        stream: What the stream's ``state_dict()`` returned before the oldest live example.
-        stream_pass: The pass that this is of; -1: none has begun.
-        pulled: What was pulled since, to be pulled again.
+        plan: The worker's own plan.
+        ended: The last pass whose stream has ended in this worker; -1: none.
+        stream: What the stream's ``state_dict()`` returned before the oldest live example was pulled.
+        stream_pass: The pass to which `stream` belongs; -1: none has begun.
+        pulled: What was pulled since then, and must be pulled again.
     """
 
     plan: PlanState
@@ -198,17 +200,17 @@ class StreamWorkerState:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamState:
-    """Where a run over a stream stands, see ``fetching/stream_requests.py``. Entries of workers are in their order.
+    """Where a run over a stream stands, see ``fetching/stream_requests.py``. Lists about workers are in the order of workers.
 
     Attributes:
         request: Number of the next request to the workers.
-        pass_: Number of the pass (in the file ``pass``).
+        pass_: Number of the pass (in the file: ``pass``).
         begun: Whether the pass has had a batch.
-        ended: Workers whose stream has ended in this pass.
-        batches: Batches that each worker has made.
-        workers: Their states; None of one that has not begun, or whose stream has no state.
-        factors: Factors by the number of a request; the first one is in force.
-        pending: Changes of the factor that are to come, by the number of a batch of the run.
+        ended: Numbers of the workers whose stream has ended in this pass.
+        batches: Number of batches that each worker has made.
+        workers: State of each worker; None if it has not begun, or if its stream has no state.
+        factors: Factors, each with the number of the first request to which it applies. The first factor applies now.
+        pending: Changes of the factor that are still to come, by the number of a batch of the run.
     """
 
     request: int
@@ -223,13 +225,13 @@ class StreamState:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerState:
-    """Where the Trainer stood, see `TrainerPlace`.
+    """Where the Trainer was when the state was saved, see `TrainerPlace`.
 
     Attributes:
-        in_epoch: Batches of its epoch that it had taken.
+        in_epoch: Batches that it had taken in its epoch.
         ended: Epochs that it had ended.
         is_over: Whether it had ended the epoch that it began last.
-        in_step: Whether it had not counted the batch that it took last.
+        in_step: Whether it had taken a batch that it had not counted as completed.
     """
 
     in_epoch: int
@@ -239,7 +241,7 @@ class TrainerState:
 
 
 class Conditions(NamedTuple):
-    """What must be the same for a run to go on exactly: fields of `EchoState`."""
+    """What must be the same for a run to continue exactly; see the fields of these names in `EchoState`."""
 
     insertion_point: InsertionPoint
     layout: Layout
@@ -247,7 +249,7 @@ class Conditions(NamedTuple):
     buffer_size: int
 
     def differences(self, now: Conditions) -> str:
-        """What is another one now, for people; empty if nothing is."""
+        """Returns what has changed, for people; empty if nothing has."""
         before, after = ({**each._asdict(), "insertion_point": each.insertion_point.value} for each in (self, now))
         first, then = before.pop("layout").state(), after.pop("layout").state()
         found = [f"{name}={before[name]!r} (now {after[name]!r})" for name in before if before[name] != after[name]]
@@ -260,32 +262,33 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EchoState:
-    """The state of an `EchoLoader` after some batch: positions but never examples, the same on all ranks.
+    """The state of an `EchoLoader` after some batch. It holds positions but never examples, and is the same on all ranks.
 
     Attributes:
-        version: Of this list of fields.
+        version: Version of this list of fields.
         insertion_point: Where the run echoes; never ``auto``.
-        layout: How a pass is cut into batches and dealt out to the ranks.
-        workers: Worker processes of the loader.
-        buffer_size: Most live items on a rank.
-        seed: In use; None before the first batch of a run that was given none.
-        factor: The echo factor last set.
-        constructed_factor: The one that the loader was made with.
-        largest_factor: The largest one so far: how far ahead batches may be planned depends on it.
-        factor_before: The factor in force until `factor` counts.
-        factor_since: Number of the first batch that `factor` counts for.
-        epoch: Number of the epoch.
-        epoch_batches: Its batches; -1: it is under way and ends with a pass whose length is not known.
-        in_epoch: Its batches that were delivered.
-        delivered: Batches delivered in the whole run.
-        begin_at: Position and batch number at which the run begins where there is no plan.
+        layout: How a pass is cut into batches and divided among the ranks.
+        workers: Number of worker processes.
+        buffer_size: Largest number of live items on a rank.
+        seed: Seed in use; None before the first batch, if none was given.
+        factor: The echo factor that was set last.
+        constructed_factor: The factor with which the loader was made.
+        largest_factor: The largest factor so far. It decides how far ahead batches may be planned.
+        factor_before: The factor that applies until `factor` does.
+        factor_since: Number of the first batch to which `factor` applies.
+        epoch: Number of the present epoch.
+        epoch_batches: Its length in batches; -1 while that is not known, because the epoch ends when a pass ends.
+        in_epoch: Batches of the present epoch that were delivered.
+        delivered: Batches that were delivered in the whole run.
+        begin_at: Position and batch number at which the run begins, if there is no plan.
         passes_over: Passes over the data that have ended. Older versions did not save it.
         counts: Examples delivered on this rank: fresh, echoed, refetched.
-        plan: Which item is used when; None before the first batch, where a pass begins with nothing live, and over a stream.
-        order: Which index stands at which position; there where a plan is, and where a pass begins that has no known length.
-        stream: Over a stream, what plan and order are elsewhere; None, and not in the file, where there is none.
-        epoch_goes_on: Of one of several loaders in an epoch: whether that goes on (None: not known). Else left out.
-        trainer: Where the Trainer stood; None, and not in the file, where nobody said it.
+        plan: Which item is used when. None before the first batch, at the start of a pass with nothing live, and for a stream.
+        order: Which index stands at which position. It is there if there is a plan, and at the start of a pass whose length is
+            not known.
+        stream: For a stream, what plan and order are otherwise. None, and not in the file, if the data is no stream.
+        epoch_goes_on: If several loaders make up an epoch: whether the epoch continues (None: not known). Otherwise left out.
+        trainer: Where the Trainer was. None, and not in the file, if that is not known.
     """
 
     version: int = STATE_VERSION
@@ -314,14 +317,15 @@ class EchoState:
 
     @classmethod
     def from_dict(cls, state: Any, *, by_index: bool) -> EchoState:
-        """Checks a state that was read from a file, all of it.
+        """Reads a state from plain types, and checks all of it.
 
         Args:
             state: What `to_dict` has returned, in this version or an earlier one.
-            by_index: Whether the loader that loads it reads by index; else it reads batches, or a stream, pass after pass.
+            by_index: Whether the loader that loads the state reads by index. Otherwise it reads batches or a stream, pass by
+                pass.
 
         Raises:
-            EchoStateError: It is no state of an `EchoLoader`, one of a later version, or one that is damaged; the message names
+            EchoStateError: This is no state of an `EchoLoader`, or it is of a later version, or it is damaged. The message names
                 the field that is missing, superfluous or wrong.
         """
         if not isinstance(state, dict) or "version" not in state:
@@ -340,43 +344,43 @@ class EchoState:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """The same in plain types: what a checkpoint holds."""
+        """Returns the state in plain types: what a checkpoint holds."""
         state: dict[str, Any] = plain(self)
         return state
 
     @staticmethod
     def parts_of(pipeline: dict[str, Any]) -> tuple[PlanState | None, OrderState | None, StreamState | None]:
-        """Plan, order and stream, from what a pipeline says in plain types: see `pipeline`."""
+        """Reads plan, order and stream from the plain types in which a pipeline returns them, see `pipeline`."""
         parts = read(_PipelineState, pipeline)
         return parts.plan, parts.order, parts.stream
 
     def pipeline(self) -> dict[str, Any]:
-        """What a pipeline goes on from, in plain types: ``plan`` and ``order``, and ``stream`` where there is one."""
+        """Returns what a pipeline continues from, in plain types: ``plan``, ``order``, and ``stream`` for a stream."""
         state: dict[str, Any] = plain(_PipelineState(plan=self.plan, order=self.order, stream=self.stream))
         return state
 
     @property
     def conditions(self) -> Conditions:
-        """What must be the same for a run to go on exactly."""
+        """What must be the same for a run to continue exactly."""
         return Conditions(self.insertion_point, self.layout, self.workers, self.buffer_size)
 
     @property
     def position(self) -> int:
-        """Position of the next fresh item; not over a stream, whose workers count for themselves."""
+        """Position of the next fresh item. It means nothing for a stream, whose workers count for themselves."""
         return self.begin_at.position if self.plan is None else self.plan.position
 
     def under(self, conditions: Conditions) -> EchoState:
-        """The same, under other conditions."""
+        """Returns the same state with other conditions."""
         return replace(self, **conditions._asdict())
 
     @property
     def pending(self) -> tuple[FactorChange, ...] | None:
-        """Changes of the factor that are to come; None: no plan has begun."""
+        """Changes of the factor that are still to come; None if no plan has begun."""
         planned = self.plan or self.stream
         return None if planned is None else planned.pending
 
     def with_change(self, number: int, factor: float) -> EchoState:
-        """The same, where another factor counts from batch ``number`` on."""
+        """Returns the same state, in which another factor applies from batch ``number`` on."""
         if self.pending is None:
             return self
         pending = (*[change for change in self.pending if change.number < number], FactorChange(number, factor))
@@ -388,7 +392,7 @@ class EchoState:
 
 @dataclass(frozen=True, kw_only=True)
 class _PipelineState:
-    """The fields of `EchoState` that a pipeline says."""
+    """The fields of `EchoState` that a pipeline returns."""
 
     plan: PlanState | None
     order: OrderState | None
@@ -396,11 +400,11 @@ class _PipelineState:
 
 
 def is_state(state: Any) -> bool:
-    """Whether something is a state of an `EchoLoader`, of whatever version, and not of another stateful loader."""
+    """Returns whether this is a state of an `EchoLoader`, of any version, and not of another stateful loader."""
     return isinstance(state, dict) and {"version", "insertion_point", "layout"} <= state.keys()
 
 
-# --- what the fields say of each other --------------------------------------------------------------------------------
+# --- what must hold between fields ------------------------------------------------------------------------------------
 
 
 def _check(state: EchoState, *, by_index: bool) -> None:
@@ -409,7 +413,7 @@ def _check(state: EchoState, *, by_index: bool) -> None:
         require(getattr(layout, name) >= 1, f"layout.{name}", "an integer >= 1", getattr(layout, name))
     require(plan is None or order is not None, "order", "there exactly where there is a plan", order)
     require(stream is None or plan is None, "stream", "None beside a plan", stream)
-    begins = plan is None and stream is None  # nothing is live
+    begins = plan is None and stream is None  # a pass begins, and nothing is live
     require(not begins or state.begin_at.number == state.delivered, "plan, or stream,", "there once batches were delivered", plan)
     by_batches = state.insertion_point.by_batches
     if plan is not None and order is not None:
@@ -417,7 +421,7 @@ def _check(state: EchoState, *, by_index: bool) -> None:
         require(len(plan.buffers) == buffers, "plan.buffers", f"a list of {buffers}", plan.buffers)
         _check_plan(plan, "plan", plan.number * (1 if by_batches else layout.batch_size))
         _check_order(order, plan.position, layout, by_index)
-    elif order is not None:  # a pass is to begin that has no known length
+    elif order is not None:  # a pass begins whose length is not known
         may_be = not by_index and not layout.batches_per_pass and order == OrderState(passes=order.passes)
         require(may_be, "order", "None without a plan", order)
         _check_order(order, state.begin_at.position, layout, by_index)
@@ -426,10 +430,10 @@ def _check(state: EchoState, *, by_index: bool) -> None:
 
 
 def _check_order(order: OrderState, position: int, layout: Layout, by_index: bool) -> None:
-    """What the order of a plan must have whose next fresh item is at a position."""
+    """Checks the order that belongs to a plan whose next fresh item is at ``position``."""
     if by_index:
         require(bool(order.distances), "order.distances", "a list with an entry", order.distances)
-    elif not layout.batches_per_pass:  # a pass ends where the loader's iteration does
+    elif not layout.batches_per_pass:  # a pass ends when the loader's iteration ends
         passes = order.passes or ()
         require(bool(passes), "order.passes", "a list with an entry", order.passes)
         follows = all(one.number < other.number and one.first <= other.first for one, other in pairwise(passes))
@@ -437,7 +441,7 @@ def _check_order(order: OrderState, position: int, layout: Layout, by_index: boo
 
 
 def _check_stream(stream: StreamState, workers: int, layout: Layout) -> None:
-    """What is said of each worker, and of the factor in force."""
+    """Checks the lists about workers, each worker's plan, and the factors."""
     for name in ("batches", "workers"):
         found = getattr(stream, name)
         require(len(found) == workers, f"stream.{name}", f"a list of {workers}", found)
@@ -453,7 +457,7 @@ def _check_stream(stream: StreamState, workers: int, layout: Layout) -> None:
 
 
 def _check_pulled(pulled: Sequence[Pulled], plan: PlanState, path: str) -> None:
-    """What was pulled from a stream is to be pulled again without a gap, and all that is live is among it."""
+    """Checks that what was pulled from a stream has no gap, and that all live examples are among it."""
     starts = [*[row.position for row in pulled[1:]], plan.position] if pulled else []
     follows = all(row.position <= start <= row.position + row.wanted for row, start in zip(pulled, starts, strict=True))
     live = [item.position for buffer in plan.buffers for item in buffer.live]
@@ -462,7 +466,7 @@ def _check_pulled(pulled: Sequence[Pulled], plan: PlanState, path: str) -> None:
 
 
 def _check_plan(plan: PlanState, path: str, most: int) -> None:
-    """What the fields of a plan say of each other; ``most`` fresh items can have been delivered in its batches."""
+    """Checks the fields of a plan; at most ``most`` fresh items can have been delivered in its batches."""
     require(plan.position <= most, f"{path}.position", f"at most {most}, by its number of batches", plan.position)
     for number, buffer in enumerate(plan.buffers):
         where, live, uses = f"{path}.buffers[{number}].live", buffer.live, buffer.uses_left

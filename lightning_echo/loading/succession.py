@@ -1,15 +1,16 @@
-"""An `EchoLoader` that is made anew for each epoch: where it goes on, and how it learns that it should.
+"""What happens if a user makes a new `EchoLoader` for each epoch: the new one continues the run of the one before.
 
-A hook may return a new `EchoLoader` each time that it is asked (``reload_dataloaders_every_n_epochs=1``), or each of several
-short trainings may be given one of its own. Each begins a run of its own, and all deliver the same part of the data. Nobody says
-so to a loader, but two signs do:
+A hook may return a new `EchoLoader` each time that it is called (``reload_dataloaders_every_n_epochs=1``), or each of several
+short trainings may make one. Each would begin a run of its own, and all would deliver the same part of the data. Nobody tells the
+loader, but there are two signs:
 
-* Lightning tells the samplers of a loader the epoch. So a loader has a ``batch_sampler`` that hears it;
-* of two loaders over the same data set, the later one knows the run of the earlier while that lives (`predecessor_of`), and what
-  it had begun with for as long as the data set lives (`Beginning`).
+* Lightning tells the epoch to the samplers of a loader. So an `EchoLoader` has a ``batch_sampler`` that receives it
+  (`EpochListener`).
+* A loader finds the run of the loader that was made before it over the same data set, while that run is alive
+  (`predecessor_of`). How that run began is known as long as the data set is alive (`Beginning`).
 
-A loader that is told a later epoch than the first, and is at the start of its run, goes on with the run of its predecessor. Where
-there is none, or two trainings begin with the same part of the data, a warning says so.
+If a loader is at the start of its run and Lightning tells it a later epoch than the first, it continues the run of its
+predecessor. A warning says if there is no predecessor, or if two trainings begin with the same part of the data.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ __all__ = ["Beginning", "EpochListener", "Succeeding", "predecessor_of"]
 
 @dataclass
 class Beginning:
-    """How a run began: enough to see that a later one delivers the same, and nothing that keeps its loader alive.
+    """How a run began. It tells whether a later run delivers the same, and it does not keep the loader alive.
 
     Attributes:
-        epochs: That were begun.
-        seed: In use; None before the first batch.
-        heard_epoch: The epoch that Lightning told it last; -1: none.
-        share: Of a pass, that its first epoch delivers, but for what fills the buffer.
-        before: Of the run that was made before over the same data, until this one begins.
+        epochs: Number of epochs that were begun.
+        seed: Seed in use; None before the first batch.
+        heard_epoch: The epoch that Lightning told last; -1 if it told none.
+        share: Share of a pass that the first epoch delivers, without the examples that fill the buffer.
+        before: Beginning of the run that was made before over the same data. None once this run begins.
     """
 
     epochs: int = 0
@@ -42,10 +43,10 @@ class Beginning:
 
 
 class Succeeding(Protocol):
-    """A run that another one may go on with."""
+    """A run that another run may continue, see `EchoRun` for the attributes."""
 
     beginning: Beginning
-    predecessor: Any  # the run that was made before over the same data, while it lives and until this one begins
+    predecessor: Any
 
 
 Run = TypeVar("Run", bound=Succeeding)
@@ -54,11 +55,11 @@ _last: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], Beginning]] = weak
 
 
 class EpochListener:
-    """Stands where Lightning looks for a sampler to be told the epoch: ``loader.batch_sampler.sampler.set_epoch``.
+    """Receives the epoch from Lightning, which calls ``loader.batch_sampler.sampler.set_epoch``.
 
     Args:
-        batch_size: Of the loader: DeepSpeed asks for it here.
-        set_epoch: Is told the epoch.
+        batch_size: Batch size of the loader. DeepSpeed reads it here.
+        set_epoch: Called with the number of the epoch.
     """
 
     def __init__(self, batch_size: int, set_epoch: Callable[[int], None]) -> None:
@@ -66,24 +67,24 @@ class EpochListener:
 
     @property
     def sampler(self) -> EpochListener:
-        """What is told."""
+        """The object on which Lightning calls ``set_epoch``: this one."""
         return self
 
 
 def predecessor_of(run: Run, loader: Any) -> Run | None:
-    """Returns the run of the loader that was made last over the same data, if it lives, and remembers this one in its place.
+    """Returns the run of the loader that was made last over the same data, if that run is alive.
 
-    How it began is noted with this one's own beginning, whether it lives or not.
+    Remembers ``run`` in its place. How the earlier run began is noted in ``run.beginning.before``, even if it is not alive.
 
     Args:
-        run: Of the new loader.
-        loader: What it wraps.
+        run: Run of the new loader.
+        loader: The user's loader.
     """
     data = getattr(loader, "dataset", loader)
     try:
         last = _last.get(data)
         _last[data] = (weakref.ref(run), run.beginning)
-    except TypeError:  # it cannot be referred to weakly, or hashed: a list
+    except TypeError:  # the data set allows no weak reference, or no hash, as a list
         return None
     if last is None:
         return None
@@ -91,6 +92,6 @@ def predecessor_of(run: Run, loader: Any) -> Run | None:
     if last[1].epochs:
         run.beginning.before = last[1]
         return found
-    run.beginning.before = last[1].before  # made and never used: there is nothing in it to go on with
+    run.beginning.before = last[1].before  # the last run was never begun: the one before it counts
     earlier: Run | None = None if found is None else found.predecessor
     return earlier

@@ -1,4 +1,4 @@
-"""What a controller sees and what it returns: observation -> decision with a reason."""
+"""What a controller gets and what it returns: an `Observation`, and a `Decision` with its reason."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from typing import Any
 
 from lightning_echo.measuring.cost import PipelineCosts
 
-__all__ = ["Controller", "Decision", "Observation", "Reason", "check_number", "load_state_by_kind", "state_by_kind"]
+__all__ = ["Controller", "Decision", "Observation", "Reason", "as_number", "load_state_by_kind", "state_by_kind"]
 
 
 class Reason(Enum):
-    """Why a factor was chosen, for programs; `Decision.message` says it to people."""
+    """Why a factor was chosen, for programs. `Decision.message` tells it to people."""
 
     fits = "fits"  # the factor in force is right
-    starved = "starved"  # the device waits too long: a larger factor
+    starved = "starved"  # the device waits too long: the factor must be larger
     cheaper_source = "cheaper_source"  # a smaller factor is enough
     at_maximum = "at_maximum"  # the device waits too long, but the factor may not be larger
-    at_minimum = "at_minimum"  # less would do, but the factor may not be smaller
-    downstream_too_slow = "downstream_too_slow"  # what is redone for each use starves the device by itself
-    no_workers = "no_workers"  # nothing overlaps: workers are needed first
-    no_gain = "no_gain"  # the device waits too long, but a larger factor was seen to bring too little
-    not_measured = "not_measured"  # too little is known to decide
-    scheduled = "scheduled"  # the schedule says so
-    guarded = "guarded"  # a metric got no better: less than the wrapped controller wants
-    custom = "custom"  # for controllers of one's own
+    at_minimum = "at_minimum"  # a smaller factor would be enough, but the factor may not be smaller
+    downstream_too_slow = "downstream_too_slow"  # the work that is redone for each use starves the device by itself
+    no_workers = "no_workers"  # loading and training take turns: set num_workers first
+    no_gain = "no_gain"  # the device waits too long, but a larger factor was tried and brought too little
+    not_measured = "not_measured"  # too little was measured to decide
+    scheduled = "scheduled"  # the schedule has this factor
+    guarded = "guarded"  # a metric got no better, so the factor is smaller than the wrapped controller wants
+    custom = "custom"  # for your own controllers
 
     @property
     def is_measured(self) -> bool:
-        """Whether the decision rests on what was measured of the pipeline alone."""
+        """Whether the decision follows from measurements of the pipeline alone."""
         return self not in (Reason.not_measured, Reason.scheduled, Reason.guarded, Reason.custom)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What is known at the end of an epoch, the same on all ranks.
+    """What is known at the end of an epoch. It is the same on all ranks.
 
     Attributes:
         epoch: Number of the epoch that has ended, from 0.
         factor: Echo factor in force.
-        steps: Steps of the epoch that `idle_fraction` and `step_seconds` were measured over: those planned with this factor. A
-            few tell little.
-        idle_fraction: Of the job, over these steps; None if there are none.
-        step_seconds: Time per step over them, waiting included; None if there are none.
-        costs: Measured costs of the pipeline, of the slowest rank; None if it cannot be looked into and does not wait.
+        steps: Number of steps that `idle_fraction` and `step_seconds` were measured over: those steps of the epoch that were
+            planned with this factor. A few steps tell little.
+        idle_fraction: Idle fraction of the job over these steps; None if there are no such steps.
+        step_seconds: Time per step over them, waiting included; None if there are no such steps.
+        costs: Measured costs of the pipeline, of the slowest rank. None if the workers cannot be measured and no step waited.
         metrics: Everything in ``trainer.callback_metrics``.
-        logged: Names of those that were logged since the last decision.
+        logged: Names of the metrics that were logged since the last decision.
         validated: Whether validation has run in this ``fit``, or is switched off.
 
     Example:
@@ -76,11 +76,11 @@ class Decision:
 
     Attributes:
         factor: Echo factor, >= 1.
-        reason: For programs.
-        message: For people, with the values that led to it.
+        reason: The reason, for programs.
+        message: The reason for people, with the values that led to it.
 
     Raises:
-        TypeError: The factor is no number, or the reason no `Reason`.
+        TypeError: The factor is not a number, or the reason is not a `Reason`.
         ValueError: The factor is below 1 or not finite.
 
     Example:
@@ -95,7 +95,7 @@ class Decision:
     def __post_init__(self) -> None:
         if not isinstance(self.reason, Reason):
             raise TypeError(f"Decision.reason must be a Reason, e.g. Reason.custom, got {self.reason!r}")
-        object.__setattr__(self, "factor", check_number("Decision.factor", self.factor))  # plain, also if numpy has computed it
+        object.__setattr__(self, "factor", as_number("Decision.factor", self.factor))  # a plain float, also of a numpy number
         if not (math.isfinite(self.factor) and self.factor >= 1):
             raise ValueError(f"Decision.factor must be a finite number >= 1, got {self.factor!r}; use 1 to switch echoing off")
 
@@ -103,7 +103,7 @@ class Decision:
 class Controller(ABC):
     """Decides on the echo factor between epochs. Subclass it and write `decide`.
 
-    Every rank shows its controller the same observation, and the decision of rank 0 counts.
+    Each rank gives its controller the same observation. The decision of rank 0 is used on all ranks.
 
     Example:
         >>> class Halve(Controller):
@@ -115,40 +115,43 @@ class Controller(ABC):
 
     @abstractmethod
     def decide(self, observation: Observation) -> Decision:
-        """The factor from the next epoch on."""
+        """Returns the factor from the next epoch on."""
 
     def initial_factor(self) -> float | None:
-        """The factor to begin with; None: that of the loader."""
+        """Returns the factor of the first epoch; None leaves the factor that the loader has."""
         return None
 
     def largest_factor(self) -> float | None:
-        """The largest factor that it may choose, so that what cannot hold it is found before training; None: unknown."""
+        """Returns the largest factor that `decide` may return, or None if it is not known.
+
+        A buffer that cannot hold this factor is then refused before training.
+        """
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What has to survive a checkpoint: plain types and tensors."""
+        """Returns what a checkpoint has to save: plain types and tensors."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027 (nothing to load is a state, too)
-        """Goes on from a `state_dict`."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027 (a controller without state has nothing to load)
+        """Restores what `state_dict` returned."""
 
 
 def state_by_kind(controller: Controller) -> dict[str, Any]:
-    """A controller's state under the name of its class."""
+    """Returns a controller's state under the name of its class."""
     return {type(controller).__name__: controller.state_dict()}
 
 
 def load_state_by_kind(controller: Controller, state: dict[str, Any]) -> None:
-    """Goes on from `state_by_kind`; the state of another kind of controller is left alone."""
+    """Restores the state that `state_by_kind` returned; it ignores the state of another class of controller."""
     if (own := state.get(type(controller).__name__)) is not None:
         controller.load_state_dict(own)
 
 
-def check_number(name: str, value: Any) -> float:
-    """An option as a float.
+def as_number(name: str, value: Any) -> float:
+    """Returns an option as a float.
 
     Raises:
-        TypeError: It is no number.
+        TypeError: It is not a number.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")

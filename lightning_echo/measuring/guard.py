@@ -1,4 +1,4 @@
-"""`MetricGuard`: less echoing where a validation metric gets no better."""
+"""`MetricGuard`: lowers the echo factor while a validation metric gets no better."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_echo.measuring.control import (
     Decision,
     Observation,
     Reason,
-    check_number,
+    as_number,
     load_state_by_kind,
     state_by_kind,
 )
@@ -19,22 +19,25 @@ __all__ = ["MetricGuard"]
 
 
 class MetricGuard(Controller):
-    """A ceiling on another controller's factor, lowered while a metric gets no better.
+    """Puts a ceiling on another controller's factor, which it lowers while a metric gets no better.
 
-    A *check* is a decision before which the metric was logged anew. After ``patience`` checks in a row without improvement the
-    ceiling is multiplied by ``shrink``, after as many in a row with improvement divided by it, until it is gone.
+    A *check* is a decision before which the metric was logged anew.
+
+    * After ``patience`` checks in a row without improvement, the ceiling is multiplied by ``shrink``.
+    * After ``patience`` checks in a row with improvement, it is divided by ``shrink``, until it is back at its first value and
+      ends.
 
     Args:
         controller: The controller to guard.
         monitor: Name of a logged metric.
-        mode: ``"min"`` if less is better, ``"max"`` if more is.
-        patience: Checks in a row, >= 1.
-        min_delta: What counts as an improvement on the best value so far has to exceed this, >= 0.
-        shrink: In (0, 1).
+        mode: ``"min"`` if a smaller value is better, ``"max"`` if a larger one is.
+        patience: Number of checks in a row, >= 1.
+        min_delta: An improvement on the best value so far must be larger than this, >= 0.
+        shrink: Factor of the ceiling, in (0, 1).
 
     Raises:
-        TypeError: ``controller`` is none, or an option no number.
-        ValueError: An option has an impossible value; or, from `decide`, nothing of the name ``monitor`` is ever logged.
+        TypeError: ``controller`` is not a controller, or an option is not a number.
+        ValueError: An option has an impossible value. `decide` raises it, too, if no metric named ``monitor`` is ever logged.
 
     Example:
         >>> from lightning_echo.measuring.schedule import FactorSchedule
@@ -63,17 +66,17 @@ class MetricGuard(Controller):
             raise TypeError(f"patience must be an integer (a number of checks), got {patience!r}")
         if patience < 1:
             raise ValueError(f"patience must be a number of checks >= 1, got {patience!r}; 1 acts at once")
-        if not 0 <= check_number("min_delta", min_delta) < math.inf:
+        if not 0 <= as_number("min_delta", min_delta) < math.inf:
             raise ValueError(f"min_delta must be a finite number >= 0, got {min_delta!r}; 0 counts any improvement")
-        if not 0 < check_number("shrink", shrink) < 1:
+        if not 0 < as_number("shrink", shrink) < 1:
             raise ValueError(f"shrink must be a number between 0 and 1, both excluded, got {shrink!r}; 0.5 halves the ceiling")
         self.controller, self.monitor, self.mode = controller, monitor, mode
         self.patience, self.min_delta, self.shrink = patience, float(min_delta), float(shrink)
         self._best: float | None = None
-        self._row = 0  # checks in a row: with improvement > 0, without < 0
+        self._row = 0  # checks in a row: positive with improvement, negative without
         self._ceiling = math.inf
-        self._first_ceiling = math.inf  # where it is gone again
-        self._missing = 0  # decisions in this process that could have seen the metric and did not
+        self._first_ceiling = math.inf  # raised to this value, the ceiling ends
+        self._missing = 0  # decisions of this process before which the metric should have been logged, and was not
 
     def __repr__(self) -> str:
         options = f"monitor={self.monitor!r}, mode={self.mode!r}, patience={self.patience}"
@@ -87,13 +90,14 @@ class MetricGuard(Controller):
 
     def decide(self, observation: Observation) -> Decision:
         wanted = self.controller.decide(observation)
-        said = self._look(observation)
+        finding = self._look(observation)
         if wanted.factor <= self._ceiling:
             return wanted
-        return Decision(self._ceiling, Reason.guarded, f"{said}: at most factor {self._ceiling:g} instead of {wanted.factor:g}")
+        message = f"{finding}: at most factor {self._ceiling:g} instead of {wanted.factor:g}"
+        return Decision(self._ceiling, Reason.guarded, message)
 
     def _look(self, observation: Observation) -> str:
-        """What the metric says; without a new value the ceiling stays where it is."""
+        """Moves the ceiling if the metric has a new value, and returns the metric in words."""
         value = observation.metrics.get(self.monitor)
         if value is None:
             self._check_known(observation)
@@ -103,7 +107,10 @@ class MetricGuard(Controller):
         return self._check(value, observation.factor) if is_new else f"{self.monitor} {value:.4g} is not new"
 
     def _check_known(self, observation: Observation) -> None:
-        """What the module logs in its own ``on_train_epoch_end`` reaches callbacks an epoch late: it is waited for once."""
+        """Raises if the metric was missing twice.
+
+        A metric that the module logs in its own ``on_train_epoch_end`` is known to callbacks one epoch late.
+        """
         self._missing += observation.validated
         if self._missing > 1:
             known = ", ".join(sorted(observation.metrics)) or "none"
@@ -113,13 +120,13 @@ class MetricGuard(Controller):
         best, sign = self._best, 1 if self.mode == "min" else -1
         is_better = not math.isnan(value) and (best is None or sign * (best - value) > self.min_delta)
         self._row = max(self._row, 0) + 1 if is_better else min(self._row, 0) - 1
-        said = f"{self.monitor} {value:.4g}, best {value if best is None else best:.4g}"
+        finding = f"{self.monitor} {value:.4g}, best {value if best is None else best:.4g}"
         if abs(self._row) >= self.patience:
             self._move_ceiling(factor, up=is_better)
             self._row = 0
         if is_better:
             self._best = value
-        return said
+        return finding
 
     def _move_ceiling(self, factor: float, *, up: bool) -> None:
         if up:

@@ -1,7 +1,8 @@
-"""torchmetrics: fresh and echoed examples, and the job's idle fraction, with their reductions over ranks.
+"""torchmetrics for fresh and echoed examples and for the job's idle fraction, with their reductions over ranks.
 
-Steps of a job are synchronous: where one rank waits, all do. So the idle time of a step is the longest wait of any rank, and
-neither the mean nor the maximum of the ranks' own fractions is the job's. The waits of an epoch are kept and gathered once.
+The steps of a job are synchronous: if one rank waits, all ranks wait. So the idle time of a step is the longest wait of any rank.
+Neither the mean nor the maximum of the ranks' own idle fractions is that of the job. `IdleFraction` therefore stores the waits of
+an epoch and gathers them once.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ __all__ = ["EchoCounter", "IdleFraction", "JobSteps", "job_steps"]
 
 
 class JobSteps(NamedTuple):
-    """What the steps of a job amount to.
+    """The steps of a job, joined over its ranks.
 
     Attributes:
-        steps: How many.
+        steps: Number of steps.
         idle_fraction: Share of the time in which the job waited for input.
         slowest_rank: The rank whose wait was the longest most often.
         wait_seconds: Mean over steps of the longest wait of any rank.
-        step_seconds: Mean over steps of the time in which nothing waited.
+        step_seconds: Mean over steps of the time in which no rank waited.
     """
 
     steps: int
@@ -34,7 +35,7 @@ class JobSteps(NamedTuple):
 
 
 def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
-    """Joins what the ranks measured.
+    """Joins the steps of all ranks.
 
     Args:
         waited: Seconds that each rank waited for input before each step, shape (ranks, steps), steps >= 1.
@@ -55,7 +56,7 @@ def job_steps(waited: Tensor, seconds: Tensor) -> JobSteps:
 class IdleFraction(Metric):
     """Share of a job's training time in which it waited for input.
 
-    ``update`` takes what one rank measured; ``compute`` is over all ranks, which must have made the same steps.
+    ``update`` takes the steps of one rank. ``compute`` is over all ranks, which must have made the same number of steps.
 
     Example:
         >>> idle = IdleFraction()
@@ -66,7 +67,7 @@ class IdleFraction(Metric):
 
     is_differentiable = False
     higher_is_better = False
-    full_state_update = True  # else ``forward`` would stack the new steps on the old ones, as if they were another rank's
+    full_state_update = True  # otherwise ``forward`` would stack the new steps on the old ones, as if they were another rank's
     per_step: Tensor
 
     def __init__(self, **kwargs: Any) -> None:
@@ -89,12 +90,15 @@ class IdleFraction(Metric):
         self.per_step = torch.cat([self.per_step, added], dim=1)
 
     def compute(self) -> Tensor:
-        """The job's idle fraction, shape (); NaN before the first step."""
+        """Returns the job's idle fraction, shape (); NaN before the first step."""
         steps = self.steps()
         return torch.tensor(float("nan") if steps is None else steps.idle_fraction, device=self.device)
 
     def steps(self, first: int = 0) -> JobSteps | None:
-        """More than the fraction, of the steps from ``first`` on; within ``sync_context()`` over all ranks. None: no steps."""
+        """Returns the job's steps from number ``first`` on, or None if there are none.
+
+        Within ``sync_context()`` they are joined over all ranks, else they are those of this rank.
+        """
         count = self.per_step.shape[-1]
         if first >= count:
             return None
@@ -124,11 +128,11 @@ class EchoCounter(Metric):
         """Adds examples of this rank.
 
         Args:
-            fresh: First uses.
-            echoed: Further uses.
+            fresh: Number of fresh examples.
+            echoed: Number of echoed examples.
         """
         self.counts += torch.tensor([fresh, echoed], device=self.device)
 
     def compute(self) -> dict[str, Tensor]:
-        """``fresh_examples`` and ``echoed_examples``, each of shape ()."""
+        """Returns ``fresh_examples`` and ``echoed_examples``, each of shape ()."""
         return {"fresh_examples": self.counts[0], "echoed_examples": self.counts[1]}

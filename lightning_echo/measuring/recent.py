@@ -1,10 +1,11 @@
-"""Short epochs are judged together: means over the last hundred steps or so with one factor.
+"""Short epochs are judged together: `RecentSteps` has the means over about the last hundred steps with one factor.
 
-In an epoch of 16 steps at factor 4 one late batch makes 6 % of idle time, and the device's own time varies by as much from one
-such epoch to the next: a controller that believed each would change the factor for nothing. So an epoch of fewer than
-`ENOUGH_STEPS` counts together with those before it; one that has as many stands for itself. A new factor begins anew: what
-waited has cold caches, so even the device's own time is not quite the same with another one. Until there are `FEWEST_STEPS`
-nothing is known, however many epochs they take.
+In an epoch of 16 steps at factor 4, one late batch makes 6 % of idle time, and the device's own time varies by as much from one
+such epoch to the next. A controller that believed each of these epochs would change the factor without need. So:
+
+* An epoch of fewer than `ENOUGH_STEPS` steps is joined with the epochs before it. A longer one is judged by itself.
+* A new factor begins anew. After waiting, the device's caches are cold, so that even the device's own time depends on the factor.
+* Below `FEWEST_STEPS` steps nothing is known, however many epochs they took.
 """
 
 from __future__ import annotations
@@ -16,17 +17,26 @@ from typing import Any
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.cost import PipelineCosts
 
-__all__ = ["ENOUGH_STEPS", "FEWEST_STEPS", "Recent", "are_alike", "mean_of", "observation_of", "state_of"]
+__all__ = [
+    "ENOUGH_STEPS",
+    "FEWEST_STEPS",
+    "RecentSteps",
+    "are_of_same_pipeline",
+    "mean_over_steps",
+    "observation_from_state",
+    "observation_state",
+    "wait_per_step",
+]
 
 FEWEST_STEPS = 4  # fewer say nothing about a factor
 ENOUGH_STEPS = 100  # 5 % of idle time are then five steps' worth: more than one late batch
 
 
-class Recent:
-    """What was measured of late.
+class RecentSteps:
+    """The means over the latest steps with one factor.
 
     Example:
-        >>> recent = Recent()
+        >>> recent = RecentSteps()
         >>> first = recent.joined(Observation(0, 4.0, steps=25, idle_fraction=0.08, step_seconds=0.01))
         >>> both = recent.joined(Observation(1, 4.0, steps=75, idle_fraction=0.0, step_seconds=0.01))
         >>> first.idle_fraction, both.steps, round(both.idle_fraction, 4)
@@ -34,62 +44,69 @@ class Recent:
     """
 
     def __init__(self) -> None:
-        self._seen: Observation | None = None
+        self._joined: Observation | None = None
 
-    def joined(self, seen: Observation) -> Observation:
-        """The epoch, together with what was measured before with the same factor; unchanged where it was not measured.
+    def joined(self, epoch: Observation) -> Observation:
+        """Adds an epoch, and returns it joined with the epochs before it that had the same factor.
 
-        Its ``steps`` are those that its means are over, at most `ENOUGH_STEPS` unless it has more itself. Where these are fewer
-        than `FEWEST_STEPS`, the means are left out.
+        An epoch that was not measured is returned as it is, and not added. The means of the result are over its ``steps``: at
+        most `ENOUGH_STEPS`, unless the epoch itself has more. A result with fewer than `FEWEST_STEPS` steps has no means.
         """
-        if seen.idle_fraction is None or seen.step_seconds is None:
-            return seen
-        before = self._seen
-        if before is not None and before.factor == seen.factor and before.steps and seen.steps < ENOUGH_STEPS:
-            seen = mean_of(before, seen, ENOUGH_STEPS)
-        self._seen = seen
-        return replace(seen, idle_fraction=None, step_seconds=None) if 0 < seen.steps < FEWEST_STEPS else seen
+        if epoch.idle_fraction is None or epoch.step_seconds is None:
+            return epoch
+        before, joined = self._joined, epoch
+        if before is not None and before.factor == epoch.factor and before.steps and epoch.steps < ENOUGH_STEPS:
+            joined = mean_over_steps(before, epoch, ENOUGH_STEPS)
+        self._joined = joined
+        return replace(joined, idle_fraction=None, step_seconds=None) if 0 < joined.steps < FEWEST_STEPS else joined
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain types; empty before the first epoch."""
-        return {} if self._seen is None else state_of(self._seen)
+        """Returns the state in plain types; it is empty before the first epoch."""
+        return {} if self._joined is None else observation_state(self._joined)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a `state_dict`."""
-        self._seen = observation_of(state) if state else None
+        """Restores what `state_dict` returned."""
+        self._joined = observation_from_state(state) if state else None
 
 
-def state_of(seen: Observation) -> dict[str, Any]:
-    """What was measured of the pipeline, as plain types."""
-    names = ("epoch", "factor", "steps", "idle_fraction", "step_seconds")
-    return {**{name: getattr(seen, name) for name in names}, "costs": None if seen.costs is None else asdict(seen.costs)}
+def observation_state(observation: Observation) -> dict[str, Any]:
+    """Returns the measured part of an observation, in plain types."""
+    names, costs = ("epoch", "factor", "steps", "idle_fraction", "step_seconds"), observation.costs
+    return {**{name: getattr(observation, name) for name in names}, "costs": None if costs is None else asdict(costs)}
 
 
-def observation_of(state: dict[str, Any]) -> Observation:
-    """What `state_of` has said."""
+def observation_from_state(state: dict[str, Any]) -> Observation:
+    """Returns the observation that `observation_state` was made of, without its metrics."""
     costs = state["costs"]
     return Observation(**{**state, "costs": None if costs is None else PipelineCosts(**costs)})
 
 
-def are_alike(one: PipelineCosts, other: PipelineCosts) -> bool:
-    """Whether costs are those of the same pipeline."""
+def are_of_same_pipeline(one: PipelineCosts, other: PipelineCosts) -> bool:
+    """Whether two costs have the same insertion point and number of workers."""
     return (one.insertion_point, one.workers) == (other.insertion_point, other.workers)
 
 
-def mean_of(before: Observation, now: Observation, enough: float = math.inf) -> Observation:
-    """Over the steps of both, which were measured; where these are more than ``enough``, the older ones count less."""
+def mean_over_steps(before: Observation, now: Observation, enough: float = math.inf) -> Observation:
+    """Returns the means over the steps of two measured observations, the later one's other fields unchanged.
+
+    Args:
+        before: The earlier observation.
+        now: The later one.
+        enough: If both together have more steps than this, the earlier steps count less.
+    """
     steps = int(min(before.steps + now.steps, enough))
     share = now.steps / steps
-    waited = _mean(_waited(before), _waited(now), share)
+    waited = _mean(wait_per_step(before), wait_per_step(now), share)
     seconds = _mean(before.step_seconds or 0.0, now.step_seconds or 0.0, share)
     costs = now.costs
-    if costs is not None and before.costs is not None and are_alike(costs, before.costs):
+    if costs is not None and before.costs is not None and are_of_same_pipeline(costs, before.costs):
         costs = _mean_costs(before.costs, costs, share)
     return replace(now, steps=steps, idle_fraction=waited / seconds if seconds else 0.0, step_seconds=seconds, costs=costs)
 
 
-def _waited(seen: Observation) -> float:
-    return (seen.idle_fraction or 0.0) * (seen.step_seconds or 0.0)
+def wait_per_step(observation: Observation) -> float:
+    """Returns the measured waiting per step, in seconds."""
+    return (observation.idle_fraction or 0.0) * (observation.step_seconds or 0.0)
 
 
 def _mean(before: float, now: float, share: float) -> float:

@@ -1,4 +1,4 @@
-"""What is known of an epoch when it is over: logged, kept in the checkpoint, and told at the end."""
+"""`EpochReport`: what is known of an epoch at its end. It is logged, saved in checkpoints, and used by the summary."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LOGGED = (
 
 @dataclass(frozen=True)
 class EpochReport:
-    """One epoch of a job. What could not be measured is None.
+    """One epoch of a job. A value that could not be measured is None.
 
     Attributes:
-        epoch: Its number, from 0.
-        steps: Its steps that were measured.
+        epoch: Number of the epoch, from 0.
+        steps: Number of its steps that were measured.
         factor: Echo factor in force at its end.
-        fresh_examples: In the run so far, all ranks.
-        echoed_examples: In the run so far, all ranks.
+        fresh_examples: Fresh examples in the run so far, all ranks.
+        echoed_examples: Echoed examples in the run so far, all ranks.
         passes: Passes over the data in the run so far.
         effective_factor: Uses per fresh example in this epoch.
         idle_fraction: Share of the epoch's time in which the job waited for input.
@@ -41,13 +41,13 @@ class EpochReport:
         data_wait_seconds: Waiting per step.
         step_seconds: Time per step without waiting.
         upstream_seconds: Host time per fresh batch, before the insertion point.
-        examples_per_second: Delivered on all ranks, fresh and echoed.
-        recommended_factor: What was measured to be right.
-        first_batch_seconds: Wait for the epoch's first batch where workers had to start for it, of the rank that waited longest.
+        examples_per_second: Fresh and echoed examples that were delivered on all ranks.
+        recommended_factor: The factor that follows from the measurements.
+        first_batch_seconds: Wait for the epoch's first batch, if workers had to start for it: of the rank that waited longest.
         speedup: Estimated steps per second, relative to factor 1.
-        next_factor: The factor decided on.
-        reason: Why, for programs: a value of `Reason`, or empty without a controller.
-        message: Why, for people.
+        next_factor: The factor that the controller has decided on.
+        reason: Its reason, for programs: a value of `Reason`, or empty without a controller.
+        message: Its reason, for people.
 
     Example:
         >>> EpochReport(epoch=0, steps=10, factor=2.0, fresh_examples=8, echoed_examples=8, idle_fraction=0.25).logged()
@@ -75,10 +75,10 @@ class EpochReport:
     message: str = ""
 
     def logged(self) -> dict[str, float]:
-        """What goes to loggers, under ``echo/...``; nothing that could not be measured."""
+        """Returns what goes to loggers, under ``echo/...``, without the values that could not be measured."""
         values = {name: getattr(self, name) for name in LOGGED}
         return {f"echo/{name}": float(value) for name, value in values.items() if value is not None}
 
     def state(self) -> dict[str, Any]:
-        """Plain types."""
+        """Returns all fields, in plain types."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,4 +1,4 @@
-"""`FactorSchedule`: a factor for each epoch, as it was told."""
+"""`FactorSchedule`: a fixed echo factor for each epoch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, as_number
 
 __all__ = ["FactorSchedule"]
 
 
 class FactorSchedule(Controller):
-    """A factor for each epoch: each entry holds from its epoch on.
+    """Sets the factor of each epoch: an entry counts from its epoch on, until the next entry.
 
     Args:
-        factors: Epoch -> echo factor. Before the first entry the factor stays what it is.
+        factors: Epoch -> echo factor. Before the first entry the factor is not changed.
 
     Raises:
-        TypeError: There is no mapping, an epoch is no integer, or a factor no number.
-        ValueError: There is no entry, an epoch is negative, or a factor below 1.
+        TypeError: ``factors`` is not a mapping, an epoch is not an integer, or a factor is not a number.
+        ValueError: There is no entry, an epoch is negative, or a factor is below 1.
 
     Example:
         >>> schedule = FactorSchedule({0: 1.0, 2: 4.0, 8: 1.0})
@@ -58,6 +58,6 @@ def _check_schedule(factors: Any) -> dict[int, float]:
             raise TypeError(f"factors must have epochs (integers) as keys, got {epoch!r}")
         if epoch < 0:
             raise ValueError(f"factors must have epochs from 0 on as keys, got {epoch}; 0 is the first epoch")
-        if not 1 <= check_number(f"factors[{epoch}]", factor) < math.inf:
+        if not 1 <= as_number(f"factors[{epoch}]", factor) < math.inf:
             raise ValueError(f"factors[{epoch}] must be a finite number >= 1, got {factor!r}; 1 switches echoing off")
     return {int(epoch): float(factors[epoch]) for epoch in sorted(factors)}

@@ -1,4 +1,4 @@
-"""What is told at the end of a training: where the time went, which factors were used and why, and what to do."""
+"""The text at the end of a training: where the time went, which factors were used and why, and what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from textwrap import fill
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.target_idle import LARGE_FACTOR, NO_GAIN_HELPS
-from lightning_echo.measuring.words import busy, many, no_workers, of_last, percent, short
+from lightning_echo.measuring.words import busy, no_workers, number_of, over_last, percent, three_digits
 
 __all__ = ["advise", "summarize"]
 
@@ -17,10 +17,10 @@ _COLUMNS = 120
 
 
 def summarize(reports: Sequence[EpochReport], advice: str) -> str:
-    """The summary of a training, lines of at most 120 columns.
+    """Returns the summary of a training, in lines of at most 120 columns.
 
     Args:
-        reports: Of its epochs, in order.
+        reports: The reports of its epochs, in order.
         advice: The last line.
 
     Example:
@@ -33,10 +33,10 @@ def summarize(reports: Sequence[EpochReport], advice: str) -> str:
     """
     if not reports:
         return _join(["lightning_echo: no epoch was measured", advice])
-    lines = [_times(reports)]
-    lines += [_stretch(list(stretch)) for _, stretch in groupby(reports, key=lambda report: report.factor)]
+    lines = [_times_line(reports)]
+    lines += [_epochs_line(list(epochs)) for _, epochs in groupby(reports, key=lambda report: report.factor)]
     last = reports[-1]
-    passes = f", {many(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
+    passes = f", {number_of(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
     lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
     if last.speedup is not None and last.factor > 1:
         lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
@@ -44,55 +44,64 @@ def summarize(reports: Sequence[EpochReport], advice: str) -> str:
 
 
 def advise(observation: Observation, recommended: Decision) -> str:
-    """What to do, in one sentence; it says of which steps its figures are, since others stand beside it.
+    """Returns one sentence: what to do. It names the steps of its figures, since it stands beside figures of other steps.
 
     Args:
-        observation: At the end of the last epoch, with those before it where it is short.
-        recommended: What `recommend` says to it.
+        observation: At the end of the last epoch, joined with the epochs before it if it is short.
+        recommended: What `recommend` returns for it.
     """
-    idle, factor, steps = observation.idle_fraction, observation.factor, observation.steps
+    idle, factor, steps, reason = observation.idle_fraction, observation.factor, observation.steps, recommended.reason
     if idle is None:
         return "Too few steps were measured for advice."
-    said = busy(idle, last=steps)
-    if recommended.reason is Reason.not_measured:
-        return f"No advice: {recommended.message}{of_last(steps)}."
-    is_starved = recommended.reason in (Reason.starved, Reason.at_maximum)
-    if recommended.reason is Reason.no_workers or (
-        is_starved and observation.costs is not None and not observation.costs.workers
-    ):
+    if reason is Reason.not_measured:
+        return f"No advice: {recommended.message}{over_last(steps)}."
+    is_starved = reason in (Reason.starved, Reason.at_maximum)
+    if reason is Reason.no_workers or (is_starved and observation.costs is not None and not observation.costs.workers):
         return no_workers(1, idle, last=steps)
-    if recommended.reason is Reason.downstream_too_slow:
-        return f"At this insertion point no factor is enough; {recommended.message}{of_last(steps)}."
-    helps = ""
+    if reason is Reason.downstream_too_slow:
+        return f"At this insertion point no factor is enough; {recommended.message}{over_last(steps)}."
+    finding = f"{busy(idle, last=steps)}{_what_else_helps(recommended)}"
+    if recommended.factor < factor:
+        return _advise_lower(recommended, finding)
+    if recommended.factor > factor:
+        return _advise_larger(observation, recommended, finding)
+    return (
+        f"Do not echo: {finding}." if factor == 1 and reason is not Reason.at_maximum else f"Keep factor {factor:g}: {finding}."
+    )
+
+
+def _advise_lower(recommended: Decision, finding: str) -> str:
+    lower = "Do not echo" if recommended.factor == 1 else f"Lower the factor to {recommended.factor:g}"
+    if recommended.reason is Reason.no_gain:
+        return f"{lower}: {finding}."
+    if recommended.reason is Reason.at_maximum:
+        why = "a larger one is seldom worth it" if recommended.factor >= LARGE_FACTOR else "max_factor allows no larger one"
+        return f"Lower the factor to {recommended.factor:g}: {why}."
+    if recommended.factor == 1:
+        return f"{lower}: fresh examples alone feed the accelerator, and are worth more than echoed ones."
+    return f"{lower}: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones."
+
+
+def _advise_larger(observation: Observation, recommended: Decision, finding: str) -> str:
+    larger = f"{'Echo with factor' if observation.factor == 1 else 'Raise the factor to'} {recommended.factor:g}"
+    if recommended.reason is Reason.at_minimum:
+        return f"{larger}, since min_factor allows no smaller one: {finding}."
+    only = busy(observation.idle_fraction or 0.0, only=True, last=observation.steps)
+    return f"{larger}{_times_as_fast(observation, recommended.factor)}: {only}{_what_else_helps(recommended)}."
+
+
+def _what_else_helps(recommended: Decision) -> str:
+    """Returns what helps if no larger factor does; empty if the recommended factor is enough."""
     if recommended.reason is Reason.at_maximum:
         larger = "a larger factor seldom does" if recommended.factor >= LARGE_FACTOR else "or a larger max_factor"
-        helps = f"; a faster source helps further, {larger}"
+        return f"; a faster source helps further, {larger}"
     if recommended.reason is Reason.no_gain:
-        helps = f", and a larger factor brings too little; {NO_GAIN_HELPS}"
-    if recommended.reason is not Reason.at_maximum and recommended.factor == factor == 1:
-        return f"Do not echo: {said}{helps}."
-    if recommended.factor == factor:
-        return f"Keep factor {factor:g}: {said}{helps}."
-    if recommended.factor < factor:
-        if recommended.reason is Reason.no_gain:
-            less = "Do not echo" if recommended.factor == 1 else f"Lower the factor to {recommended.factor:g}"
-            return f"{less}: {said}{helps}."
-        if recommended.reason is Reason.at_maximum:
-            why = "a larger one is seldom worth it" if recommended.factor >= LARGE_FACTOR else "max_factor says so"
-            return f"Lower the factor to {recommended.factor:g}: {why}."
-        if recommended.factor == 1:
-            return "Do not echo: fresh examples alone feed the accelerator, and are worth more than echoed ones."
-        enough = "that is enough to feed the accelerator, and fresh examples are worth more than echoed ones"
-        return f"Lower the factor to {recommended.factor:g}: {enough}."
-    what = "Echo with factor" if factor == 1 else "Raise the factor to"
-    if recommended.reason is Reason.at_minimum:
-        return f"{what} {recommended.factor:g}, since min_factor says so: {said}{helps}."
-    said = busy(idle, only=True, last=steps)
-    return f"{what} {recommended.factor:g}{_times_as_fast(observation, recommended.factor)}: {said}{helps}."
+        return f", and a larger factor brings too little; {NO_GAIN_HELPS}"
+    return ""
 
 
 def _times_as_fast(observation: Observation, factor: float) -> str:
-    """What another factor is worth; while the device waits, the host takes as long as a step lasts."""
+    """Returns the gain of another factor in words. While the device waits, the host takes as long as a step lasts."""
     costs, seconds = observation.costs, observation.step_seconds
     if costs is None or seconds is None:
         return ""
@@ -104,31 +113,31 @@ def _times_as_fast(observation: Observation, factor: float) -> str:
 
 
 def _join(lines: Sequence[str]) -> str:
-    """Each line after the first stands under it; what is too long goes on further in."""
+    """Returns one text; lines after the first are indented, and the rest of a long line is indented further."""
     indents = ["", *["  "] * (len(lines) - 1)]
-    said = [
+    return "\n".join(
         fill(line, _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
         for indent, line in zip(indents, lines, strict=True)
-    ]
-    return "\n".join(said)
+    )
 
 
-def _times(reports: Sequence[EpochReport]) -> str:
+def _times_line(reports: Sequence[EpochReport]) -> str:
     steps = sum(report.steps for report in reports)
     waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)
     worked = sum(report.steps * (report.step_seconds or 0) for report in reports)
     first = sum(report.first_batch_seconds or 0 for report in reports)
     total = waited + worked
     if not total:
-        return "lightning_echo: how long steps waited for input could not be measured"
+        return "lightning_echo: the time that steps waited for input could not be measured"
+    where = f"{three_digits(worked)} s of work, {three_digits(waited)} s waiting for input (idle {percent(waited / total)})"
     return (
-        f"lightning_echo: {many(steps, 'step', 'steps')} in {short(total)} s: {short(worked)} s of work, "
-        f"{short(waited)} s waiting for input (idle {percent(waited / total)}); {short(first)} s more for first batches"
+        f"lightning_echo: {number_of(steps, 'step', 'steps')} in {three_digits(total)} s: {where}; "
+        f"{three_digits(first)} s more for first batches"
     )
 
 
-def _stretch(reports: Sequence[EpochReport]) -> str:
-    """Epochs with the same factor, and what was decided at their end."""
+def _epochs_line(reports: Sequence[EpochReport]) -> str:
+    """Returns the line for successive epochs with the same factor, and for the decision at their end."""
     first, last = reports[0], reports[-1]
     epochs = f"epoch {first.epoch}" if first.epoch == last.epoch else f"epochs {first.epoch} to {last.epoch}"
     waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)

@@ -1,8 +1,10 @@
-"""`TargetIdle`: the smallest echo factor that feeds the device.
+"""`TargetIdle`: chooses the smallest echo factor that feeds the device.
 
-It predicts with the cost model, measures, and corrects: where the device waits although the model says that it should not, the
-host is taken for as slow as it was measured. So the first decision is close, and the second one right. Epochs that are too short
-to tell are judged together (`Recent`). A larger factor that brought far less than was predicted is given up again (`Trials`).
+It predicts with the cost model, measures, and corrects the prediction. If the device waits although the model says that it should
+not, the host is taken to be as slow as it was measured. So the first decision is close, and the second one is right.
+
+* Epochs that are too short to be judged alone are joined (`RecentSteps`).
+* A larger factor that brought far less than predicted is taken back (`Trials`).
 """
 
 from __future__ import annotations
@@ -11,34 +13,34 @@ import math
 from typing import Any
 
 from lightning_echo.insertion import STAGES, InsertionPoint
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, as_number
 from lightning_echo.measuring.cost import PipelineCosts
-from lightning_echo.measuring.recent import Recent
-from lightning_echo.measuring.trials import Trials, share_gained
+from lightning_echo.measuring.recent import RecentSteps
+from lightning_echo.measuring.trials import TakenBack, Trials, share_gained
 from lightning_echo.measuring.words import percent
 
 __all__ = ["AIM", "LARGE_FACTOR", "NO_GAIN_HELPS", "TARGET", "TargetIdle", "recommend", "round_up"]
 
 TARGET = 0.05  # idle fraction to stay under
-LARGE_FACTOR = 4.0  # beyond it the paper saw no gains throughout, see `TargetIdle`
-# Above what just feeds the device: a little jitter must not bring idle over the target again. 10 % and the rounding would leave
-# no room to stay within 10 % of the smallest factor that is enough.
+LARGE_FACTOR = 4.0  # with larger ones the paper did not see gains throughout, see `TargetIdle`
+# Times the factor that just feeds the device: a little jitter must not bring idle over the target again. With 1.1, rounding up
+# could bring the factor more than 10 % over the smallest one that is enough.
 AIM = 1.07
-_CHANGE = 1.1  # less is no change while idle is under the target
-NO_GAIN_HELPS = "where single reads are far slower than the others, a larger prefetch_factor or more workers help"
+_CHANGE = 1.1  # while idle is under the target, the factor is not lowered by less than this
+NO_GAIN_HELPS = "if single reads are far slower than the others, a larger prefetch_factor or more workers help"
 
 
 class TargetIdle(Controller):
-    """The smallest echo factor that brings the idle fraction under a target.
+    """Chooses the smallest echo factor that brings the idle fraction under a target.
 
-    The default maximum is 4. Every further use of the same data teaches less, and the paper finds an upper bound, which differs
-    between tasks and grows with the batch size: beyond it training needs more fresh examples again, not fewer (Choi et al. 2019,
-    arXiv 1907.05550, experiments on the upper bound of the echo factor). Up to 4 is the range in which it saw gains throughout.
-    In this project's own small runs (docs/evidence.md) 8 instead of 4 took 0.64 times the fresh examples on scanned digits, and
-    1.06 times in a language model: behind a source slower than 4 steps it may be worth a try.
+    The default maximum is 4. Every further use of the same data teaches less. The paper finds an upper bound, which differs
+    between tasks and grows with the batch size: beyond it, training needs more fresh examples again, not fewer (Choi et al.
+    2019, arXiv 1907.05550, experiments on the upper bound of the echo factor). Up to 4 it saw gains throughout. In this
+    project's own small runs (docs/evidence.md), factor 8 instead of 4 took 0.64 times the fresh examples on scanned digits, and
+    1.06 times in a language model: with a source slower than 4 steps it may be worth a try.
 
-    A larger factor is no cure for single reads that are far slower than the others. Where one brought less than half of what was
-    predicted, it is taken back, and the one before is kept until the measured costs have changed.
+    A larger factor does not help if single reads are far slower than the others. A larger factor that brought less than half of
+    the predicted gain is taken back. The factor before it is then kept until the measured costs have changed.
 
     Args:
         target: Idle fraction to stay under, in (0, 1).
@@ -46,7 +48,7 @@ class TargetIdle(Controller):
         max_factor: Largest factor to choose.
 
     Raises:
-        TypeError: An option is no number.
+        TypeError: An option is not a number.
         ValueError: An option has an impossible value.
 
     Example:
@@ -58,8 +60,8 @@ class TargetIdle(Controller):
     """
 
     def __init__(self, target: float = TARGET, *, min_factor: float = 1.0, max_factor: float = LARGE_FACTOR) -> None:
-        self.target = check_number("target", target)
-        self.min_factor, self.max_factor = check_number("min_factor", min_factor), check_number("max_factor", max_factor)
+        self.target = as_number("target", target)
+        self.min_factor, self.max_factor = as_number("min_factor", min_factor), as_number("max_factor", max_factor)
         if not 0 < self.target < 1:
             raise ValueError(f"target must be an idle fraction between 0 and 1, both excluded, got {target!r}; 0.05 is usual")
         if not 1 <= self.min_factor < math.inf:
@@ -68,9 +70,10 @@ class TargetIdle(Controller):
             raise ValueError(
                 f"max_factor must be a finite number >= min_factor={min_factor!r}, got {max_factor!r}; 4 is the default"
             )
-        # How much slower than its costs the host was when the device last waited, and the least of it that was ever needed.
+        # How many times slower than its measured costs the host was when the device last waited, and the smallest such number
+        # that explains every wait so far.
         self._slowness = self._least_slowness = 1.0
-        self._recent, self._trials = Recent(), Trials(self.target)
+        self._recent, self._trials = RecentSteps(), Trials(self.target)
 
     def __repr__(self) -> str:
         return f"TargetIdle({self.target:g}, min_factor={self.min_factor:g}, max_factor={self.max_factor:g})"
@@ -80,51 +83,52 @@ class TargetIdle(Controller):
 
     def decide(self, observation: Observation) -> Decision:
         if observation.idle_fraction is not None and observation.steps:
-            self._trials.see(observation)
+            self._trials.add(observation)
         observation = self._recent.joined(observation)
         idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
         if idle is None or observation.step_seconds is None:
             return self._within_bounds(
                 factor, Reason.not_measured, f"only {observation.steps} steps were measured with this factor"
             )
-        what = f"idle {idle * 100:.3g} %, target {self.target * 100:.3g} %"
-        if (held := self._trials.held) is not None:
-            is_fed = idle <= self.target and factor == held[0].factor
-            return self._within_bounds(factor, Reason.fits, what) if is_fed else self._hold(what, *held)
+        measured = f"idle {idle * 100:.3g} %, target {self.target * 100:.3g} %"
+        if (taken_back := self._trials.taken_back) is not None:
+            is_fed = idle <= self.target and factor == taken_back.before.factor
+            return self._within_bounds(factor, Reason.fits, measured) if is_fed else self._back(measured, taken_back)
         if idle <= self.target:
-            return self._lower(factor, what, costs)
+            return self._lower(factor, measured, costs)
         if costs is None:
-            return self._within_bounds(factor, Reason.not_measured, f"{what}, but what the pipeline costs is not known")
-        decision = self._raise(factor, what, costs, observation.step_seconds)
+            return self._within_bounds(factor, Reason.not_measured, f"{measured}, but the cost of the pipeline is not known")
+        decision = self._raise(factor, measured, costs, observation.step_seconds)
         if decision.factor > factor:
             if self._trials.is_doubtful:
-                message = f"{what}: the last raise has brought far less than it should so far, and is given some more time"
-                return self._within_bounds(factor, Reason.no_gain, message)
-            self._trials.raises()
+                doubt = "the larger factor has brought far less than predicted so far; it is tried for some more steps"
+                return self._within_bounds(factor, Reason.no_gain, f"{measured}: {doubt}")
+            self._trials.note_raise()
         return decision
 
-    def _hold(self, what: str, before: Observation, tried: Observation) -> Decision:
-        """A larger factor has brought too little: stays at the one before."""
+    def _back(self, measured: str, taken_back: TakenBack) -> Decision:
+        """Returns to the factor before, since a larger one has brought too little."""
+        before, tried = taken_back.before, taken_back.tried
         share = percent(max(0.0, share_gained(before, tried) or 0.0))
-        said = f"factor {tried.factor:g} instead of {before.factor:g} brought {share} of what it should; {NO_GAIN_HELPS}"
-        return self._within_bounds(before.factor, Reason.no_gain, f"{what}: {said}")
+        why = f"factor {tried.factor:g} instead of {before.factor:g} brought {share} of the predicted gain; {NO_GAIN_HELPS}"
+        return self._within_bounds(before.factor, Reason.no_gain, f"{measured}: {why}")
 
-    def _lower(self, factor: float, what: str, costs: PipelineCosts | None) -> Decision:
-        """Idle is under the target: less, if much less is enough."""
+    def _lower(self, factor: float, measured: str, costs: PipelineCosts | None) -> Decision:
+        """Decides while idle is under the target: a smaller factor, if a much smaller one is enough."""
         if costs is None:
-            return self._within_bounds(factor, Reason.fits, f"{what}; how much less would do is not known")
-        if self._slowness >= _CHANGE**2 * self._least_slowness:  # it may have been a passing one: halfway back
+            return self._within_bounds(factor, Reason.fits, f"{measured}; how small a factor is enough is not known")
+        if self._slowness >= _CHANGE**2 * self._least_slowness:  # the host may have been slow for a while only: halfway back
             self._slowness = math.sqrt(self._slowness * self._least_slowness)
         wanted = self._aim(costs)
         if wanted * _CHANGE > factor:
-            return self._within_bounds(factor, Reason.fits, what)
-        enough = f"{what}: a factor of {wanted:g} is enough"
+            return self._within_bounds(factor, Reason.fits, measured)
+        enough = f"{measured}: a factor of {wanted:g} is enough"
         if self.min_factor <= factor < self.min_factor * _CHANGE:
             return Decision(factor, Reason.at_minimum, f"{enough}; min_factor is {self.min_factor:g}")
         return self._within_bounds(wanted, Reason.cheaper_source, enough)
 
-    def _raise(self, factor: float, what: str, costs: PipelineCosts, step_seconds: float) -> Decision:
-        """Idle is over the target: more, if that helps."""
+    def _raise(self, factor: float, measured: str, costs: PipelineCosts, step_seconds: float) -> Decision:
+        """Decides while idle is over the target: a larger factor, if that helps."""
         if costs.workers and (host := costs.host_seconds(factor)):
             # While the device waits, the host takes as long as a step lasts; at the target it would take less.
             enough = costs.device_seconds / (1 - self.target)
@@ -132,16 +136,16 @@ class TargetIdle(Controller):
             self._least_slowness = max(self._least_slowness, min(enough / host, self._slowness))
         wanted = max(self._aim(costs), round_up(factor * AIM))
         if wanted > self.max_factor and (not costs.workers or not math.isfinite(wanted)):
-            return self._within_bounds(factor, *_why_not(costs.slower(self._slowness), self.target, what))
-        return self._within_bounds(wanted, Reason.starved, f"{what}: a factor of {wanted:g} feeds the device")
+            return self._within_bounds(factor, *_why_not(costs.slower(self._slowness), self.target, measured))
+        return self._within_bounds(wanted, Reason.starved, f"{measured}: a factor of {wanted:g} feeds the device")
 
     def _aim(self, costs: PipelineCosts) -> float:
-        """A little more than what feeds the device; 1 if nothing has to be echoed."""
+        """Returns a factor slightly above the one that just feeds the device; 1 if fresh examples alone feed it."""
         balance = costs.slower(self._slowness).feeding_factor(self.target)
         return round_up(balance * AIM) if balance > 1 else 1.0
 
     def _within_bounds(self, factor: float, reason: Reason, message: str) -> Decision:
-        """The factor, within the bounds."""
+        """Returns a decision for the factor, or for the bound that it is beyond."""
         if factor < self.min_factor:
             return Decision(self.min_factor, Reason.at_minimum, f"{message}; min_factor is {self.min_factor:g}")
         if factor > self.max_factor:
@@ -149,9 +153,12 @@ class TargetIdle(Controller):
         return Decision(factor, reason, message)
 
     def state_dict(self) -> dict[str, Any]:
-        recent = self._recent.state_dict()
-        rest = {"recent": recent, "trials": self._trials.state_dict()}
-        return {"slowness": self._slowness, "least_slowness": self._least_slowness, **rest}
+        return {
+            "slowness": self._slowness,
+            "least_slowness": self._least_slowness,
+            "recent": self._recent.state_dict(),
+            "trials": self._trials.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._slowness, self._least_slowness = state_dict["slowness"], state_dict["least_slowness"]
@@ -160,20 +167,20 @@ class TargetIdle(Controller):
 
 
 def recommend(observation: Observation, target: float = TARGET) -> Decision:
-    """What `TargetIdle` would choose, were it asked for the first time."""
+    """Returns what a new `TargetIdle` decides first."""
     return TargetIdle(target).decide(observation)
 
 
-def _why_not(costs: PipelineCosts, target: float, what: str) -> tuple[Reason, str]:
-    """No factor is large enough: why, and what would help."""
+def _why_not(costs: PipelineCosts, target: float, measured: str) -> tuple[Reason, str]:
+    """Returns why no factor is large enough, and what would help."""
     if not costs.workers:
         return (
             Reason.no_workers,
-            f"{what}: with num_workers=0 loading and training take turns; set num_workers to 1 or more first",
+            f"{measured}: with num_workers=0 loading and training take turns; set num_workers to 1 or more first",
         )
-    redone, room = costs.redone_seconds / costs.workers, costs.device_seconds
-    problem = f"{what}: what comes after the echo takes {redone * 1e3:.3g} ms per batch by itself, a step {room * 1e3:.3g} ms"
-    for later in costs.later_points():
+    redone, step = 1e3 * costs.redone_seconds / costs.workers, 1e3 * costs.device_seconds
+    problem = f"{measured}: the work after the insertion point takes {redone:.3g} ms per batch by itself, a step {step:.3g} ms"
+    for later in costs.at_later_points():
         if math.isfinite(factor := later.feeding_factor(target)):
             return (
                 Reason.downstream_too_slow,
@@ -184,15 +191,15 @@ def _why_not(costs: PipelineCosts, target: float, what: str) -> tuple[Reason, st
 
 
 def _unless_most_of_it(costs: PipelineCosts) -> str:
-    """Names the points of which the cost is not known, with what they would reuse of what is redone."""
+    """Returns the words for later points whose cost is not known, each with the stages that it would reuse."""
     redone = InsertionPoint(costs.insertion_point).properties.redone
-    said = ""
-    for point in costs.unknown_points():
+    words = ""
+    for point in costs.later_points_of_unknown_cost():
         more = " and ".join(STAGES[stage] for stage in point.properties.reused if stage in redone)
-        said += f"{point.option} if most of that is {more}, else at "
-    return said
+        words += f"{point.option} if most of that is {more}, else at "
+    return words
 
 
 def round_up(factor: float) -> float:
-    """Two decimals: what is said is what is used."""
+    """Rounds a factor up to two decimals, so that the factor in a message is the factor in use."""
     return math.ceil(round(factor * 100, 6)) / 100 if math.isfinite(factor) else factor

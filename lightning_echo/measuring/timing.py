@@ -4,14 +4,19 @@
                  |<- waited ------>|
                  |<- seconds of step k ------------------------->|
 
-Only fetching and copying count as waiting; validation is taken out, logging and the like are part of the time but no waiting.
-On CUDA the host runs ahead of the device: there events on the stream tell how long the device really had nothing to do between
-two steps, and of that as much counts as the host waited. Events are read when they have passed, so that a step never
+* Only fetching and copying count as waiting.
+* Validation is taken out of the time. Logging and hooks are part of the time, but not of the waiting.
+
+On CUDA the host runs ahead of the device. There, events on the stream tell how long the device really had nothing to do between
+two steps. Of that gap, only as much counts as the host waited. An event is read after the device has passed it, so a step never
 synchronises; only the end of an epoch waits for its last event.
 
-Where workers have to start for an epoch, its time runs from the arrival of the first batch, and the wait for that is a figure of
-its own: no echo factor shortens it. Where the workers live on, the first batch is waited for like any other, and the time runs
-from when it is asked for: what happens between two epochs belongs to neither.
+The first batch of an epoch is a special case:
+
+* If workers have to start for the epoch, the epoch's time begins when the first batch arrives. The wait for that batch is a
+  figure of its own, since no echo factor shortens it.
+* If the workers live on from the epoch before, the first batch is waited for like any other. The epoch's time begins when the
+  host asks for it. The time between two epochs belongs to neither.
 """
 
 from __future__ import annotations
@@ -22,11 +27,11 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["DeviceEvent", "StepTimer"]
+__all__ = ["DeviceEvent", "StepTimer", "StepTimes"]
 
 
 class DeviceEvent(Protocol):
-    """A moment on a device's stream, as ``torch.cuda.Event(enable_timing=True)``."""
+    """A moment on a device's stream, like ``torch.cuda.Event(enable_timing=True)``."""
 
     def record(self) -> None: ...
 
@@ -37,8 +42,20 @@ class DeviceEvent(Protocol):
     def elapsed_time(self, end_event: Any) -> float: ...  # milliseconds
 
 
+class StepTimes(NamedTuple):
+    """The times of some steps, in seconds.
+
+    Attributes:
+        waited: Time that each step waited for input.
+        seconds: Time of each step, waiting included.
+    """
+
+    waited: list[float]
+    seconds: list[float]
+
+
 class _Pending(NamedTuple):
-    """A step whose events may not have passed yet."""
+    """A step whose events the device may not have passed yet; times in seconds."""
 
     waited: float
     paused: float
@@ -48,14 +65,15 @@ class _Pending(NamedTuple):
 
 
 class StepTimer:
-    """Told what happens around each step, it says how long steps took and waited.
+    """Measures how long steps take and wait; its methods are called when something happens around a step.
 
     Args:
-        new_event: Makes a `DeviceEvent`; None: the host's clock alone.
-        clock: Seconds.
+        new_event: Makes a `DeviceEvent`. None: only the host's clock is used.
+        clock: Returns the time in seconds.
 
     Attributes:
-        first_batch_seconds: Wait for the epoch's first batch where workers had to start for it; else, and before it, None.
+        first_batch_seconds: Wait for the epoch's first batch, if workers had to start for it. None before that batch, and if no
+            worker had to start.
         waited_seconds: Sum over the epoch's steps so far.
         seconds: Sum over the epoch's steps so far.
 
@@ -66,7 +84,7 @@ class StepTimer:
         >>> timer.begin_fetch(); timer.end_fetch(); timer.begin_step(); timer.end_step()  # the first batch took 5 s
         >>> timer.begin_fetch(); timer.end_fetch(); timer.begin_step(); timer.end_step()
         >>> timer.first_batch_seconds, timer.take()
-        (5.0, ([0.0, 0.25], [0.75, 0.5]))
+        (5.0, StepTimes(waited=[0.0, 0.25], seconds=[0.75, 0.5]))
     """
 
     def __init__(self, new_event: Callable[[], DeviceEvent] | None = None, clock: Callable[[], float] = perf_counter) -> None:
@@ -80,14 +98,14 @@ class StepTimer:
         """Forgets the epoch before.
 
         Args:
-            goes_on: Whether nothing has to start for the first batch, so that it is waited for like any other.
+            goes_on: Whether no worker has to start for the first batch, so that it is waited for like any other.
         """
         if self._last_event is not None and not self._pending:
             self._spare.append(self._last_event)
         self._goes_on = goes_on
         self.first_batch_seconds: float | None = None
         self.waited_seconds = self.seconds = 0.0
-        self._steps = array("d"), array("d")  # eight bytes each, since an epoch may have many steps
+        self._step_waited, self._step_seconds = array("d"), array("d")  # eight bytes each, since an epoch may have many steps
         self._pending.clear()
         self._last_end: float | None = None  # when the last step ended; before the first one, when the epoch's time began
         self._last_event = None
@@ -97,16 +115,16 @@ class StepTimer:
         self._is_paused = False
 
     def begin_fetch(self) -> None:
-        """The host asks for the next batch."""
-        self.resume()  # where validation had nothing to do, nobody says that it is over
+        """Notes that the host asks for the next batch."""
+        self.resume()  # if validation had no batch, Lightning calls no hook at its end
         self._since = self._clock()
         if self._goes_on and self._last_end is None:
             self._last_end, self._paused = self._since, 0.0
-            if self._new_event is not None:  # the device may still work on what came between the epochs
+            if self._new_event is not None:  # the device may still be busy with work from between the epochs
                 self._last_event = self._event(self._new_event)
 
     def end_fetch(self) -> None:
-        """The batch is there."""
+        """Notes that the batch has arrived."""
         now = self._clock()
         if self._last_end is None:
             self.first_batch_seconds, self._last_end = now - self._since, now
@@ -116,26 +134,26 @@ class StepTimer:
             self._begin.record()
 
     def begin_copy(self) -> None:
-        """The host hands the batch to the device."""
+        """Notes that the host begins to hand the batch to the device."""
         self._since = self._clock()
 
     def end_copy(self) -> None:
-        """It has done so."""
+        """Notes that the host has handed the batch to the device."""
         if not self._is_paused:
             self._waited += self._clock() - self._since
 
     def begin_step(self) -> None:
-        """What follows uses the batch."""
+        """Notes that the batch is used from here on."""
         self.resume()
         if self._new_event is not None:
             self._begin = self._event(self._new_event)
 
     def end_step(self) -> None:
-        """The optimizer has stepped, or the gradients are accumulated."""
+        """Notes that the optimizer has stepped, or that the gradients are accumulated."""
         now, last = self._clock(), self._last_end
         waited, paused = self._waited, self._paused
         self._waited = self._paused = 0.0
-        if last is None:  # nobody has seen a batch come: nothing to count from, and no telling what was waited for
+        if last is None:  # no fetch was seen: the time has no beginning, and the wait is not known
             if self._begin is not None:
                 self._spare.append(self._begin)
             self._begin = None
@@ -144,7 +162,7 @@ class StepTimer:
         if self._new_event is None:
             self._count(waited, now - last - paused)
             return
-        begin = self._begin or self._event(self._new_event)  # for a batch of None, Lightning ends a step that did not begin
+        begin = self._begin or self._event(self._new_event)  # for a batch that is None, Lightning calls only the step's end
         end = self._event(self._new_event)
         self._pending.append(_Pending(waited, paused, self._last_event, begin, end))
         self._last_event, self._begin = end, None
@@ -152,20 +170,21 @@ class StepTimer:
             self._settle(self._pending.popleft())
 
     def pause(self) -> None:
-        """Validation begins."""
+        """Notes that validation begins."""
         if not self._is_paused:
             self._paused_at, self._is_paused = self._clock(), True
 
     def resume(self) -> None:
-        """Validation is over."""
+        """Notes that validation is over."""
         if self._is_paused:
             self._paused += self._clock() - self._paused_at
             self._is_paused = False
 
-    def take(self) -> tuple[list[float], list[float]]:
-        """Waited seconds and seconds of the steps that are known and were not taken yet."""
-        (waited, seconds), self._steps = self._steps, (array("d"), array("d"))
-        return waited.tolist(), seconds.tolist()
+    def take(self) -> StepTimes:
+        """Returns the times of the steps that are known and were not returned before."""
+        taken = StepTimes(self._step_waited.tolist(), self._step_seconds.tolist())
+        self._step_waited, self._step_seconds = array("d"), array("d")
+        return taken
 
     def settle(self) -> None:
         """Waits until the device has passed all events: for the end of an epoch."""
@@ -180,7 +199,7 @@ class StepTimer:
         return event
 
     def _settle(self, step: _Pending) -> None:
-        """Of the device's gap before a step as much counts as the host waited."""
+        """Counts a step whose events have passed: of the device's gap before it, as much as the host waited."""
         if step.previous_end is None:  # the first step: the device had nothing to do before it
             waited, seconds = step.waited, step.waited + step.begin.elapsed_time(step.end) / 1e3
         else:
@@ -192,7 +211,7 @@ class StepTimer:
         self._count(waited, seconds)
 
     def _count(self, waited: float, seconds: float) -> None:
-        self._steps[0].append(waited)
-        self._steps[1].append(seconds)
+        self._step_waited.append(waited)
+        self._step_seconds.append(seconds)
         self.waited_seconds += waited
         self.seconds += seconds

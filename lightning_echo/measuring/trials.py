@@ -1,17 +1,21 @@
-"""`Trials`: whether a larger factor has brought what the cost model says; where it has not, the factor before is the better one.
+"""`Trials`: finds out whether a larger factor has brought the predicted gain. If not, the factor before it is the better one.
 
-Costs are means. Where single reads take far longer than the others, or a source hangs at times, the queue of a worker stands
-still, and batches come in order: the device waits, although the workers are fast enough on average. A larger factor makes slow
-reads a little rarer, and does nothing against a source that hangs. It then brings far less than the model says, and costs as many
-fresh examples. So raises are looked at:
+The cost model knows means only. If single reads take far longer than the others, or if a source hangs at times, the queue of a
+worker stands still. Batches come in order, so the device waits, although the workers are fast enough on average. A larger factor
+makes slow reads a little rarer, and does nothing against a source that hangs. It then brings far less than the model says, but
+still takes away as many fresh examples. So each raise of the factor is judged:
 
-    before ---- raised ----> tried ---- too little came ----> back to before, and held there
-                                                                        |
-           going back lost what the model says: the raise was right after all, and is made again
+    before ---- raised ----> tried ---- too little gained ----> back at the factor before, and kept there
+                                                                            |
+        going back lost as much as the model says: the raise was right after all, and is made again
 
-A source that has got slower meanwhile is no failure of the factor. If the workers have measured it, it explains the waiting. If
-it was slow for an epoch only, it is the worst stretch of all that are looked at, which is left out. If it is slower for good, and
-no clock shows it, that is found out by going back. What is held is held until the costs have changed.
+A source that has become slower in the meantime does not count as a failure of the factor:
+
+* If the workers have measured that it is slower, their costs explain the waiting.
+* If it was slow for an epoch only, that epoch is in the worst of the stretches that are compared. The worst one is left out.
+* If it stays slower, and no clock shows it, going back to the factor before shows it.
+
+A raise that was taken back stays so until the costs have changed.
 """
 
 from __future__ import annotations
@@ -21,39 +25,47 @@ from typing import Any, NamedTuple
 
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.cost import PipelineCosts
-from lightning_echo.measuring.recent import ENOUGH_STEPS, are_alike, mean_of, observation_of, state_of
+from lightning_echo.measuring.recent import (
+    ENOUGH_STEPS,
+    are_of_same_pipeline,
+    mean_over_steps,
+    observation_from_state,
+    observation_state,
+    wait_per_step,
+)
 
-__all__ = ["Trials", "share_gained"]
+__all__ = ["TakenBack", "Trials", "share_gained"]
 
-_STRETCH_STEPS = ENOUGH_STEPS // 2  # that an idle fraction is compared over; an epoch that has more is one stretch
-_STRETCHES, _STEPS = 3, 10 * ENOUGH_STEPS  # both are needed for a verdict: a few slow reads more or less make a difference
-# Less of what the model says is too little: learning takes 1.57 to 1.75 times the steps at factor 4 (docs/evidence.md), so that
-# about half of what a larger factor should gain is lost again.
+_STRETCH_STEPS = ENOUGH_STEPS // 2  # steps of a stretch, whose idle fractions are compared; a longer epoch is one stretch
+# Stretches and steps that a verdict needs: with fewer of them, a few slow reads more or less decide.
+_STRETCHES, _STEPS = 3, 10 * ENOUGH_STEPS
+# A smaller share of the predicted gain is too little: at factor 4 learning takes 1.57 to 1.75 times the steps (docs/evidence.md),
+# so that about half of the gain of a larger factor is lost again.
 _ENOUGH_GAINED = 0.5
-_ALL_GAINED = 0.75  # as much of it is all, give or take what jitters
-_RAISED = 1.25  # smaller raises say little
-_RAISED_NEAR_TARGET = 1.5  # the same while idle is not far over the target: jitter is overcome in small steps
-_NEAR_TARGET = 2.0  # times the target
-_EXPLAINED = 1.5  # times as much waiting as today's costs say is no more than they say, give or take what no clock sees
-_CHANGED = 1.5  # costs that differ by less are the same
+_ALL_GAINED = 0.75  # this share of the predicted gain counts as all of it: measurements jitter
+_RAISED = 1.25  # a factor raised by less than this times is not judged
+_RAISED_NEAR_TARGET = 1.5  # the same while idle is near the target: jitter is overcome in small steps
+_NEAR_TARGET = 2.0  # near the target is up to this many times the target
+_EXPLAINED = 1.5  # today's costs explain up to this many times the waiting that they predict: no clock sees all of it
+_CHANGED = 1.5  # costs that differ by less than this factor count as equal
 
 
-class _Held(NamedTuple):
-    """A raise that brought too little.
+class TakenBack(NamedTuple):
+    """A raise of the factor that brought too little.
 
     Attributes:
-        before: What was seen at the factor gone back to.
-        tried: What was seen at the larger one.
-        refuted: Whether going back has shown that the larger one was right.
+        before: Observation at the smaller factor, which is used again.
+        tried: Observation at the larger factor.
+        is_refuted: Whether going back has shown that the larger factor was right.
     """
 
     before: Observation
     tried: Observation
-    refuted: bool = False
+    is_refuted: bool = False
 
 
 class Trials:
-    """What raising the factor has brought.
+    """The raises of the factor, and the gain of each.
 
     Args:
         target: Idle fraction to stay under.
@@ -61,83 +73,92 @@ class Trials:
 
     def __init__(self, target: float) -> None:
         self._target = target
-        self._raised: list[Observation] = []  # what was seen where the factor was raised, as long as that is looked at
-        self._held: _Held | None = None
+        self._before_raises: list[Observation] = []  # observations before the raises that are still judged
+        self._taken_back: TakenBack | None = None
         self._stretches: list[Observation] = []  # with the factor in force; the last one may still grow
 
     @property
-    def held(self) -> tuple[Observation, Observation] | None:
-        """What was seen at the factor gone back to, and at the larger one that brought too little; None: nothing is held."""
-        return None if self._held is None or self._held.refuted else (self._held.before, self._held.tried)
+    def taken_back(self) -> TakenBack | None:
+        """The raise that was taken back, or None; None also if the raise was right after all."""
+        return None if self._taken_back is None or self._taken_back.is_refuted else self._taken_back
 
     @property
     def is_doubtful(self) -> bool:
         """Whether it seems so far that raising the factor has brought too little."""
-        return self._failed() is not None
+        return self._before_failed_raise() is not None
 
-    def see(self, epoch: Observation) -> None:
-        """To be called with each epoch that was measured, alone, before what to do next is decided."""
+    def add(self, epoch: Observation) -> None:
+        """Adds an epoch that was measured, not joined with others, before the next decision."""
         self._add(epoch)
         if len(self._stretches) < _STRETCHES or sum(stretch.steps for stretch in self._stretches) < _STEPS:
             return
-        seen = _calm(self._stretches)
-        if self._held is not None:
-            self._held = _seen_again(self._held, seen)
-        if (before := self._failed()) is not None:
-            self._held = _Held(before, seen)
-        self._raised.clear()
+        now = _without_worst(self._stretches)
+        if self._taken_back is not None:
+            self._taken_back = _judged_again(self._taken_back, now)
+        if (before := self._before_failed_raise()) is not None:
+            self._taken_back = TakenBack(before, now)
+        self._before_raises.clear()
 
-    def raises(self) -> None:
-        """The factor is raised, and from where it is; raises that were found to be right are not looked at again."""
-        if not self._stretches or (self._held is not None and self._stretches[-1].factor < self._held.tried.factor):
+    def note_raise(self) -> None:
+        """Notes that the factor is raised now, unless this is a raise that was found to be right."""
+        if not self._stretches or (self._taken_back is not None and self._stretches[-1].factor < self._taken_back.tried.factor):
             return
-        self._raised.append(_calm(self._stretches))
+        self._before_raises.append(_without_worst(self._stretches))
 
     def _add(self, epoch: Observation) -> None:
         stretches = self._stretches
         if stretches and stretches[-1].factor != epoch.factor:
             stretches.clear()
         if stretches and stretches[-1].steps < _STRETCH_STEPS:
-            stretches[-1] = mean_of(stretches[-1], epoch)
+            stretches[-1] = mean_over_steps(stretches[-1], epoch)
         else:
             stretches.append(epoch)
         while len(stretches) > _STRETCHES and sum(stretch.steps for stretch in stretches[1:]) >= _STEPS:
             del stretches[0]
-        self._raised = [before for before in self._raised if before.factor < epoch.factor]
+        self._before_raises = [before for before in self._before_raises if before.factor < epoch.factor]
 
-    def _failed(self) -> Observation | None:
-        """Where the first of those raises began that have brought too little until now, as far as can be told."""
-        seen = _calm(self._stretches) if self._stretches else None
-        if seen is None or seen.steps < _STRETCH_STEPS:
+    def _before_failed_raise(self) -> Observation | None:
+        """Returns the observation before the first raise that has brought too little so far; None if there is none."""
+        now = _without_worst(self._stretches) if self._stretches else None
+        if now is None or now.steps < _STRETCH_STEPS:
             return None
-        is_near_target = (seen.idle_fraction or 0.0) <= _NEAR_TARGET * self._target
-        far = seen.factor / (_RAISED_NEAR_TARGET if is_near_target else _RAISED)
-        known = [before for before in self._raised if before.factor <= far and before.steps >= _STRETCH_STEPS]
-        return next((before for before in known if _brought_too_little(before, seen)), None)
+        is_near_target = (now.idle_fraction or 0.0) <= _NEAR_TARGET * self._target
+        largest = now.factor / (_RAISED_NEAR_TARGET if is_near_target else _RAISED)
+        judged = [before for before in self._before_raises if before.factor <= largest and before.steps >= _STRETCH_STEPS]
+        return next((before for before in judged if _brought_too_little(before, now)), None)
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain types."""
-        held = self._held
+        """Returns the state in plain types."""
+        back = self._taken_back
         return {
-            "raised": [state_of(before) for before in self._raised],
-            "held": None if held is None else [state_of(held.before), state_of(held.tried), held.refuted],
-            "stretches": [state_of(stretch) for stretch in self._stretches],
+            "raised": [observation_state(before) for before in self._before_raises],
+            "held": None if back is None else [observation_state(back.before), observation_state(back.tried), back.is_refuted],
+            "stretches": [observation_state(stretch) for stretch in self._stretches],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a `state_dict`; an empty one is that of a run that has tried nothing."""
-        held = state.get("held")
-        self._raised = [observation_of(before) for before in state.get("raised", [])]
-        self._held = None if held is None else _Held(observation_of(held[0]), observation_of(held[1]), held[2])
-        self._stretches = [observation_of(stretch) for stretch in state.get("stretches", [])]
+        """Restores what `state_dict` returned; an empty state is that of a run without raises."""
+        self._before_raises = [observation_from_state(before) for before in state.get("raised", [])]
+        self._taken_back = None
+        if (saved := state.get("held")) is not None:
+            before, tried, is_refuted = saved
+            self._taken_back = TakenBack(observation_from_state(before), observation_from_state(tried), is_refuted)
+        self._stretches = [observation_from_state(stretch) for stretch in state.get("stretches", [])]
 
 
 def share_gained(before: Observation, now: Observation) -> float | None:
-    """How much less is waited per step than at the factor before, as a share of what the model says; None where it says nothing.
+    """Returns the share of the predicted gain that a larger factor has brought: the seconds per step that are no longer waited.
 
-    The host is taken to cost what it cost before, and to be as much slower than that as it was.
+    The prediction takes the costs measured before, on a host as much slower than these costs as it was then.
+
+    Args:
+        before: At the smaller factor.
+        now: At the larger factor.
+
+    Returns:
+        The share; None if the model predicts no gain, or knows too little.
 
     Example:
         >>> costs = PipelineCosts("after_augmentation", 0.06, 0.0, 0.0, device_seconds=0.01, workers=2)
@@ -146,30 +167,33 @@ def share_gained(before: Observation, now: Observation) -> float | None:
         >>> round(share_gained(before, now), 2)  # 15 ms of waiting in place of 20, where 5 were expected
         0.33
     """
-    without, expected = _waiting(before, before.costs, before.factor), _waiting(before, before.costs, now.factor)
-    if without is None or expected is None or without <= expected:
+    at_smaller = _predicted_wait(before, before.costs, before.factor)
+    at_larger = _predicted_wait(before, before.costs, now.factor)
+    if at_smaller is None or at_larger is None or at_smaller <= at_larger:
         return None
-    return (without - _waited(now)) / (without - expected)
+    return (at_smaller - wait_per_step(now)) / (at_smaller - at_larger)
 
 
 def _brought_too_little(before: Observation, now: Observation) -> bool:
-    """Whether a raise has, and what the host costs now does not explain it."""
-    share, explained = share_gained(before, now), _waiting(before, now.costs, now.factor)
-    return share is not None and share < _ENOUGH_GAINED and explained is not None and explained * _EXPLAINED < _waited(now)
+    """Whether a raise has brought too little, and the costs of today do not explain it."""
+    share, explained = share_gained(before, now), _predicted_wait(before, now.costs, now.factor)
+    if share is None or explained is None:
+        return False
+    return share < _ENOUGH_GAINED and explained * _EXPLAINED < wait_per_step(now)
 
 
-def _seen_again(held: _Held, seen: Observation) -> _Held | None:
-    """What is held after another look; None where costs have changed."""
-    costs = [_relative_cost(each) for each in (held.before, held.tried)]
-    if not min(costs) / _CHANGED < _relative_cost(seen) < max(costs) * _CHANGED:
+def _judged_again(taken_back: TakenBack, now: Observation) -> TakenBack | None:
+    """Returns the raise that was taken back, refuted if going back was wrong; None if the costs have changed."""
+    costs = [_relative_cost(each) for each in (taken_back.before, taken_back.tried)]
+    if not min(costs) / _CHANGED < _relative_cost(now) < max(costs) * _CHANGED:
         return None
-    lost = share_gained(seen, held.tried) if seen.factor == held.before.factor else None
-    return held if lost is None or lost < _ALL_GAINED else held._replace(refuted=True)
+    lost = share_gained(now, taken_back.tried) if now.factor == taken_back.before.factor else None
+    return taken_back if lost is None or lost < _ALL_GAINED else taken_back._replace(is_refuted=True)
 
 
-def _waiting(before: Observation, costs: PipelineCosts | None, factor: float) -> float | None:
-    """Seconds per step that the model says, of a host as much slower than its costs as it was before."""
-    if costs is None or before.costs is None or before.step_seconds is None or not are_alike(before.costs, costs):
+def _predicted_wait(before: Observation, costs: PipelineCosts | None, factor: float) -> float | None:
+    """Returns the predicted waiting per step, in seconds, on a host as much slower than its costs as it was before."""
+    if costs is None or before.costs is None or before.step_seconds is None or not are_of_same_pipeline(before.costs, costs):
         return None
     host = before.costs.host_seconds(before.factor)
     if not costs.workers or not host:
@@ -177,18 +201,13 @@ def _waiting(before: Observation, costs: PipelineCosts | None, factor: float) ->
     return costs.slower(before.step_seconds / host).step_seconds(factor) - costs.device_seconds
 
 
-def _waited(seen: Observation) -> float:
-    """Seconds per step that were waited."""
-    return (seen.idle_fraction or 0.0) * (seen.step_seconds or 0.0)
-
-
-def _relative_cost(seen: Observation) -> float:
-    """What a batch costs all workers at factor 1, in steps of the device; 0 where that is not known."""
-    costs = seen.costs
+def _relative_cost(observation: Observation) -> float:
+    """Returns the host time per batch at factor 1, as a multiple of the device time; 0 if it is not known."""
+    costs = observation.costs
     return costs.host_seconds(1.0) / costs.device_seconds if costs is not None and costs.device_seconds else 0.0
 
 
-def _calm(stretches: list[Observation]) -> Observation:
-    """All of them together but the worst; a single one, or the better of two, stands for itself."""
+def _without_worst(stretches: list[Observation]) -> Observation:
+    """Returns the mean over all stretches without the one with the most idle time; a single stretch is returned as it is."""
     worst = max(range(len(stretches)), key=lambda i: stretches[i].idle_fraction or 0.0) if len(stretches) > 1 else -1
-    return reduce(mean_of, [stretch for i, stretch in enumerate(stretches) if i != worst])
+    return reduce(mean_over_steps, [stretch for i, stretch in enumerate(stretches) if i != worst])

@@ -1,4 +1,4 @@
-"""`Decider`: shows a controller the same observation on every rank, and lets rank 0's decision count for all."""
+"""`Decider`: shows the controller the same observation on every rank, and gives all ranks the decision of rank 0."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, load_state_by_kind, state_by_kind
-from lightning_echo.measuring.recent import Recent
+from lightning_echo.measuring.recent import RecentSteps
 from lightning_echo.measuring.target_idle import recommend
-from lightning_echo.monitoring.meter import EpochMeasures
+from lightning_echo.monitoring.run_meter import EpochMeasures
 from lightning_echo.training.collection import Echoed, EchoLoaders, common_factor, parts_of
 from lightning_echo.training.lengths import check_factor_during_training
 
@@ -23,7 +23,7 @@ class Decider:
     """Asks a controller at the end of each epoch. All ranks must call its methods together.
 
     Args:
-        controller: None: nothing is decided, but everything observed.
+        controller: None: epochs are observed, but nothing is decided.
 
     Attributes:
         validated: Whether validation has run in this ``fit``.
@@ -31,17 +31,17 @@ class Decider:
 
     def __init__(self, controller: Controller | None) -> None:
         self._controller = controller
-        self._recent = Recent()
+        self._recent = RecentSteps()
         self.validated = False
-        self._kept: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten what was logged
-        self._seen: dict[str, Tensor] = {}  # the logged tensors themselves: a value logged anew may be equal
+        self._logged_before: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten what was logged
+        self._logged_last: dict[str, Tensor] = {}  # the tensors of the last epoch: a value that is logged anew may be equal
 
     def check(self, trainer: pl.Trainer, loader: Echoed | None) -> None:
-        """Finds out before training what would end it later.
+        """Refuses before training what would end it later.
 
         Raises:
-            MisconfigurationException: There is nothing to decide on, or loaders have factors of their own, or a schedule of the
-                learning rate forbids longer epochs.
+            MisconfigurationException: There is no `EchoLoader`, the loaders have different factors, or a learning-rate schedule
+                forbids longer epochs.
             ValueError: The buffer cannot hold what the largest factor needs.
         """
         if self._controller is None:
@@ -59,11 +59,11 @@ class Decider:
     def observe(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int, factor: float, measures: EpochMeasures
     ) -> Observation:
-        """What is known at the end of an epoch, the same on all ranks."""
+        """Returns what is known at the end of an epoch; it is the same on all ranks."""
         logged = self._logged(trainer)
         names = trainer.strategy.broadcast(sorted(logged))
         anew = frozenset(trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)]))
-        self._seen.update(logged)
+        self._logged_last.update(logged)
         judged = measures.judged
         return Observation(
             epoch=epoch,
@@ -78,10 +78,10 @@ class Decider:
         )
 
     def decide(self, trainer: pl.Trainer, observation: Observation) -> Decision | None:
-        """The decision of rank 0; None without a controller.
+        """Returns the decision of rank 0; None without a controller.
 
         Raises:
-            TypeError: The controller returned something else.
+            TypeError: The controller returned something else than a `Decision`.
         """
         if self._controller is None:
             return None
@@ -91,59 +91,62 @@ class Decider:
         factor, reason, message = trainer.strategy.broadcast((decision.factor, decision.reason.value, decision.message))
         return Decision(factor, Reason(reason), message)
 
-    def lately(self, observation: Observation) -> Observation:
-        """The epoch, together with those before it where it is short; to be called once for each."""
+    def joined_with_recent(self, observation: Observation) -> Observation:
+        """Returns the epoch, joined with the epochs before it if it is short; must be called once for each epoch."""
         return self._recent.joined(observation)
 
     def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:
-        """What was measured to be right: by the controller, without one what ``TargetIdle()`` would choose.
+        """Returns the factor that follows from the measurements: the controller's, or what ``TargetIdle()`` would choose.
 
         Args:
             loader: What was trained on.
-            observation: What was seen `lately`.
-            decision: The controller's.
+            observation: What `joined_with_recent` returned.
+            decision: The controller's decision.
         """
         if decision is not None and decision.reason.is_measured:
             return decision
         if not isinstance(loader, EchoLoaders) or loader.has_one_factor:
             return recommend(observation)
-        why = "the loaders have factors of their own, and which of them keeps the accelerator waiting is not known"
+        why = "the loaders have different factors, and it is not known which of them the accelerator waits for"
         return Decision(observation.factor, Reason.not_measured, why)
 
     def metrics_state(self, trainer: pl.Trainer) -> dict[str, tuple[float, bool]]:
-        """Of each logged metric its value, and whether it was logged since the last epoch's end: a resumed Trainer forgets it."""
+        """Returns of each logged metric its value, and whether it was logged since the last epoch's end.
+
+        A resumed Trainer has forgotten both.
+        """
         return {name: (float(value), self._is_new(name, value)) for name, value in self._logged(trainer).items()}
 
     def load_metrics_state(self, state: dict[str, tuple[float, bool]]) -> None:
-        """Goes on from `metrics_state`."""
-        self._kept = {name: torch.tensor(value) for name, (value, _) in state.items()}
-        self._seen = {name: self._kept[name] for name, (_, is_new) in state.items() if not is_new}
+        """Restores what `metrics_state` returned."""
+        self._logged_before = {name: torch.tensor(value) for name, (value, _) in state.items()}
+        self._logged_last = {name: self._logged_before[name] for name, (_, is_new) in state.items() if not is_new}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain types and tensors."""
+        """Returns the controller's state: plain types and tensors."""
         return {} if self._controller is None else state_by_kind(self._controller)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The state of another kind of controller is left alone."""
+        """Restores what `state_dict` returned; it ignores the state of another class of controller."""
         if self._controller is not None:
             load_state_by_kind(self._controller, state)
 
     def recent_state(self) -> dict[str, Any]:
-        """What was seen `lately`, as plain types."""
+        """Returns the epochs that the next one may be joined with, in plain types."""
         return self._recent.state_dict()
 
     def load_recent_state(self, state: dict[str, Any]) -> None:
-        """Goes on from `recent_state`."""
+        """Restores what `recent_state` returned."""
         self._recent.load_state_dict(state)
 
     def _logged(self, trainer: pl.Trainer) -> dict[str, Tensor]:
-        found = {**self._kept, **trainer.callback_metrics}
+        found = {**self._logged_before, **trainer.callback_metrics}
         return {name: value for name, value in found.items() if not name.startswith("echo/")}
 
     def _is_new(self, name: str, value: Tensor) -> bool:
-        """Whether a metric was logged since the last epoch's end: ``callback_metrics`` keeps old values."""
-        seen = self._seen.get(name)
-        return seen is None or seen.data_ptr() != value.data_ptr()
+        """Whether a metric was logged since the last epoch's end; ``callback_metrics`` keeps old values."""
+        last = self._logged_last.get(name)
+        return last is None or last.data_ptr() != value.data_ptr()
 
 
 def _mean_over_ranks(pl_module: pl.LightningModule, names: list[str], logged: dict[str, Tensor]) -> dict[str, float]:

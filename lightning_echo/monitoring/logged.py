@@ -1,4 +1,4 @@
-"""What a run shows of echoing: metrics and hyperparameters in every logger, a short text in the progress bar."""
+"""What a run shows of echoing: metrics and hyperparameters in loggers, an `EpochReport`, a short text in the progress bar."""
 
 from __future__ import annotations
 
@@ -10,41 +10,40 @@ import torch
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.measuring.control import Controller, Decision, Observation
 from lightning_echo.measuring.report import EpochReport
-from lightning_echo.monitoring.meter import EpochMeasures, RunMeter
+from lightning_echo.monitoring.run_meter import EpochMeasures, RunMeter
 from lightning_echo.training.collection import Echoed
 
 __all__ = ["ProgressText", "log_hyperparameters", "log_metrics", "report_of", "steps_taken"]
 
 
 def steps_taken(trainer: pl.Trainer) -> int:
-    """As Lightning counts them for its loggers: under manual optimization every batch is one, however many optimizers step."""
+    """Returns the number of steps as Lightning counts them for its loggers.
+
+    Under manual optimization every batch is one step, however many optimizers step.
+    """
     if trainer.lightning_module.automatic_optimization:
         return trainer.global_step
     return trainer.fit_loop.total_batch_idx + 1
 
 
 def log_metrics(trainer: pl.Trainer, values: dict[str, float]) -> None:
-    """Through every logger, beside what Lightning logs at this step."""
-    step = max(steps_taken(trainer) - 1, 0)  # Lightning's own number for it, counted from 0
+    """Logs values through every logger, beside what Lightning logs at this step."""
+    step = max(steps_taken(trainer) - 1, 0)  # Lightning's own number of the step, counted from 0
     for logger in trainer.loggers:
         logger.log_metrics(values, step=step)
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
 
 
 def log_hyperparameters(trainer: pl.Trainer, loader: Echoed | None, controller: Controller | None) -> None:
-    """What echoing amounts to in this run, as plain types (checkpoints with hyperparameters load with ``weights_only=True``).
+    """Logs the options of echoing, as plain types: checkpoints with hyperparameters load with ``weights_only=True``.
 
-    Of several loaders the options stand under their names.
+    The options of several loaders stand under the loaders' names.
     """
     if loader is None:
         return
-    said: dict[str, Any] = {"controller": None if controller is None else repr(controller)}
-    if isinstance(loader, EchoLoader):
-        said = {**_options(loader), **said}
-    else:
-        said = {**{name: _options(part) for name, part in loader.items()}, **said}
+    options = _options(loader) if isinstance(loader, EchoLoader) else {name: _options(part) for name, part in loader.items()}
     for logger in trainer.loggers:
-        logger.log_hyperparams({"echo": said})
+        logger.log_hyperparams({"echo": {**options, "controller": None if controller is None else repr(controller)}})
 
 
 def _options(loader: EchoLoader) -> dict[str, Any]:
@@ -65,21 +64,21 @@ def report_of(
     recommended: Decision,
     decision: Decision | None,
 ) -> EpochReport:
-    """What is known of an epoch that is over.
+    """Returns the report of an epoch that is over.
 
     Args:
-        meter: Has counted in the run so far.
-        measures: Of the epoch.
+        meter: Has counted the examples of the run so far.
+        measures: What was measured in the epoch.
         loader: What was trained on; None: nothing of it is echoed.
-        observation: What was seen lately: the epoch, together with those before it where it is short.
-        recommended: What was measured to be right.
-        decision: The controller's; None: there is none.
+        observation: The epoch, joined with the epochs before it if it is short.
+        recommended: The factor that follows from the measurements.
+        decision: The controller's; None without a controller.
     """
     whole, costs = measures.whole, measures.costs
     fresh, echoed = meter.totals
     factor = 1.0 if loader is None else loader.factor_in_force
     seconds = whole.steps * (whole.wait_seconds + whole.step_seconds) if whole is not None else 0
-    says_factor = observation.idle_fraction is not None and (
+    is_one_factor = observation.idle_fraction is not None and (
         loader is None or isinstance(loader, EchoLoader) or loader.has_one_factor
     )
     return EpochReport(
@@ -96,7 +95,7 @@ def report_of(
         step_seconds=None if whole is None else whole.step_seconds,
         upstream_seconds=None if costs is None else costs.upstream_seconds,
         examples_per_second=(measures.fresh + measures.echoed) / seconds if seconds else None,
-        recommended_factor=recommended.factor if says_factor else None,
+        recommended_factor=recommended.factor if is_one_factor else None,
         first_batch_seconds=measures.first_batch_seconds,
         speedup=None if costs is None else costs.speedup(factor),
         next_factor=None if decision is None else decision.factor,
@@ -106,7 +105,7 @@ def report_of(
 
 
 class ProgressText:
-    """``echo=2.0x idle 3%`` among the progress bar's items, while it is shown."""
+    """Adds ``echo=2.0x idle 3%`` to the items of the progress bar."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -114,7 +113,7 @@ class ProgressText:
         self._get_metrics: Any = None
 
     def show(self, trainer: pl.Trainer) -> None:
-        """Begins to add to what the bar displays."""
+        """Begins to add the text to what the bar displays."""
         self.hide()
         if (bar := trainer.progress_bar_callback) is not None:
             self._bar, self._get_metrics = bar, bar.get_metrics
@@ -125,9 +124,9 @@ class ProgressText:
         if self._bar is not None:
             del vars(self._bar)["get_metrics"]
             if getattr(self._get_metrics, "__func__", None) is not getattr(type(self._bar), "get_metrics", None):
-                vars(self._bar)["get_metrics"] = self._get_metrics  # had been put on the instance by somebody else
+                vars(self._bar)["get_metrics"] = self._get_metrics  # somebody else had put it on the instance
             self._bar = None
 
     def get_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Stands in for the bar's own."""
+        """Stands in for the bar's own method."""
         return {**self._get_metrics(*args, **kwargs), **({"echo": self.text} if self.text else {})}

@@ -1,58 +1,79 @@
-"""`RunCounts`: fresh and echoed examples of a run, all ranks, also after a resume: a checkpoint holds rank 0's state alone."""
+"""`RunCounts`: the fresh and echoed examples of a run on all ranks, also after a resume.
+
+A checkpoint holds the state of rank 0 alone, so this state is that of the whole job.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from lightning_echo.measuring.metrics import EchoCounter
 
-__all__ = ["RunCounts"]
+__all__ = ["Examples", "RunCounts"]
+
+
+class Examples(NamedTuple):
+    """Numbers of examples.
+
+    Attributes:
+        fresh: Fresh examples.
+        echoed: Echoed examples.
+    """
+
+    fresh: int = 0
+    echoed: int = 0
 
 
 class RunCounts:
-    """Adds up what this rank has delivered with what the other ranks have.
+    """Joins the examples delivered on this rank with those of the other ranks.
 
     Attributes:
-        counter: Examples delivered in the run.
-        totals: Fresh and echoed examples of the job when they were last added up.
+        counter: The metric that counts the examples delivered in the run.
+        totals: Examples of the job when the ranks last added them up.
     """
 
     def __init__(self) -> None:
         self.counter = EchoCounter()
-        self.totals = (0, 0)
-        self._at_totals = (0, 0)  # what the metric had counted on this rank then
-        self._counted = (0, 0)  # of the examples delivered on this rank, those that the metric knows of
+        self.totals = Examples()
+        self._in_metric_at_totals = Examples()  # examples that the metric had counted on this rank then
+        self._counted = Examples()  # of the examples delivered on this rank, those that the metric has counted
 
-    def go_on(self, delivered: tuple[int, int]) -> None:
-        """What was delivered on this rank so far is in the totals already."""
-        self._counted, self._at_totals = delivered, self._in_metric()
+    def go_on_from(self, delivered: Examples) -> None:
+        """Notes what this rank has delivered so far; the totals that were loaded contain it."""
+        self._counted, self._in_metric_at_totals = delivered, self._in_metric()
 
-    def skip_to(self, delivered: tuple[int, int]) -> None:
+    def skip_to(self, delivered: Examples) -> None:
         """Counts from here on: a loader that was made anew may begin at 0, or elsewhere."""
         self._counted = delivered
 
-    def update(self, delivered: tuple[int, int]) -> None:
-        """Counts what this rank has delivered since the last time."""
-        self.counter.update(delivered[0] - self._counted[0], delivered[1] - self._counted[1])
+    def update(self, delivered: Examples) -> None:
+        """Counts the examples that this rank has delivered since the last call."""
+        self.counter.update(delivered.fresh - self._counted.fresh, delivered.echoed - self._counted.echoed)
         self._counted = delivered
 
-    def add_up(self) -> tuple[int, int]:
-        """Over all ranks, which must call it together."""
+    def add_up(self) -> Examples:
+        """Adds up the examples of all ranks, which must call this together."""
         counts = self.counter.compute()
-        self.totals = (int(counts["fresh_examples"]), int(counts["echoed_examples"]))
-        self._at_totals = self._in_metric()
+        self.totals = Examples(int(counts["fresh_examples"]), int(counts["echoed_examples"]))
+        self._in_metric_at_totals = self._in_metric()
         return self.totals
 
     def state(self, world_size: int) -> list[int]:
-        """The job's counts. What other ranks have counted since they were added up is taken to be what this one has."""
-        since = [now - then for now, then in zip(self._in_metric(), self._at_totals, strict=True)]
-        return [total + world_size * added for total, added in zip(self.totals, since, strict=True)]
+        """Returns the job's fresh and echoed examples.
+
+        Since the totals, every other rank is taken to have counted as many examples as this one.
+        """
+        now, then = self._in_metric(), self._in_metric_at_totals
+        return [
+            self.totals.fresh + world_size * (now.fresh - then.fresh),
+            self.totals.echoed + world_size * (now.echoed - then.echoed),
+        ]
 
     def load(self, state: list[int]) -> None:
-        """Goes on from `state`."""
-        fresh, echoed = state
+        """Restores what `state` returned."""
+        self.totals = Examples(*state)
         self.counter.reset()
-        self.counter.update(fresh, echoed)
-        self.totals = (fresh, echoed)
+        self.counter.update(self.totals.fresh, self.totals.echoed)
 
-    def _in_metric(self) -> tuple[int, int]:
-        fresh, echoed = self.counter.counts.tolist()
-        return fresh, echoed
+    def _in_metric(self) -> Examples:
+        return Examples(*self.counter.counts.tolist())

@@ -128,8 +128,9 @@ class Buffer:
             if left > 1 and count:
                 passed += len(self.by_left[left])
                 upto = int(passed * count / live + offset) if passed < live else count
-                drawn += self._draw_from(left, upto - before, rand)
-                before = upto
+                if upto > before:
+                    drawn += self._draw_from(left, upto - before, rand)
+                    before = upto
         return drawn
 
     def _draw_from(self, left: int, count: int, rand: Callable[[], float]) -> list[Live]:

@@ -32,33 +32,32 @@ class Order:
 
     Args:
         length: Items of a pass over all ranks, before it is dealt out.
-        kept: Items of a pass on one rank, after the tail was dropped or filled.
+        pass_length: Items of a pass on one rank, after the tail was dropped or filled.
         replicas: Number of ranks that the pass is dealt out to.
         rank: This rank.
         distance: Positions of a rank that must lie between two uses of an index while passes are spread.
     """
 
-    def __init__(self, length: int, kept: int, replicas: int = 1, rank: int = 0, distance: int = 0) -> None:
-        self.length, self.kept, self.replicas, self.rank = length, kept, replicas, rank
+    def __init__(self, length: int, pass_length: int, replicas: int = 1, rank: int = 0, distance: int = 0) -> None:
+        self.length, self.pass_length, self.replicas, self.rank = length, pass_length, replicas, rank
         self.position = 0
         self.exact = True  # whether a resumed run finds the same order again
-        self._slots = min(distance * replicas + replicas - 1, kept * replicas) if distance else 0
+        self._slots = min(distance * replicas + replicas - 1, pass_length * replicas) if distance else 0
         self._distances: list[tuple[int, int]] = [(0, 0)]  # (from which pass on, distance in slots)
         self._pass: Iterator[Any] = iter(())
 
-    def set_spreading(self, on: bool) -> None:
-        """Whether the passes after the present one are spread. One that begins just here follows nothing that is live."""
-        slots = self._slots if on else 0
-        if slots != self._distances[-1][1]:
-            first = self.position // self.kept + 1
-            self._distances = [entry for entry in self._distances if entry[0] < first] + [(first, slots)]
+    def begin_spreading(self) -> None:
+        """Spreads the passes after the present one. A pass that begins just here follows nothing that is live."""
+        if self._slots != self._distances[-1][1]:
+            first = self.position // self.pass_length + 1
+            self._distances = [entry for entry in self._distances if entry[0] < first] + [(first, self._slots)]
 
     def take(self, count: int) -> list[Any]:
         """The items of the next ``count`` positions."""
         taken: list[Any] = list(islice(self._pass, count))
         self.position += len(taken)
         while len(taken) < count:
-            number, offset = divmod(self.position, self.kept)
+            number, offset = divmod(self.position, self.pass_length)
             if not offset:
                 self._pass = self._begin(number)
             more = list(islice(self._pass, count - len(taken)))
@@ -96,22 +95,19 @@ class Order:
 
     def _reaches_tail(self, number: int) -> bool:
         """Whether the rearranged slots of a pass may reach those that the next pass keeps away from."""
-        return self.kept * self.replicas < 2 * self._distance(number) + self._distance(number + 1)
+        return self.pass_length * self.replicas < 2 * self._distance(number) + self._distance(number + 1)
 
 
 class SequentialOrder(Order):
-    """The data set's own order in every pass: an index returns after a whole pass, nothing has to be spread."""
-
-    def set_spreading(self, on: bool) -> None:
-        """Nothing to do."""
+    """The data set's own order in every pass. An index returns after a whole pass, so it needs no ``distance``."""
 
     def seek(self, position: int) -> None:
         self.position = position
-        self._pass = self._begin(*divmod(position, self.kept))
+        self._pass = self._begin(*divmod(position, self.pass_length))
 
     def _begin(self, number: int, offset: int = 0) -> Iterator[int]:
-        for start in range(offset, self.kept, _CHUNK):
-            stop = min(start + _CHUNK, self.kept)
+        for start in range(offset, self.pass_length, _CHUNK):
+            stop = min(start + _CHUNK, self.pass_length)
             yield from self._indices(number, np.arange(start, stop, dtype=np.uint64))
 
     def _indices(self, number: int, positions: Slots) -> list[int]:
@@ -134,15 +130,12 @@ class ShuffledOrder(SequentialOrder):
         self._seed = seed
         self._head: tuple[int, Slots] = (-1, np.empty(0, dtype=np.uint64))
 
-    def set_spreading(self, on: bool) -> None:
-        Order.set_spreading(self, on)
-
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
         self._head = (-1, self._head[1])
 
     def _at(self, number: int, slots: Slots) -> list[int]:
-        head = self._ranks(number)
+        head = self._head_of(number)
         if self._reaches_tail(number):
             slots %= np.uint64(self.length)
         moved = slots < len(head)
@@ -152,8 +145,8 @@ class ShuffledOrder(SequentialOrder):
         result: list[int] = permute(slots, self.length, mix(self._seed, number)).tolist()
         return result
 
-    def _ranks(self, number: int) -> Slots:
-        """Ranks of the entries in the rearranged first slots of a pass."""
+    def _head_of(self, number: int) -> Slots:
+        """Returns which entries of a pass stand in its rearranged first slots: their places in the pass's own order."""
         if self._head[0] == number:
             return self._head[1]
         first, head = number, np.empty(0, dtype=np.uint64)
@@ -168,12 +161,12 @@ class ShuffledOrder(SequentialOrder):
         return head
 
     def _spread(self, number: int, before: Slots) -> Slots:
-        distance, end = self._distance(number), self.kept * self.replicas
+        distance, end = self._distance(number), self.pass_length * self.replicas
         slots = np.arange(end - distance, end, dtype=np.uint64) % np.uint64(self.length)
         moved = slots < len(before)
         slots[moved] = before[slots[moved]]
         last = permute(slots, self.length, mix(self._seed, number - 1)).tolist()
         seen = {index: distance - i for i, index in enumerate(last)}
         upcoming = np.arange(min(2 * distance, self.length), dtype=np.uint64)
-        ranks, _ = spread(permute(upcoming, self.length, mix(self._seed, number)).tolist(), seen, distance)
-        return np.array(ranks, dtype=np.uint64)
+        places, _ = spread(permute(upcoming, self.length, mix(self._seed, number)).tolist(), seen, distance)
+        return np.array(places, dtype=np.uint64)

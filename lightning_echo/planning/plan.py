@@ -49,7 +49,7 @@ class PlannedBatch(NamedTuple):
         first_fresh: Stream position of its first fresh item.
         fresh: How many of ``positions`` are fresh; they come first.
         positions: Stream positions of the items.
-        kept: One byte per item, 1 while uses are left after this one.
+        stays_live: One byte per item, 1 while uses are left after this one.
         forget: Positions whose remaining uses were dropped: their worker may let them go.
     """
 
@@ -57,7 +57,7 @@ class PlannedBatch(NamedTuple):
     first_fresh: int
     fresh: int
     positions: Sequence[int]
-    kept: bytes
+    stays_live: bytes
     forget: tuple[int, ...]
 
 
@@ -84,6 +84,7 @@ class EchoPlan:
         self.pending: list[tuple[int, float]] = []
         self._buffers = [Buffer() for _ in range(max(shape.workers, 1))]
         self._random = random.Random()
+        self._seed_draws = super(random.Random, self._random).seed  # the same for integers, without looking at their type
         self._set_factor(factor)
 
     @property
@@ -149,8 +150,8 @@ class EchoPlan:
                 buffer.put(item)
         buffer.births.extend(births)
         positions = [*range(self.position, self.position + fresh), *[item.position for item in echoes]]
-        kept = bytes([item.left > 0 for item in chain(births, echoes)])
-        return self._emit(buffer, fresh, positions, kept)
+        stays_live = bytes([item.left > 0 for item in chain(births, echoes)])
+        return self._emit(buffer, fresh, positions, stays_live)
 
     def _apply_changes(self) -> None:
         while self.pending and self.pending[0][0] <= self.number:
@@ -167,9 +168,9 @@ class EchoPlan:
             fresh = self._fresh_count(buffer, size)
         return buffer, size, fresh
 
-    def _emit(self, buffer: Buffer, fresh: int, positions: Sequence[int], kept: bytes) -> PlannedBatch:
+    def _emit(self, buffer: Buffer, fresh: int, positions: Sequence[int], stays_live: bytes) -> PlannedBatch:
         forget, buffer.forget = tuple(buffer.forget), []
-        batch = PlannedBatch(self.number, self.position, fresh, positions, kept, forget)
+        batch = PlannedBatch(self.number, self.position, fresh, positions, stays_live, forget)
         self.position, self.number = self.position + fresh, self.number + 1
         return batch
 
@@ -259,7 +260,7 @@ class EchoPlan:
         """Draws the echoes of a batch and takes one use from each; ``share`` is that of the next one."""
         if not count:
             return []
-        self._random.seed(mix(self.shape.seed, self.number))
+        self._seed_draws(mix(self.shape.seed, self.number))
         room, (following, level) = len(buffer) + births, share
         crowd = max(2 * level - following, 0)  # fresh items of the next batch beyond the places its echoes can free
         least, most = room - self._most_live + crowd, room - (following - level)

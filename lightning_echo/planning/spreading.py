@@ -34,29 +34,29 @@ def spread(entries: Iterable[Any], seen: dict[Any, int], distance: int) -> tuple
         distance: Least number of slots between two uses of an index.
 
     Returns:
-        For each rearranged slot the rank of its entry in the pass's own order, and the entries that were looked at (as
+        For each rearranged slot the place of its entry in the pass's own order, and the entries that were looked at (as
         many). From there on the pass goes on in its own order.
     """
-    source, looked_at, ranks = iter(entries), list[Any](), list[int]()
-    waiting: list[tuple[int, int]] = []  # (slot from which it may stand, rank)
+    source, looked_at, places = iter(entries), list[Any](), list[int]()
+    waiting: list[tuple[int, int]] = []  # (slot from which the entry may stand, its place)
     ready: list[int] = []
-    while len(ranks) < distance or ready or waiting:
-        while waiting and waiting[0][0] <= len(ranks):
+    while len(places) < distance or ready or waiting:
+        while waiting and waiting[0][0] <= len(places):
             heappush(ready, heappop(waiting)[1])
         if ready:
-            ranks.append(heappop(ready))
+            places.append(heappop(ready))
             continue
         for entry in source:
-            rank = len(looked_at)
+            place = len(looked_at)
             looked_at.append(entry)
             slots_ago = seen.get(identity(entry))
             free_from = 0 if slots_ago is None else distance - slots_ago
-            if free_from <= len(ranks):
-                ranks.append(rank)
+            if free_from <= len(places):
+                places.append(place)
                 break
-            heappush(waiting, (free_from, rank))
+            heappush(waiting, (free_from, place))
         else:
             if not waiting:
                 break
-            ranks.append(heappop(waiting)[1])  # the sampler itself asked for it again so soon
-    return ranks, looked_at
+            places.append(heappop(waiting)[1])  # the sampler itself asked for it again so soon
+    return places, looked_at

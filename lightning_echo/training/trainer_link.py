@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, TypeVar
 
+from lightning_echo.loading.delivery import BatchesUsed
 from lightning_echo.loading.epochs import TrainerPlace
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.training.collection import is_collection, is_sized
@@ -44,8 +45,8 @@ class TrainerLink:
         """
         loader.factor_owner = self._owner_name
         loader.epoch_goes_on = self._epoch_goes_on if is_collection(trained_on) else None
-        loader.place = None if is_collection(trained_on) else self._place
-        loader.taken = None if is_sized(trained_on) else self._taken
+        loader.trainer_place = None if is_collection(trained_on) else self._place
+        loader.batches_used = None if is_sized(trained_on) else self._batches_used
 
     def set_limit(self, loader: EchoLoader) -> None:
         """Tells a loader where the Trainer ends an epoch."""
@@ -61,12 +62,12 @@ class TrainerLink:
         goes_on, place = self._epoch_goes_on(), self._place()
         for loader in loaders:
             loader.factor_owner, loader.limit_train_batches = "", None
-            loader.taken = None
+            loader.batches_used = None
             if loader.epoch_goes_on is not None:
-                loader.epoch_goes_on = partial(_until_iterated, loader, loader.delivered, goes_on)
-            if loader.place is not None and place is not None:
+                loader.epoch_goes_on = partial(_until_iterated, loader, loader.delivered_batches, goes_on)
+            if loader.trainer_place is not None and place is not None:
                 last_place = place._replace(epoch_batches=-1, resumes=False)
-                loader.place = partial(_until_iterated, loader, loader.delivered, last_place)
+                loader.trainer_place = partial(_until_iterated, loader, loader.delivered_batches, last_place)
 
     def _epoch_goes_on(self) -> bool | None:
         """Returns whether the Trainer's epoch has begun and has batches to come; None without a Trainer."""
@@ -90,7 +91,7 @@ class TrainerLink:
             limit=trainer.limit_train_batches,
         )
 
-    def _taken(self) -> tuple[int, int] | None:
+    def _batches_used(self) -> BatchesUsed | None:
         """Returns the number of batches that the Trainer has used, in the run and in the epoch.
 
         None where the Trainer knows the length of the epoch: only without one it fetches a batch ahead.
@@ -98,9 +99,9 @@ class TrainerLink:
         trainer = self._attached.trainer
         if trainer is None or trainer.num_training_batches != math.inf:
             return None
-        return trainer.fit_loop.total_batch_idx + 1, trainer.fit_loop.batch_idx + 1
+        return BatchesUsed(trainer.fit_loop.total_batch_idx + 1, trainer.fit_loop.batch_idx + 1)
 
 
 def _until_iterated(loader: EchoLoader, delivered: int, answer: Answer) -> Answer | None:
     """Returns the last Trainer's answer, as long as the loader has delivered no further batch; then None."""
-    return answer if loader.delivered == delivered else None
+    return answer if loader.delivered_batches == delivered else None

@@ -50,7 +50,7 @@ class Request(NamedTuple):
         positions: Stream positions of the examples, the fresh ones first.
         fresh: How many of them are fresh.
         indices: The examples' indices in the user's data set.
-        kept: One byte per example, 1 while uses are left after this one.
+        stays_live: One byte per example, 1 while uses are left after this one.
         forget: Positions that are no longer live.
         rebuild: For data sets that read whole batches: calls to repeat because something of them is live but held nowhere,
             as (position of the first example, the call's indices, the live positions).
@@ -60,7 +60,7 @@ class Request(NamedTuple):
     positions: Sequence[int]
     fresh: int
     indices: list[Any]
-    kept: bytes
+    stays_live: bytes
     forget: tuple[int, ...] = ()
     rebuild: tuple[tuple[int, list[Any], list[int]], ...] = ()
 
@@ -91,7 +91,7 @@ class ExampleCache:
         started, self._source_seconds = perf_counter(), 0.0
         for position in request.forget:
             self._held.pop(position, None)
-        if request.fresh == len(request.indices) and 1 not in request.kept:
+        if request.fresh == len(request.indices) and 1 not in request.stays_live:
             examples, refetched = self._read_through(stages, request), 0
         else:
             examples, refetched = self._reuse(stages, request)
@@ -142,7 +142,7 @@ class ExampleCache:
         for i in range(request.fresh, len(positions)):  # first, since what is used up makes room for what is fresh
             if positions[i] not in held:
                 missing.append(i)
-            elif request.kept[i]:
+            elif request.stays_live[i]:
                 example = held[positions[i]]
                 examples[i] = copy_example(example) if self._protect else example
             else:
@@ -154,7 +154,7 @@ class ExampleCache:
             loaded, _ = self._load_missing(stages, request, missing)
         for i in chain(range(request.fresh), missing):
             example = examples[i] = loaded.pop(positions[i])
-            if request.kept[i]:  # a copy is kept, since whoever has made the example may use its memory again
+            if request.stays_live[i]:  # a copy is kept, since whoever has made the example may use its memory again
                 held[positions[i]] = copy_example(example)
         held.update((position, copy_example(example)) for position, example in loaded.items())
         if watched is not None:

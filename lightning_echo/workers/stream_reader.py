@@ -108,12 +108,12 @@ class StreamReader:
         if callable(self._set_epoch) and number >= 0:
             self._set_epoch(number)
 
-    def _take(self, count: int, kept: Callable[[Any], Any]) -> list[Any]:
+    def _take(self, count: int, protected: Callable[[Any], Any]) -> list[Any]:
         """One by one: what takes an iterator calls ``iter`` on it, and streams that are their own iterator begin anew then."""
-        examples = [] if self._first is _END else [kept(decoded(self._first))]
+        examples = [] if self._first is _END else [protected(decoded(self._first))]
         self._first = _END
         while len(examples) < count and (example := next(self._iterator, _END)) is not _END:
-            examples.append(kept(decoded(example)))
+            examples.append(protected(decoded(example)))
         return examples
 
 

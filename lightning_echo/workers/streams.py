@@ -149,11 +149,11 @@ class StreamEcho:
         held, examples = self._held, []
         for position in batch.forget:
             held.pop(position, None)
-        for i, (position, is_kept) in enumerate(zip(batch.positions, batch.kept, strict=True)):
+        for i, (position, stays) in enumerate(zip(batch.positions, batch.stays_live, strict=True)):
             example = fresh[i] if i < len(fresh) else held.pop(position)
-            if is_kept:
+            if stays:
                 held[position] = example
-            examples.append(copy_example(example) if is_kept and self._protect else example)
+            examples.append(copy_example(example) if stays and self._protect else example)
         return examples
 
     def _pull(self, position: int, count: int, batch: int, number: int) -> list[Any]:

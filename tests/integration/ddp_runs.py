@@ -428,8 +428,8 @@ def scenario_analysis(folder: Path) -> Any:
     found = whole.check(whole.run(10), factor=2, insertion_point="after_augmentation")
     found.to_json(folder / f"analysis-{os.environ.get('LOCAL_RANK', '0')}.json")
     return {
-        "indices": sorted(index for batch in whole._trial.phases.real.indices for index in batch),
-        "steps of a short one": (len(short.run(40, seconds=3).ranks), len(short._trial.phases.real)),
+        "indices": sorted(index for batch in whole._training.phases.real.indices for index in batch),
+        "steps of a short one": (len(short.run(40, seconds=3).ranks), len(short._training.phases.real)),
     }
 
 

@@ -488,7 +488,9 @@ def test_a_loader_that_was_passed_to_fit_is_adopted_beside_a_controller() -> Non
 
 def test_a_bare_loader_is_refused_at_its_first_batch_with_the_ways_out() -> None:
     loader, model = EchoLoader(Data().train_dataloader(), **OPTIONS), PlainModel()
-    with pytest.raises(RuntimeError, match=r"nobody here puts them there: train with EchoDataModule.*or EchoCallback"):
+    with pytest.raises(
+        RuntimeError, match=r"this loop does not put them there\. Train a single loader with EchoDataModule.*or EchoCallback"
+    ):
         trainer().fit(model, loader, Data().val_dataloader())
     assert model.batches == []
 
@@ -496,7 +498,7 @@ def test_a_bare_loader_is_refused_at_its_first_batch_with_the_ways_out() -> None
 def test_after_fit_the_loader_of_a_data_module_is_refused_like_a_bare_one() -> None:
     run = fit_by("data module", Data(), PlainModel())
     for loader in (run.data.loader, run.data.train_dataloader()):
-        with pytest.raises(RuntimeError, match="nobody here puts them there"):
+        with pytest.raises(RuntimeError, match="this loop does not put them there"):
             next(iter(loader))
     assert bound_hooks(run.model, run.data.datamodule) == []
 

@@ -216,7 +216,7 @@ def test_alone_it_goes_on_and_counts_on_where_a_reload_brings_a_new_echo_loader(
 
 def test_a_loader_that_never_waits_has_no_upstream_time_rather_than_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     logger, now = Remembering(), [0.0]
-    monkeypatch.setattr("lightning_echo.monitoring.meter.StepTimer", lambda: StepTimer(clock=lambda: now[0]))
+    monkeypatch.setattr("lightning_echo.monitoring.run_meter.StepTimer", lambda: StepTimer(clock=lambda: now[0]))
 
     class Ready:
         """Batches that cost nothing to fetch."""

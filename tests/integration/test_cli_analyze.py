@@ -129,7 +129,7 @@ def test_a_trainer_class_that_is_a_function_has_no_such_subcommand(capsys: pytes
 def test_what_cannot_be_tried_is_said_and_the_report_comes_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lightning_echo.analysis.analyzer.run_trial", refuse)
+    monkeypatch.setattr("lightning_echo.analysis.analyzer.try_setting", refuse)
     with caplog.at_level("INFO"):
         run("analyze", "--steps=10", "--verify=true")
     assert "the recommended setting was not tried: there is no second storage here" in caplog.text
@@ -137,7 +137,7 @@ def test_what_cannot_be_tried_is_said_and_the_report_comes_all_the_same(
 
 
 def test_the_analysis_is_saved_whatever_happens_when_its_advice_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("lightning_echo.analysis.analyzer.run_trial", lambda *args: 1 / 0)
+    monkeypatch.setattr("lightning_echo.analysis.analyzer.try_setting", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("analyze", "--steps=4", "--verify")
     assert StallAnalysis.from_json(tmp_path / "analysis.json").stages.workers == 1

@@ -119,14 +119,14 @@ def test_an_unknown_epoch_length_is_refused(epoch_length):
 
 @pytest.mark.parametrize("seed", [1.5, "1", True])
 def test_a_seed_that_is_no_integer_is_refused(seed):
-    with pytest.raises(TypeError, match="seed must be an integer or None") as refused:
+    with pytest.raises(TypeError, match="seed must be an integer, or None") as refused:
         EchoLoader(plain(), 2, seed=seed)
     assert repr(seed) in str(refused.value)
 
 
 @pytest.mark.parametrize("ranks", [{"num_replicas": 2}, {"rank": 1}])
 def test_one_of_num_replicas_and_rank_alone_is_refused(ranks):
-    with pytest.raises(ValueError, match=r"num_replicas and rank go together.*leave both out.*or give 1 and 0"):
+    with pytest.raises(ValueError, match=r"num_replicas and rank must be given together.*leave both out.*or give 1 and 0"):
         EchoLoader(plain(), 2, **ranks)
 
 
@@ -228,5 +228,5 @@ def test_a_state_of_something_else_is_refused():
     for bad in (None, {}, {"version": 99}, {"version": 1}):
         with pytest.raises(EchoStateError, match="state"):
             EchoLoader(plain(), 2).load_state_dict(bad)
-    with pytest.raises(EchoStateError, match="the state is of a pass of 24 items, this loader's has 30"):
+    with pytest.raises(EchoStateError, match="the state is of a pass of 24 items, but a pass of this loader has 30"):
         EchoLoader(plain(length=30), 2).load_state_dict(state)

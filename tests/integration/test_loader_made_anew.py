@@ -66,7 +66,7 @@ def test_a_factor_of_its_own_counts_for_each() -> None:
 
 def test_another_seed_is_another_run() -> None:
     data = Scans(LENGTH)
-    with pytest.warns(UserWarning, match=r"the Trainer is in epoch \d, and this EchoLoader at the start of its run") as said:
+    with pytest.warns(UserWarning, match=r"the Trainer is in epoch \d, but this EchoLoader is at the start of its run") as said:
         trained(lambda asked: loader(data, seed=asked))
     assert len([each for each in said if "at the start of its run" in str(each.message)]) == EPOCHS - 1
 

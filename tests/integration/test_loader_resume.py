@@ -276,7 +276,7 @@ def test_resuming_with_other_workers_warns_and_leaves_nothing_of_the_pass_out(sa
     delivered = take(first, 6)
     resumed = make(**now)
     resumed.load_state_dict(first.state_dict())
-    with pytest.warns(UserWarning, match="workers=.*the run goes on at the same place of the pass and leaves nothing out"):
+    with pytest.warns(UserWarning, match="workers=.*the run continues at the same place of the pass and leaves nothing out"):
         rest = take(resumed, 4)
     assert sorted(int(index) for batch in delivered + rest for index in batch["index"]) == list(range(40))
 

@@ -187,14 +187,14 @@ def test_a_new_factor_reaches_the_workers_and_counts_from_the_same_batch_in_ever
 def test_without_a_length_it_has_none_and_its_epochs_end_with_the_stream(caplog):
     loader = EchoLoader(DataLoader(Stream(), BATCH), 2, seed=0)
     assert loader.epoch_length == "full_pass"
-    with pytest.raises(TypeError, match="no length: an epoch ends where a pass of its loader ends"):
+    with pytest.raises(TypeError, match="no length: an epoch ends when a pass of its loader ends"):
         len(loader)
     with caplog.at_level("INFO", logger="lightning_echo"):
         epochs(loader, 2)
     (record,) = caplog.records
     assert "the data set is a stream, which has no index" in record.getMessage()
-    assert record.getMessage().endswith("; an epoch ends where the stream ends")
-    assert "a checkpoint from within a pass cannot be resumed: that needs state_dict()" in record.getMessage()
+    assert record.getMessage().endswith("; an epoch ends when the stream ends")
+    assert "a checkpoint from within a pass cannot be resumed, unless the data set has state_dict()" in record.getMessage()
     assert "cannot be resumed" not in EchoLoader(DataLoader(Stateful(), BATCH), 2)._setting.remark()
 
 
@@ -224,7 +224,9 @@ def test_closed_within_a_pass_it_begins_the_next_one_and_says_so(workers):
     loader = echo(1, workers=workers)
     take(loader, 3)
     loader.close()
-    with pytest.warns(UserWarning, match="the pass that was under way .* cannot be gone on with: the next one begins"):
+    with pytest.warns(
+        UserWarning, match="the present pass cannot be continued, because its workers were ended: the next pass begins"
+    ):
         epoch = list(loader)
     assert sorted(number for batch in numbers(epoch) for number in batch) == list(range(LENGTH))
     loader.close()
@@ -283,7 +285,7 @@ class TestResuming:
         state = loader.state_dict()
         loader.close()
         with pytest.raises(
-            EchoStateError, match=r"Stream cannot go on there: without state_dict\(\) and load_state_dict\(state\)"
+            EchoStateError, match=r"Stream cannot continue there: without state_dict\(\) and load_state_dict\(state\)"
         ):
             echo(2, workers=workers).load_state_dict(state)
 
@@ -292,7 +294,7 @@ class TestResuming:
         list(loader)
         state = loader.state_dict()
         loader.close()
-        with pytest.raises(EchoStateError, match="let epochs end where the stream does, by epoch_length='full_pass'"):
+        with pytest.raises(EchoStateError, match="let epochs end when the stream ends, by epoch_length='full_pass'"):
             echo(2, Sized(), epoch_length="fixed").load_state_dict(state)
 
     @pytest.mark.parametrize("workers", [0, 2])
@@ -331,7 +333,7 @@ class TestResuming:
         rest = sum(1 for _ in loader)
         end = loader.state_dict()
         loader.close()
-        with pytest.raises(EchoStateError, match=r"with workers=2 \(now 3\).*: its workers share a stream out"):
+        with pytest.raises(EchoStateError, match=r"with workers=2 \(now 3\).*: the workers divide a stream among themselves"):
             echo(2, Stateful(), 3).load_state_dict(middle)
         assert rest
         resumed = echo(2, Stateful(), 3)
@@ -357,7 +359,7 @@ def test_a_batch_that_the_collate_function_made_none_is_a_batch(workers):
     batches = list(loader)
     loader.close()
     assert set(batches) == {None}
-    assert loader.delivered == len(batches) >= LENGTH / BATCH
+    assert loader.delivered_batches == len(batches) >= LENGTH / BATCH
     assert loader.counts.fresh == LENGTH
 
 

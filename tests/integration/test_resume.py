@@ -339,7 +339,7 @@ def test_another_batch_or_buffer_size_resumes_with_a_warning_and_leaves_nothing_
     killed = Recorder()
     with pytest.raises(Killed):
         fit(echoed(2, length=60, workers=2), model=killed, callbacks=[save])
-    with pytest.warns(UserWarning, match="the run goes on at the same place of the pass"):
+    with pytest.warns(UserWarning, match="the run continues at the same place of the pass"):
         resumed = fit(echoed(2, length=60, workers=2, **change), ckpt_path=save.path(4), max_epochs=3)
     seen = {index for indices, _ in killed.batches + resumed.model.batches for index in indices}
     assert seen == set(range(60))
@@ -350,7 +350,7 @@ def test_another_insertion_point_resumes_with_a_warning_and_leaves_nothing_out(t
     killed = Recorder()
     with pytest.raises(Killed):
         fit(echoed(2, length=60, workers=2), model=killed, callbacks=[save])
-    with pytest.warns(UserWarning, match="the run goes on at the same place of the pass"):
+    with pytest.warns(UserWarning, match="the run continues at the same place of the pass"):
         resumed = fit(echoed(2, length=60, workers=2, point="before_augmentation"), ckpt_path=save.path(8), max_epochs=3)
     seen = {index for indices, _ in killed.batches + resumed.model.batches for index in indices}
     assert seen == set(range(60))

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from lightning_echo import EchoDataModule, EchoLoader, StagedDataset, StallAnalysis
 from lightning_echo.analysis.analyzer import StallAnalyzer
-from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.probing.fits import StepClock
 from lightning_echo.analysis.verdict import VerdictKind
 
@@ -109,7 +109,7 @@ def test_a_setting_that_is_tried_is_put_beside_what_was_predicted():
     ):
         found = analyzer.check(found, **setting)
         checked = found.checked[-1]
-        assert checked.setting == Setting(**setting)
+        assert checked.setting == TrainingSetting(**setting)
         assert 1 * MS <= checked.step_seconds.median < found.step_seconds  # each of them is a gain of two at least
     assert len(found.checked) == 4
     assert analyzer.check(found).checked[-1].setting == found.verdict.setting
@@ -181,7 +181,7 @@ def test_before_the_real_run_the_files_are_dropped_from_memory(tmp_path, monkeyp
 def test_a_share_of_files_is_in_memory_where_it_is_tried(tmp_path, monkeypatch):
     analyzer, found = analyze(BoringModel(), loader_of(Files(tmp_path)))
     assert found.notes == ()
-    assert len(analyzer._trial.phases.files) == 40
+    assert len(analyzer._training.phases.files) == 40
     dropped, read = [], []
     monkeypatch.setattr("lightning_echo.analysis.checks.drop_pages", dropped.extend)
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: read.append(path.name))
@@ -200,8 +200,8 @@ def test_a_few_small_files_do_not_hold_the_data_and_a_share_of_it_cannot_be_in_m
 
     (tmp_path / "label").write_text("7")
     analyzer, found = analyze(BoringModel(), loader_of(Remote()))
-    assert found.notes[0].startswith("fetch rate: no files were seen to be opened")
-    assert analyzer._trial.phases.files == ()
+    assert found.notes[0].startswith("fetch rate: no file was seen to be opened")
+    assert analyzer._training.phases.files == ()
     with pytest.raises(ValueError, match="cached_fraction cannot be tried, only predicted: this data set opens fewer than two"):
         analyzer.check(found, cached_fraction=0.5)
 
@@ -333,14 +333,14 @@ def test_more_steps_than_a_stream_has_are_refused():
 def test_time_is_kept_to_and_what_was_begun_is_finished():
     """A batch takes 0.1 s, and a phase may take less: three batches with one worker, the first two of which it begins with."""
     analyzer, _ = analyze(BoringModel(), loader_of(Staged(read_seconds=25 * MS)), steps=100, seconds=1.1)
-    assert len(analyzer._trial.phases.real) == 3
+    assert len(analyzer._training.phases.real) == 3
 
 
 def test_a_training_has_a_step_for_each_worker_whatever_the_time():
     """What workers began together arrives in bursts."""
     analyzer, _ = analyze(BoringModel(), loader_of(Staged(), workers=2))
-    object.__setattr__(analyzer._trial, "most_seconds", 0.0)
-    assert len(analyzer._trial.clock(analyzer._trial.phases.real, 10).seconds) == 2
+    object.__setattr__(analyzer._training, "most_seconds", 0.0)
+    assert len(analyzer._training.clock(analyzer._training.phases.real, 10).seconds) == 2
 
 
 def test_progress_is_told():
@@ -378,7 +378,7 @@ def test_an_echoed_trial_counts_only_once_its_buffer_is_full(monkeypatch):
 
     analyzer, found = analyze(BoringModel(), loader_of(Staged(read_seconds=2 * MS)))
     monkeypatch.setattr("lightning_echo.analysis.checks.StepClock", Noted)
-    object.__setattr__(analyzer._trial, "most_seconds", 0.0)
+    object.__setattr__(analyzer._training, "most_seconds", 0.0)
     analyzer.check(found, factor=4, insertion_point="after_batching")
     assert made[0]._counts_from == 16 + 5
 
@@ -387,7 +387,7 @@ def test_what_a_trial_takes_is_the_mean_over_fresh_and_echoed_batches(monkeypatc
     """One step of 8 ms and three of 1: each four of them take 2.75 ms in the mean, wherever a block ends."""
     analyzer, found = analyze(BoringModel(), loader_of(Staged()))
     seconds = [8 * MS, 1 * MS, 1 * MS, 1 * MS] * 8
-    monkeypatch.setattr(type(analyzer._trial), "clock_echoed", lambda *args: SimpleNamespace(seconds=seconds[:30]))
+    monkeypatch.setattr(type(analyzer._training), "clock_echoed", lambda *args: SimpleNamespace(seconds=seconds[:30]))
     checked = analyzer.check(found, factor=4, insertion_point="after_batching").checked[0]
     assert checked.step_seconds.median == pytest.approx(2.75 * MS)
 
@@ -493,10 +493,10 @@ def test_a_data_set_that_fails_in_workers_is_analyzed_without_and_workers_are_no
     analyzer, found = analyze(BoringModel(), loader_of(OnlyHere(), workers=0), 5)
     assert found.step_seconds >= 4 * 5 * MS
     assert "(RuntimeError: no device here)" in found.notes[0]
-    assert found.verdict.message.startswith("Have the data set work in worker processes first")
+    assert found.verdict.message.startswith("Make the data set work in worker processes first")
     found.to_json(tmp_path / "analysis.json")
     assert StallAnalysis.from_json(tmp_path / "analysis.json") == found
-    assert analyzer.check(found).checked[0].setting == Setting()
+    assert analyzer.check(found).checked[0].setting == TrainingSetting()
 
 
 class Seeded(Counting):

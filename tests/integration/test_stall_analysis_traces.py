@@ -380,9 +380,7 @@ def test_what_is_too_large_to_be_copied_keeps_its_edits_and_the_report_says_so(m
     monkeypatch.setattr("lightning_echo.analysis.probing.data._MOST_BYTES", 4 * 32 * 4)  # four examples
     data = loader(Edited())
     found = analyze(Edits(), data, setting=False)
-    assert found.notes[-1] == (
-        "left as it is after the analysis: what was edited in place in Edited.tensors, which is too large to be copied"
-    )
+    assert found.notes[-1] == ("Edited.tensors: too large to be copied, so that edits in place remain after the analysis")
     assert [tensor.any().item() for tensor in data.dataset.tensors[:8]] == [False] * 4 + [True] * 4
     assert data.dataset.transform.calls == 0
 

@@ -44,7 +44,10 @@ def test_echoed_too_both_ranks_get_the_same_batches_the_noise_included(ranks: An
 
 def test_a_bare_loader_does_not_deal_its_data_out_to_them(ranks: Any) -> None:
     for rank in ranks:
-        assert "would deal its data out to 2 ranks, but the job's device mesh has 1 in its data-parallel" in rank["scenario_bare"]
+        assert (
+            "would divide its data among 2 ranks, but the data-parallel dimension of the job's device mesh has 1"
+            in rank["scenario_bare"]
+        )
         assert "EchoLoader(..., num_replicas=1, rank=0) on this rank" in rank["scenario_bare"]
 
 

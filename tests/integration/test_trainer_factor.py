@@ -240,7 +240,7 @@ def test_full_pass_takes_a_factor_on_the_data_module_alone_and_says_so() -> None
     data = echoed(2, epoch_length="full_pass")
 
     def on_the_loader(trainer: pl.Trainer) -> None:
-        with pytest.raises(AttributeError, match=r"which the Trainer must hear of\. Set that of the EchoDataModule instead"):
+        with pytest.raises(AttributeError, match=r"and the Trainer must be told\. Set \.factor on the EchoDataModule instead"):
             trainer.train_dataloader.factor = 3  # type: ignore[union-attr]
 
     run = fit(data, callbacks=[At({0: on_the_loader})], max_epochs=2)

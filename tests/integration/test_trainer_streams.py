@@ -185,7 +185,7 @@ def test_without_one_the_middle_of_an_epoch_is_refused_and_its_end_begins_the_ne
     saver = SaveAt(tmp_path, [5])
     end = str(tmp_path / "end.ckpt")
     fit(echoed(make, workers=workers), max_epochs=2, callbacks=[saver, At({1: lambda trainer: trainer.save_checkpoint(end)})])
-    with pytest.raises(EchoStateError, match=r"saved within a pass, and (Stream|Batches) cannot go on there"):
+    with pytest.raises(EchoStateError, match=r"saved within a pass, and (Stream|Batches) cannot continue there"):
         fit(echoed(make, workers=workers), ckpt_path=saver.path(5))
     rest = fit(echoed(make, workers=workers), ckpt_path=end)
     assert sorted(fresh_of(rest.model.batches)) == list(range(LENGTH if make is Stream else 7 * BATCH))
@@ -235,7 +235,7 @@ def test_with_epochs_of_fixed_length_one_with_a_state_of_its_own_is_read_to_its_
 
 def test_and_one_without_says_that_the_rest_of_each_pass_is_left_out() -> None:
     data = EchoDataModule(StreamData(SizedStream, 2), 4, insertion_point="after_augmentation", seed=7)
-    with pytest.warns(UserWarning, match="its rest is left out"):
+    with pytest.warns(UserWarning, match="the rest of that pass is left out"):
         run = fit(data, reload_dataloaders_every_n_epochs=1, max_epochs=3)
     assert run.model.steps == [8, 8, 8]
 

@@ -98,7 +98,7 @@ def test_its_batches_are_reused_and_an_epoch_ends_where_the_sampler_does(
         run = train(lambda: loader(cuts, kind, workers), see, way=way)
     assert run.loader.insertion_point == "after_batching"
     assert "what it calls an example is opaque" in said(caplog)
-    assert "an epoch ends where the loader's pass ends" in said(caplog)
+    assert "an epoch ends when the loader's pass ends" in said(caplog)
     assert_exact(run, range(LENGTH), passes=3)
     assert len(run.fresh) == 3 * LENGTH
     assert_unchanged(run, plain(cuts))

@@ -222,4 +222,4 @@ def test_the_users_state_and_the_loaders_come_back() -> None:
     assert state == {"datamodule": {"seen": 5}, "loader": loader.state_dict()}
     again.load_state_dict(state)
     assert again.seen == 5
-    assert again.train_dataloader().delivered == 3
+    assert again.train_dataloader().delivered_batches == 3

@@ -4,6 +4,7 @@ Imports at run time are seen in a process of its own; which file imports which i
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -247,3 +248,33 @@ def test_nothing_of_lightning_that_begins_with_an_underscore_is_used():
         for imported in imported_by(path.read_text()):
             if imported.split(".")[0] in ("lightning", "pytorch_lightning"):
                 assert not any(part.startswith("_") for part in imported.split(".")), f"{path.name} imports {imported}"
+
+
+def test_each_word_of_the_glossary_is_used_in_the_code():
+    """A word that nobody uses any more would be learned for nothing."""
+    section = (ROOT / "README.md").read_text().split("## Words\n")[1].split("\n## ")[0]
+    words = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")][2:]
+    assert len(words) == len(set(words)) > 10
+    text = " ".join(path.read_text() for level in METHOD for path in files_of(level))
+    assert [word for word in words if not re.search(rf"\b{word.replace(' ', '[ _]')}s?\b", text)] == []
+
+
+def test_the_map_in_the_readme_names_all_levels_in_their_order():
+    section = (ROOT / "README.md").read_text().split("## The house\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    named = [name.removesuffix("/").removesuffix(".py") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert tuple(named) == LEVELS
+
+
+def test_the_table_of_files_in_the_readme_names_all_files():
+    section = (ROOT / "README.md").read_text().split("## Files, in the order of the data flow\n")[1].split("\n**Cautions")[0]
+    folders, folder = {}, ""
+    for line in section.splitlines():
+        if line.startswith("| `") or line.startswith("| |"):
+            cells = line.split("|")
+            folder = cells[1].strip().strip("`").removesuffix("/") or folder
+            folders.setdefault(folder, set()).update(re.findall(r"`(\w+)\.py`", cells[2]))
+    for folder, named in folders.items():
+        assert named == {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}, folder
+    inside = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")} - {"."}
+    assert folders.keys() == inside

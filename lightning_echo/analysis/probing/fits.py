@@ -1,7 +1,7 @@
-"""The Trainer's part: how long steps take, with a batch that is ready and with what comes from a loader.
+"""The Trainer's part: how long a step takes, with a batch that is ready, and with batches from a loader.
 
-Each is a real ``Trainer.fit``, without validation, logging, checkpoints and the user's callbacks, which would take part in what
-is only a measurement.
+Each training is a real ``Trainer.fit``, without validation, logging, checkpoints and the user's callbacks: they must not take
+part in a measurement.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from lightning_echo.analysis.probing.copying import wait_for
+from lightning_echo.analysis.probing.transfers import wait_for
 
-__all__ = ["WARM_UP_STEPS", "Prepared", "Ready", "StepClock", "fit"]
+__all__ = ["WARM_UP_STEPS", "PreparedLoader", "RepeatedBatch", "StepClock", "fit"]
 
 WARM_UP_STEPS = 5
-_AT_ONCE = 10  # steps between two looks at a device that runs behind the host, or at the other ranks' clocks
-_OWN: dict[str, Any] = {
+# Steps between two synchronisations with a device that runs behind the host, or with the other ranks' clocks.
+_SYNCHRONISED_EVERY = 10
+_FIXED_OPTIONS: dict[str, Any] = {
     "enable_checkpointing": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
@@ -47,16 +48,18 @@ _OWN: dict[str, Any] = {
 
 
 class StepClock(pl.Callback):
-    """Seconds of each step, after the first ones; of a device that runs behind the host, means of ten.
+    """Measures the seconds of each step, after the first ones.
+
+    On a device that runs behind the host, the seconds are means of ten steps.
 
     Args:
-        most_seconds: After so long the fit ends, on all ranks with the same step.
-        skipped: First steps that do not count; at least 1.
-        most_skipped_seconds: No more of them than are done in that time. Default: half of the longest time.
-        fewest: Steps that count whatever the time.
+        most_seconds: The fit ends after this time, on all ranks with the same step.
+        skipped: Number of first steps that do not count; at least 1.
+        most_skipped_seconds: Skipping ends after this time. Default: half of ``most_seconds``.
+        fewest: Number of steps that count, however long they take.
 
     Attributes:
-        seconds: Of each step that counts.
+        seconds: Seconds of each step that counts.
         cpu_seconds: Processor time of this process per step, all its threads.
     """
 
@@ -82,7 +85,7 @@ class StepClock(pl.Callback):
         self._steps += 1
         if self._counts_from is None:
             self._warm_up(pl_module.device)
-        elif self._steps - self._noted == (_AT_ONCE if pl_module.device.type == "cuda" else 1):
+        elif self._steps - self._noted == (_SYNCHRONISED_EVERY if pl_module.device.type == "cuda" else 1):
             self._note(pl_module.device)
         if self._is_over(trainer):
             trainer.should_stop = True
@@ -100,7 +103,7 @@ class StepClock(pl.Callback):
             self._cpu_begin = time.process_time()
 
     def _note(self, device: torch.device) -> None:
-        """The time since the last note."""
+        """Adds the steps since the last call."""
         assert self._counts_from is not None
         wait_for(device)
         now, steps = time.perf_counter(), self._steps - self._noted
@@ -109,12 +112,12 @@ class StepClock(pl.Callback):
         self._last, self._noted = now, self._steps
 
     def _is_over(self, trainer: pl.Trainer) -> bool:
-        """Whether the time is up on any rank: all of them ask at the same steps, and how long that takes does not count."""
+        """Whether the time is up on any rank. All ranks ask at the same steps, and the asking does not count."""
         is_over = self._counts_from is not None and self._steps - self._counts_from >= self._fewest
         is_over = is_over and self._last - self._begin > self._most_seconds
         if trainer.world_size == 1:
             return is_over
-        if self._steps % _AT_ONCE:
+        if self._steps % _SYNCHRONISED_EVERY:
             return False
         begin = time.perf_counter()
         is_over = trainer.strategy.reduce_boolean_decision(is_over, all=False)
@@ -123,19 +126,19 @@ class StepClock(pl.Callback):
 
 
 class _Lenient(pl.Callback):
-    """Learning-rate schedulers go without what they monitor: there is no validation."""
+    """Lets learning-rate schedulers work without the metric that they monitor, since there is no validation."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for scheduler in trainer.lr_scheduler_configs:
             scheduler.strict = False
 
 
-class Prepared(pl.Callback):
-    """What the Trainer makes of the training loader.
+class PreparedLoader(pl.Callback):
+    """Takes the training loader as the Trainer has prepared it.
 
     Attributes:
-        was_here: Whether it was a fit of this process.
-        loader: As Lightning has prepared it; None before the first step.
+        was_here: Whether the fit ran in this process.
+        loader: The loader; None before the first step.
     """
 
     def __init__(self) -> None:
@@ -149,8 +152,13 @@ class Prepared(pl.Callback):
         self.loader = trainer.train_dataloader
 
 
-class Ready:
-    """One batch, again and again."""
+class RepeatedBatch:
+    """A loader that yields one batch again and again.
+
+    Args:
+        batch: The batch.
+        steps: How many times.
+    """
 
     def __init__(self, batch: Any, steps: int) -> None:
         self._batch, self._steps = batch, steps
@@ -163,27 +171,29 @@ class Ready:
 
 
 def fit(model: pl.LightningModule, data: Any, steps: int, callback: pl.Callback, trainer_kwargs: Mapping[str, Any]) -> None:
-    """Trains the model for so many steps.
+    """Trains the model for a few steps.
 
     Args:
-        model: Is trained.
-        data: A data module or loaders, as ``fit`` takes them.
-        steps: At most.
-        callback: Takes part; the user's do not.
-        trainer_kwargs: The user's; what would write, validate or end the training is left out. Copied, since a strategy or a
-            plugin can be of one Trainer only.
+        model: The model that is trained.
+        data: A data module or loaders, as ``Trainer.fit`` takes them.
+        steps: Largest number of steps.
+        callback: Takes part; the user's callbacks do not.
+        trainer_kwargs: The user's options of the Trainer, without those that would write, validate or end the training. They are
+            copied, since a strategy or a plugin belongs to one Trainer only.
     """
-    kept = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in {*_OWN, "callbacks", "logger"}}
-    # A step may write to its logger, unless it has none.
-    kept["logger"] = DummyLogger() if trainer_kwargs.get("logger", True) else False
+    left_out = {*_FIXED_OPTIONS, "callbacks", "logger"}
+    options = {name: copy.deepcopy(value) for name, value in trainer_kwargs.items() if name not in left_out}
+    options |= {**_FIXED_OPTIONS, "callbacks": [callback, _Lenient()], "limit_train_batches": steps}
+    # A step may write to its logger, unless the user has switched logging off.
+    options["logger"] = DummyLogger() if trainer_kwargs.get("logger", True) else False
     named = {"datamodule": data} if isinstance(data, pl.LightningDataModule) else {"train_dataloaders": data}
     with _quiet():
-        pl.Trainer(**{**kept, **_OWN, "callbacks": [callback, _Lenient()], "limit_train_batches": steps}).fit(model, **named)
+        pl.Trainer(**options).fit(model, **named)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Not a word of Lightning's about fits that are measurements."""
+    """Silences Lightning's messages about fits that are only measurements."""
     names = ("lightning.pytorch", "lightning.fabric", "lightning_echo")
     levels = {name: logging.getLogger(name).level for name in names}
     for name in names:

@@ -1,4 +1,4 @@
-"""What trainings change in this process and an analysis puts back: random numbers, and switches of torch that a Trainer turns."""
+"""What trainings change in this process and an analysis restores: random states, and switches of torch that a Trainer sets."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["process_kept"]
+__all__ = ["process_state_restored"]
 
 
 @contextmanager
-def process_kept() -> Iterator[None]:
-    """The random numbers of torch, numpy and Python are afterwards what they were, and whether torch is to be deterministic."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+def process_state_restored() -> Iterator[None]:
+    """Restores the random states of torch, numpy and Python at its end, and whether torch is deterministic."""
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-        for device, state in enumerate(cuda):
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+        for device, state in enumerate(of_devices):
             torch.cuda.set_rng_state(state, device)
-        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
         torch.backends.cudnn.benchmark = benchmark

@@ -1,4 +1,4 @@
-"""What the processes of a training tell each other; with one process, itself."""
+"""What the ranks of a training tell each other; a single process tells itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Value = TypeVar("Value")
 
 
 def gathered(value: Value) -> list[Value]:
-    """What each rank has said, in their order. All ranks call it; where there is no process group, there is one rank.
+    """Returns the values of all ranks, in the order of the ranks; without a process group there is one rank.
+
+    All ranks must call it together.
 
     Example:
         >>> gathered(3)

@@ -1,7 +1,7 @@
 """The phases of a loader that cannot be run in parts: a stream, or a data set that makes its batches itself.
 
-Its examples come in the order in which they come, so that the same ones cannot be asked for again: reading and preparation are
-not told apart, and all that the workers do is in ``decode``.
+Its examples come in an order of their own, so that the same examples cannot be asked for again. So reading and preparation cannot
+be told apart; ``decode`` holds everything that the workers do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.probing.loading import FirstBatches, fewest
+from lightning_echo.analysis.probing.part_runs import FirstBatches, fewest_batches
 from lightning_echo.analysis.probing.phases import LoaderPhases
 from lightning_echo.analysis.probing.ranks import gathered
 from lightning_echo.insertion import Needs, points_from
@@ -22,25 +22,25 @@ __all__ = ["measure_stream"]
 
 _SKIPPED = (
     "skipped: fetch rate, preparation rate and single stages. The training loader goes over {what}, whose examples cannot be "
-    "asked for a second time; only the loader as a whole was measured, and fetch and prep stall are not told apart"
+    "asked for a second time; only the loader as a whole was measured, and fetch stall and prep stall are not told apart"
 )
-_NOTHING = Spread.exactly(0.0)
+_NO_TIME = Spread.exactly(0.0)
 
 
 def measure_stream(
     loader: DataLoader[Any], steps: int, batch_size: int, most_seconds: float, say: Callable[[str], None]
 ) -> LoaderPhases:
-    """Runs the loader as a whole: whatever makes its batches.
+    """Measures the loader as a whole, whatever makes its batches.
 
     Args:
-        loader: The user's.
-        steps: Batches at most.
-        batch_size: Examples in a batch.
-        most_seconds: It ends with the first batch after so long, but has `fewest`.
-        say: Told what is done.
+        loader: The user's loader.
+        steps: Largest number of batches.
+        batch_size: Number of examples in a batch.
+        most_seconds: The phase ends with the first batch after this time, but not before `fewest_batches`.
+        say: Gets a message for each phase.
 
     Raises:
-        ValueError: It has fewer batches than steps.
+        ValueError: The loader has fewer batches than steps.
         Exception: The data set raises it.
     """
     say("the loader: as a whole")
@@ -51,25 +51,25 @@ def measure_stream(
         now = time.perf_counter()
         seconds.append(now - last)
         last = now
-        if now - begin > most_seconds and len(seconds) >= fewest(loader.num_workers):
+        if now - begin > most_seconds and len(seconds) >= fewest_batches(loader.num_workers):
             ended = False
             break
-    shortest = min(gathered(len(seconds) if ended else steps))  # all ranks hear of it
+    shortest = min(gathered(len(seconds) if ended else steps))  # so that all ranks raise the error
     if shortest < steps:
         raise ValueError(f"steps must be at most {shortest}, the batches of the training loader, got {steps}")
     workers = max(loader.num_workers, 1)
-    counted = seconds[min(workers, len(seconds) - 1) :]  # until then workers start
+    counted = seconds[min(workers, len(seconds) - 1) :]  # the workers start during the batches before
     per_example = workers / batch_size
-    own = loader.batch_size is None or type(loader).__iter__ is not DataLoader.__iter__  # single examples are not known
+    is_opaque = loader.batch_size is None or type(loader).__iter__ is not DataLoader.__iter__  # it yields no single examples
     return LoaderPhases(
-        read=_NOTHING,
-        read_cached=_NOTHING,
+        read=_NO_TIME,
+        read_cached=_NO_TIME,
         decode=Spread.of([each * per_example for each in counted], period=workers),
-        augment=_NOTHING,
-        collate=_NOTHING,
+        augment=_NO_TIME,
+        collate=_NO_TIME,
         read_cpu_share=0.0,
         prepare_cpu_share=0.0,
-        points=tuple(point.value for point in points_from(Needs.batches if own else Needs.examples)),
+        points=tuple(point.value for point in points_from(Needs.batches if is_opaque else Needs.examples)),
         read_sharing=0.0,
         prepare_sharing=0.0,
         takes_ahead=False,
@@ -78,10 +78,10 @@ def measure_stream(
         files=(),
         real=FirstBatches(loader, min(gathered(len(seconds)))),
         in_memory=None,
-        raw=None,
-        kept={},
+        cut_after_reading=None,
+        raw_items={},
         notes=(
             _SKIPPED.format(what=type(loader.dataset).__name__),
-            "skipped: processor time. More workers than cores may be predicted to help",
+            "skipped: processor time. So a prediction may say that more workers than cores help",
         ),
     )

@@ -1,5 +1,7 @@
-"""What people see of an analysis: answers, tables, text, a plot, a page.
+"""What people see of an analysis: tables, text, a plot, a page.
 
-In: a `StallAnalysis`. Out: text, figures, HTML. May import: the values in ``analysis``, no Lightning. A change must not break:
-a saved analysis is read without Lightning and without the program that was analysed.
+* In: a `StallAnalysis`.
+* Out: text, figures, HTML.
+* May import: the values in ``analysis``, no Lightning.
+* A change must not break: a saved analysis can be read without Lightning, and without the program that was analyzed.
 """

@@ -1,4 +1,4 @@
-"""A report as one HTML page that holds all it shows: no script, no font and no picture is fetched from anywhere."""
+"""A report as one HTML page. It contains everything it shows: no script, no font and no picture is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ $notes
 
 
 def page(analysis: StallAnalysis) -> str:
-    """What was found, as HTML.
+    """Returns a report as HTML.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -70,7 +70,7 @@ def page(analysis: StallAnalysis) -> str:
 
 
 def save_page(analysis: StallAnalysis, path: str | Path) -> None:
-    """Writes the page.
+    """Writes a report as HTML.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

@@ -1,8 +1,9 @@
-"""A report as a picture: what the step time is made of, and what each echo factor would bring at each insertion point.
+"""A report as a picture: the parts of the step time, and the speed-up by echo factor at each insertion point.
 
-matplotlib is an optional package, and its global state (pyplot, the current figure) is left alone. Colours are those of Okabe
-and Ito, which colour-blind people tell apart; lines that coincide are still seen, since each is thinner than the one before.
-On white, so that it can be read on a dark page too.
+* matplotlib is an optional package. Its global state (pyplot, the current figure) is not used.
+* The colours are those of Okabe and Ito, which colour-blind people can tell apart.
+* Each line is thinner than the one before, so that lines that coincide are still seen.
+* The background is white, so that the picture can be read on a dark page, too.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Setting, predict
-from lightning_echo.analysis.report.tables import milliseconds, parts
+from lightning_echo.analysis.predict import TrainingSetting, predict
+from lightning_echo.analysis.report.tables import milliseconds, shares_of_step
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.insertion import POINTS
 from lightning_echo.measuring.words import percent
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["as_svg", "draw", "save_png"]
 
 _PART_COLORS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")
-_POINT_COLORS = dict(  # the last of the colours is not used yet
+_POINT_COLORS = dict(  # one colour is spare
     zip((point.value for point in POINTS), ("#E69F00", "#D55E00", "#009E73", "#0072B2", "#CC79A7", "#56B4E9"), strict=False)
 )
 _LARGEST_FACTOR = 8.0
-_STEPS = 56  # of a line: every eighth of a factor, so that its bend stands where it is
+_STEPS = 56  # points of a line: one for each eighth of a factor, so that its bend is at the right place
 
 
 def draw(analysis: StallAnalysis) -> Figure:
-    """The figure: a bar of the step time over the speed-up by echo factor.
+    """Draws a bar of the step time above the speed-up by echo factor.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -62,11 +63,7 @@ def save_png(analysis: StallAnalysis, path: str | Path) -> None:
 
 
 def as_svg(analysis: StallAnalysis) -> str:
-    """The figure as an SVG element to stand in a page; it refers to nothing outside itself, and is the same in each process.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+    """Returns the figure as an SVG element for a page. It refers to nothing outside itself, and is the same in each process."""
     figure = draw(analysis)
     import matplotlib
 
@@ -80,7 +77,7 @@ def as_svg(analysis: StallAnalysis) -> str:
 
 def _draw_parts(axes: Axes, analysis: StallAnalysis) -> None:
     begin = 0.0
-    for (words, share), color in zip(parts(analysis), _PART_COLORS, strict=False):
+    for (words, share), color in zip(shares_of_step(analysis), _PART_COLORS, strict=False):
         seconds = share * analysis.step_seconds
         label = f"{words}: {milliseconds(seconds)} ms ({percent(share)})"
         axes.barh([0], [1000 * seconds], left=[1000 * begin], color=color, edgecolor="white", label=label)
@@ -96,7 +93,7 @@ def _draw_speedups(axes: Axes, analysis: StallAnalysis) -> None:
     factors = [1 + (largest - 1) * step / _STEPS for step in range(_STEPS + 1)]
     points = analysis.stages.points
     for place, point in enumerate(points):
-        speedups = [predict(analysis.stages, Setting(factor=factor, insertion_point=point)).speedup for factor in factors]
+        speedups = [predict(analysis.stages, TrainingSetting(factor=factor, insertion_point=point)).speedup for factor in factors]
         thickness = 1.6 + 1.1 * (len(points) - 1 - place)
         axes.plot(factors, speedups, label=point, color=_POINT_COLORS[point], linewidth=thickness)
     real = analysis.step_seconds
@@ -113,11 +110,11 @@ def _draw_speedups(axes: Axes, analysis: StallAnalysis) -> None:
 
 
 def _measured(analysis: StallAnalysis) -> list[tuple[str, float, Spread]]:
-    """Of the settings that were tried, those on the lines: only the echoing differs from what was measured."""
+    """Returns the tried settings that belong to a line: only the echoing differs from the measured setting."""
     stages, found = analysis.stages, []
     for each in analysis.checked:
         setting = each.setting
-        only_echoing = Setting(setting.workers, setting.factor, setting.insertion_point)
+        only_echoing = TrainingSetting(setting.workers, setting.factor, setting.insertion_point)
         if setting == only_echoing and setting.workers in (None, stages.workers) and setting.insertion_point in stages.points:
             found.append((setting.insertion_point, setting.factor, each.step_seconds))
     return found

@@ -1,6 +1,6 @@
-"""The tables of a report, as values: text and page show the same figures in the same words, each in its own way.
+"""The tables of a report, as values: text and page show the same figures in the same words.
 
-Rows hold what is to be read: their first cell is words, the others are figures.
+The first cell of a row holds words, the other cells hold figures.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import math
 from dataclasses import dataclass
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Setting, predict
+from lightning_echo.analysis.predict import TrainingSetting, predict
 from lightning_echo.analysis.report.questions import in_words, questions
 from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.measuring.words import busy, fewer_fresh, percent, short
+from lightning_echo.measuring.words import busy, fewer_fresh, percent, three_digits
 
-__all__ = ["Table", "headline", "milliseconds", "parts", "tables"]
+__all__ = ["Table", "headline", "milliseconds", "shares_of_step", "tables"]
 
 _NOTABLE_CONTENTION = 1.2
 
@@ -24,11 +24,11 @@ class Table:
     """One table.
 
     Attributes:
-        title: Over it.
-        columns: What is over each column.
-        rows: Their cells, as many as there are columns.
-        remarks: Sentences under it.
-        shares: For each row the share of the whole that it is, for a bar beside it; none where rows are no parts.
+        title: Text above the table.
+        columns: Heading of each column.
+        rows: Cells of each row, one for each column.
+        remarks: Sentences below the table.
+        shares: For each row its share of the whole, for a bar beside it; empty if the rows are not parts of a whole.
     """
 
     title: str
@@ -39,28 +39,28 @@ class Table:
 
 
 def headline(analysis: StallAnalysis) -> str:
-    """The analysis in a line."""
+    """Returns the analysis in one line."""
     return f"Stall analysis: {busy(analysis.idle_fraction)}"
 
 
 def tables(analysis: StallAnalysis) -> list[Table]:
-    """All tables of a report, in its order."""
+    """Returns all tables of a report, in their order."""
     every = (_steps, _stalls, _rates, _costliest, _ranks, _what_if, _tried)
     return [table for table in (make(analysis) for make in every) if table.rows]
 
 
-def parts(analysis: StallAnalysis) -> list[tuple[str, float]]:
-    """What the step time of the real run is made of, with the share of each; together they are 1."""
+def shares_of_step(analysis: StallAnalysis) -> list[tuple[str, float]]:
+    """Returns the parts of the step time of the real run, with the share of each; together the shares are 1."""
     fetch, prep, copy = analysis.fetch_stall_fraction, analysis.prep_stall_fraction, analysis.copy_fraction
     first = [("step", 1 - analysis.idle_fraction), ("copy to the device", copy)]
     if fetch is None or prep is None:
-        return [*first, ("waiting for input, not told apart", analysis.idle_fraction - copy)]
+        return [*first, ("waiting for input (prep and fetch stall together)", analysis.idle_fraction - copy)]
     return [*first, ("prep stall", prep), ("fetch stall", fetch)]
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds, told in milliseconds."""
-    return short(1000 * seconds)
+    """Returns a time in milliseconds."""
+    return three_digits(1000 * seconds)
 
 
 def _steps(analysis: StallAnalysis) -> Table:
@@ -69,7 +69,7 @@ def _steps(analysis: StallAnalysis) -> Table:
     if analysis.cached is not None:
         times.append(("the same with its data in memory", analysis.cached))
     times.append(("the step alone (ingestion)", stages.step))
-    setup = f"batch size {short(stages.batch_size)}, num_workers {stages.workers}, cores {stages.cores}"
+    setup = f"batch size {three_digits(stages.batch_size)}, num_workers {stages.workers}, cores {stages.cores}"
     remarks = [f"The accelerator is idle {percent(analysis.idle_fraction)} of the time, with {setup}."]
     if stages.contention > _NOTABLE_CONTENTION:
         remarks.append(
@@ -82,7 +82,7 @@ def _steps(analysis: StallAnalysis) -> Table:
 
 
 def _stalls(analysis: StallAnalysis) -> Table:
-    shares = parts(analysis)
+    shares = shares_of_step(analysis)
     return Table(
         "Where the step time goes",
         ("", "ms", "of step time"),
@@ -92,17 +92,17 @@ def _stalls(analysis: StallAnalysis) -> Table:
 
 
 def _rates(analysis: StallAnalysis) -> Table:
-    """By DS-Analyzer's letters, beside what the real run came to."""
-    prepare = "preparation, P: the workers at most, nothing to be read"
+    """Returns DS-Analyzer's rates, beside the rate of the real run."""
+    prepare = "preparation, P: the most that the workers prepare, without reading"
     if analysis.fetch_rate is None:
-        prepare = "preparation and fetch, not told apart: the workers at most"
+        prepare = "preparation and fetch together: the most that the workers deliver"
     rates = [
         ("the real run", analysis.stages.batch_size / analysis.step_seconds),
-        ("ingestion, G: the accelerator at most", analysis.ingestion_rate),
+        ("ingestion, G: the most that the accelerator takes", analysis.ingestion_rate),
         (prepare, analysis.preparation_rate),
     ]
     if analysis.fetch_rate is not None:
-        rates.append(("fetch, F: the workers at most, reading only", analysis.fetch_rate))
+        rates.append(("fetch, F: the most that the workers read", analysis.fetch_rate))
     return Table("Rates", ("", "examples/s"), tuple((words, _rate(rate)) for words, rate in rates))
 
 
@@ -120,7 +120,7 @@ def _ranks(analysis: StallAnalysis) -> Table:
     which = "No rank's loader is notably slower than the others'."
     if slow is not None:
         which = f"Rank {slow} is slow: its loader alone takes notably longer than the others', and all ranks wait for it."
-    rest = "All else in this report is that of the rank with the slowest loader."
+    rest = "Everything else in this report is about the rank with the slowest loader."
     return Table("Ranks", ("", "loader alone, ms per batch", "step ms"), rows, (which, rest))
 
 
@@ -152,8 +152,11 @@ def _what_if(analysis: StallAnalysis) -> Table:
 
 
 def _tried(analysis: StallAnalysis) -> Table:
-    """The real run first: whether the model agrees with what it is made from."""
-    real: tuple[str, Setting, Spread] = ("the real run", Setting(), analysis.real)
+    """Returns the predictions beside the measurements.
+
+    The real run comes first, since the model should agree with its own measurements.
+    """
+    real: tuple[str, TrainingSetting, Spread] = ("the real run", TrainingSetting(), analysis.real)
     tried = [real, *((in_words(each.setting), each.setting, each.step_seconds) for each in analysis.checked)]
     rows = []
     for words, setting, measured in tried:
@@ -170,4 +173,4 @@ def _range(low: float, high: float) -> str:
 
 
 def _rate(rate: float) -> str:
-    return "no limit" if math.isinf(rate) else short(rate)
+    return "no limit" if math.isinf(rate) else three_digits(rate)

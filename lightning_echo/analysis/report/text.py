@@ -1,4 +1,4 @@
-"""A report to read in a terminal: tables in columns, the verdict last, where it is seen. No line has over 100 columns."""
+"""A report for a terminal: tables in columns, and the verdict last, where it is seen. No line has more than 100 columns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["report"]
 _COLUMNS = 100
 _INDENT = "  "
 _GAP = "  "
-_BAR = 30  # columns of the whole step time
-_NARROWEST = 12  # of the first column: longer words go on in the next line
+_BAR = 30  # width of a bar for the whole step time
+_NARROWEST = 12  # least width of the first column; longer text goes on in the next line
 
 
 def report(analysis: StallAnalysis) -> str:
-    """What was found, in plain text."""
+    """Returns a report as plain text."""
     blocks = [headline(analysis), *map(_table, tables(analysis))]
     if analysis.notes:
         blocks.append("\n".join(["Notes", *map(_sentence, analysis.notes)]))
@@ -36,7 +36,7 @@ def _table(table: Table) -> str:
 
 
 def _row(cells: tuple[str, ...], widths: list[int], bar: str) -> list[str]:
-    """Figures stand to the right, beside the first line of the words."""
+    """Returns the lines of a row: the figures stand at the right, beside the first line of the words."""
     words = wrap(cells[0], widths[0], subsequent_indent=_INDENT) or [""]
     figures = "".join(_GAP + cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
     lines = [f"{words[0].ljust(widths[0])}{figures}{bar}", *words[1:]]
@@ -47,5 +47,5 @@ def _bar(share: float) -> str:
     return _GAP + "#" * round(_BAR * share)
 
 
-def _sentence(said: str) -> str:
-    return fill(said, _COLUMNS, initial_indent=_INDENT, subsequent_indent=2 * _INDENT, break_on_hyphens=False)
+def _sentence(text: str) -> str:
+    return fill(text, _COLUMNS, initial_indent=_INDENT, subsequent_indent=2 * _INDENT, break_on_hyphens=False)

@@ -7,28 +7,28 @@ import pytest
 from measured_stages import MS, STAGES
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Setting, contention, predict
+from lightning_echo.analysis.predict import TrainingSetting, contention, predict
 
 
 @pytest.mark.parametrize(
     ("setting", "milliseconds"),
     [
-        (Setting(), 68),  # (8 * (10 + 4 + 2) + 8) / 2
-        (Setting(workers=4), 34),
-        (Setting(workers=0), 157),  # 136, and 20 + 1 in turn: nothing is handed over
-        (Setting(cached_fraction=0.5), 50),  # reads of 5.5 ms
-        (Setting(cached_fraction=1.0), 32),  # and of 1 ms
-        (Setting(storage_speedup=2), 48),
-        (Setting(storage_speedup=2, cached_fraction=0.5), 40),  # of 1 and 5 ms in turn: (8 * 9 + 8) / 2
-        (Setting(factor=4, insertion_point="after_read"), 38),  # (8 * (10 / 4 + 4 + 2) + 8) / 2
-        (Setting(factor=4, insertion_point="before_augmentation"), 26),  # (8 * (14 / 4 + 2) + 8) / 2
-        (Setting(factor=2, insertion_point="after_augmentation"), 36),  # (8 * 16 / 2 + 8) / 2
-        (Setting(factor=4, insertion_point="after_augmentation"), 21),  # 20 of the host; step and copy are longer
-        (Setting(factor=2, insertion_point="after_batching"), 34),
-        (Setting(factor=4, insertion_point="after_batching"), 21),
-        (Setting(factor=4, insertion_point="after_transfer"), 20.25),  # a copy once in four steps
-        (Setting(factor=4, step_speedup=2), 17),  # the host again
-        (Setting(workers=0, factor=4, insertion_point="after_transfer"), 54.25),  # 136 / 4 + 20 + 1 / 4
+        (TrainingSetting(), 68),  # (8 * (10 + 4 + 2) + 8) / 2
+        (TrainingSetting(workers=4), 34),
+        (TrainingSetting(workers=0), 157),  # 136, and 20 + 1 in turn: nothing is handed over
+        (TrainingSetting(cached_fraction=0.5), 50),  # reads of 5.5 ms
+        (TrainingSetting(cached_fraction=1.0), 32),  # and of 1 ms
+        (TrainingSetting(storage_speedup=2), 48),
+        (TrainingSetting(storage_speedup=2, cached_fraction=0.5), 40),  # of 1 and 5 ms in turn: (8 * 9 + 8) / 2
+        (TrainingSetting(factor=4, insertion_point="after_read"), 38),  # (8 * (10 / 4 + 4 + 2) + 8) / 2
+        (TrainingSetting(factor=4, insertion_point="before_augmentation"), 26),  # (8 * (14 / 4 + 2) + 8) / 2
+        (TrainingSetting(factor=2, insertion_point="after_augmentation"), 36),  # (8 * 16 / 2 + 8) / 2
+        (TrainingSetting(factor=4, insertion_point="after_augmentation"), 21),  # 20 of the host; step and copy are longer
+        (TrainingSetting(factor=2, insertion_point="after_batching"), 34),
+        (TrainingSetting(factor=4, insertion_point="after_batching"), 21),
+        (TrainingSetting(factor=4, insertion_point="after_transfer"), 20.25),  # a copy once in four steps
+        (TrainingSetting(factor=4, step_speedup=2), 17),  # the host again
+        (TrainingSetting(workers=0, factor=4, insertion_point="after_transfer"), 54.25),  # 136 / 4 + 20 + 1 / 4
     ],
 )
 def test_a_setting_takes_as_long_as_anyone_would_work_out(setting, milliseconds):
@@ -44,33 +44,36 @@ def test_a_setting_takes_as_long_as_anyone_would_work_out(setting, milliseconds)
     [("after_augmentation", 22), ("after_batching", 21.25), ("after_transfer", 20.5)],  # handed over each time, or once in four
 )
 def test_where_batches_are_taken_by_the_training_itself_an_echo_of_a_batch_needs_no_hand_over(point, milliseconds):
-    found = predict(replace(STAGES, takes_ahead=False), Setting(factor=4, insertion_point=point))
+    found = predict(replace(STAGES, takes_ahead=False), TrainingSetting(factor=4, insertion_point=point))
     assert found.step_seconds == pytest.approx(milliseconds * MS)
 
 
 def test_what_limits_is_named():
-    assert predict(STAGES, Setting()).limit == "workers"
-    assert predict(STAGES, Setting(factor=8)).limit == "step"
+    assert predict(STAGES, TrainingSetting()).limit == "workers"
+    assert predict(STAGES, TrainingSetting(factor=8)).limit == "step"
     busy = replace(STAGES, prepare_cpu_share=1.0, read_cpu_share=0.5, cores=2, step_cpu_seconds=4 * MS)
-    found = predict(busy, Setting(workers=8))  # 8 * (5 + 6) + 8 = 96 ms and 4 ms of processor time on two cores
+    found = predict(busy, TrainingSetting(workers=8))  # 8 * (5 + 6) + 8 = 96 ms and 4 ms of processor time on two cores
     assert (found.step_seconds, found.limit) == (pytest.approx(50 * MS), "cores")
-    echoed = predict(busy, Setting(workers=8, factor=4, insertion_point="after_read"))  # 8 * (5 / 4 + 6) + 8 = 66 and 4
+    echoed = predict(busy, TrainingSetting(workers=8, factor=4, insertion_point="after_read"))  # 8 * (5 / 4 + 6) + 8 = 66 and 4
     assert (echoed.step_seconds, echoed.limit) == (pytest.approx(35 * MS), "cores")
 
 
 def test_the_range_is_that_of_all_that_was_measured():
     varied = replace(STAGES, read=Spread(10 * MS, 9 * MS, 12 * MS), decode=Spread(4 * MS, 3 * MS, 5 * MS))
-    low, high = predict(varied, Setting()).step_seconds_range
+    low, high = predict(varied, TrainingSetting()).step_seconds_range
     assert (low, high) == (pytest.approx((8 * (9 + 3 + 2) + 8) / 2 * MS), pytest.approx((8 * (12 + 5 + 2) + 8) / 2 * MS))
 
 
 def test_beside_the_training_preparation_takes_longer_and_reading_as_far_as_it_needs_a_processor():
     """1.5 times 4, 2 and 8 ms; of the 10 ms to read, a fifth."""
     beside = replace(STAGES, contention=1.5, read_cpu_share=0.2)
-    found = predict(beside, Setting())
+    found = predict(beside, TrainingSetting())
     assert found.step_seconds == pytest.approx((8 * (11 + 6 + 3) + 12) / 2 * MS)
     busy = replace(beside, prepare_cpu_share=1.0, cores=2, workers=8)  # 8 * (2 + 4 + 2) + 8 ms of work, whatever else runs
-    assert (predict(busy, Setting()).step_seconds, predict(busy, Setting()).limit) == (pytest.approx(36 * MS), "cores")
+    assert (predict(busy, TrainingSetting()).step_seconds, predict(busy, TrainingSetting()).limit) == (
+        pytest.approx(36 * MS),
+        "cores",
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_beside_the_training_preparation_takes_longer_and_reading_as_far_as_it_n
     ],
 )
 def test_workers_may_share_what_there_is(sharing, workers, milliseconds, limit):
-    found = predict(replace(STAGES, cores=64, **sharing), Setting(workers=workers))
+    found = predict(replace(STAGES, cores=64, **sharing), TrainingSetting(workers=workers))
     assert (found.step_seconds, found.limit) == (pytest.approx(milliseconds * MS), limit)
 
 
@@ -111,9 +114,9 @@ def test_a_pipeline_that_does_nothing_has_no_contention():
 
 def test_without_echoing_the_point_makes_no_difference():
     only_batches = replace(STAGES, points=("after_batching",))
-    assert predict(only_batches, Setting(insertion_point="after_read")).step_seconds == pytest.approx(68 * MS)
+    assert predict(only_batches, TrainingSetting(insertion_point="after_read")).step_seconds == pytest.approx(68 * MS)
     with pytest.raises(ValueError, match="insertion_point='after_read' is not possible here; these are: after_batching"):
-        predict(only_batches, Setting(factor=2, insertion_point="after_read"))
+        predict(only_batches, TrainingSetting(factor=2, insertion_point="after_read"))
 
 
 @pytest.mark.parametrize(
@@ -132,17 +135,4 @@ def test_without_echoing_the_point_makes_no_difference():
 )
 def test_an_impossible_setting_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        Setting(**options)
-
-
-def test_a_spread_is_that_of_blocks():
-    """Twenty measurements, ten blocks of two: their means are 0.5, 2.5, ... 18.5."""
-    found = Spread.of(list(range(20)))
-    assert (found.median, found.low, found.high) == (9.5, 2.5, 16.5)
-    assert Spread.of([3.0]) == Spread.exactly(3.0)
-    bursts = [3.0, 1.0] * 15  # of two workers that deliver together
-    assert Spread.of(bursts, period=2) == Spread.exactly(2.0)
-    assert Spread.of([9.0, *bursts], period=2) == Spread.exactly(2.0)  # what is left over at the beginning does not count
-    assert Spread.of([5.0], period=2) == Spread.exactly(5.0)
-    with pytest.raises(ValueError, match="at least one"):
-        Spread.of([])
+        TrainingSetting(**options)

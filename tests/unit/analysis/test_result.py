@@ -7,7 +7,7 @@ import pytest
 from measured_stages import MS, STAGES
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.analysis.verdict import VerdictKind
 
@@ -58,7 +58,7 @@ def test_it_can_be_asked():
     assert found.predict(factor=4, insertion_point="after_transfer").step_seconds == pytest.approx(20 * MS)
     assert (found.verdict.kind, found.verdict.setting) == (
         VerdictKind.cache,
-        Setting(4, cached_fraction=0.7),  # (136 - 72 * 0.7) / 4 = 21.4 ms, for (20 + 1) / 0.95
+        TrainingSetting(4, cached_fraction=0.7),  # (136 - 72 * 0.7) / 4 = 21.4 ms, for (20 + 1) / 0.95
     )
     with pytest.raises(TypeError, match="worker"):
         found.predict(worker=3)
@@ -96,7 +96,7 @@ def test_rates_are_examples_per_second_of_each_stage():
 
 def test_the_three_costliest_are_stages_or_transforms():
     """Of 6 ms of decoding and augmentation one is a RandomCrop's."""
-    rest = "decode and augment, besides these transforms"
+    rest = "decode and augment, without these transforms"
     assert analysis(80, 50).costliest == (("read", 10 * MS), (rest, pytest.approx(5 * MS)), ("RandomCrop", 1 * MS))
     assert replace(analysis(80, 50), transforms={}).costliest == (("read", 10 * MS), ("decode", 4 * MS), ("augment", 2 * MS))
     assert analysis(80, None).costliest == (("the loader as a whole", 4 * MS),)
@@ -107,10 +107,13 @@ def test_a_file_of_something_else_or_of_a_later_version_is_refused(tmp_path):
     analysis(80, 50).to_json(path)
     state = json.loads(path.read_text())
     for text, message in (
-        ("{", "is no analysis: it holds no JSON"),
+        ("{", "is no analysis: it is not JSON"),
         ("[1, 2]", "is no analysis: write one with"),
         ('{"stages": 1}', "is no analysis: write one with"),
-        (json.dumps({**state, "lightning_echo_analysis": 2}), "has version 2 of the format, known are those up to 1: update"),
+        (
+            json.dumps({**state, "lightning_echo_analysis": 2}),
+            "has version 2 of the format, and only versions up to 1 are known: update lightning_echo",
+        ),
         (json.dumps({key: state[key] for key in state if key != "real"}), "is damaged: KeyError"),
         (json.dumps({**state, "stages": {"read": 3}}), "is damaged"),
         (
@@ -129,5 +132,5 @@ def test_a_file_of_something_else_or_of_a_later_version_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             StallAnalysis.from_json(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="it holds no JSON"):
+    with pytest.raises(ValueError, match="it is not JSON"):
         StallAnalysis.from_json(path)

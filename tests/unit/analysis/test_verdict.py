@@ -6,7 +6,7 @@ import pytest
 from measured_stages import MS, STAGES
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Setting, costs_of, predict
+from lightning_echo.analysis.predict import TrainingSetting, costs_of, predict
 from lightning_echo.analysis.verdict import VerdictKind, judge
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.summary import advise
@@ -18,13 +18,13 @@ STARVED = replace(STAGES, hand_over=NONE, copy=NONE, cores=2)  # 136 ms of worke
 
 def test_an_accelerator_that_does_not_wait_needs_nothing():
     verdict = judge(STARVED, 21 * MS, {})
-    assert (verdict.kind, verdict.setting) == (VerdictKind.not_starved, Setting())
+    assert (verdict.kind, verdict.setting) == (VerdictKind.not_starved, TrainingSetting())
     assert verdict.message == "Do nothing: the accelerator is busy 95 % of the time."
 
 
 def test_workers_come_first_and_no_more_of_them_than_needed():
     verdict = judge(replace(STARVED, cores=16), 68 * MS, {})  # 136 / 7 = 19.4 ms, 136 / 6 = 22.7 ms
-    assert (verdict.kind, verdict.setting) == (VerdictKind.more_workers, Setting(workers=7))
+    assert (verdict.kind, verdict.setting) == (VerdictKind.more_workers, TrainingSetting(workers=7))
     assert verdict.message == "Set num_workers to 7: the accelerator is busy only 29 % of the time, and would be 100 %."
 
 
@@ -36,11 +36,11 @@ def test_more_workers_than_cores_can_feed_are_not_advised():
 def test_a_cache_comes_next_with_as_many_workers_as_there_are_cores():
     """(136 - 72 x) / 4 with four workers: 0.7 of the data set leave 21.4 ms, 0.8 leave 19.6 ms; with two it is never enough."""
     verdict = judge(replace(STARVED, cores=4), 68 * MS, {})
-    assert (verdict.kind, verdict.setting) == (VerdictKind.cache, Setting(4, cached_fraction=0.8))
+    assert (verdict.kind, verdict.setting) == (VerdictKind.cache, TrainingSetting(4, cached_fraction=0.8))
     assert verdict.message.startswith("Keep 80 % of the data set in memory and set num_workers to 4: ")
     light = replace(STARVED, decode=NONE, augment=Spread.exactly(3 * MS))  # (112 - 72 x) / 2 with two: 0.97
     verdict = judge(light, 68 * MS, {})
-    assert (verdict.kind, verdict.setting) == (VerdictKind.cache, Setting(2, cached_fraction=1.0))
+    assert (verdict.kind, verdict.setting) == (VerdictKind.cache, TrainingSetting(2, cached_fraction=1.0))
     assert "num_workers" not in verdict.message
 
 
@@ -64,7 +64,7 @@ def test_echoing_comes_last_at_the_earliest_point_whose_factor_is_not_large():
 def test_the_advice_at_the_end_of_a_training_is_the_same(point):
     """EchoCallback has measured the same pipeline at factor 1; its source is fast enough for factors up to 4."""
     stages = replace(STARVED, read=Spread.exactly(4 * MS), read_cached=Spread.exactly(4 * MS), points=(point,))
-    costs = costs_of(stages, Setting(insertion_point=point))
+    costs = costs_of(stages, TrainingSetting(insertion_point=point))
     waited = Observation(0, 1.0, 100, idle_fraction=1 - 20 / 44, step_seconds=44 * MS, costs=costs)  # (8 * 10 + 8) / 2
     told, verdict = recommend(waited), judge(stages, 44 * MS, {})
     assert 1 < told.factor == verdict.setting.factor < 4
@@ -101,7 +101,7 @@ def test_a_transform_that_starves_the_accelerator_by_itself_is_named():
 def test_where_nothing_is_enough_that_is_said():
     hopeless = replace(STARVED, collate=Spread.exactly(100 * MS), points=("before_augmentation", "after_augmentation"))
     verdict = judge(hopeless, 100 * MS, {})
-    assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, Setting())
+    assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, TrainingSetting())
     assert verdict.message == (
         "Nothing that was tried is enough: the accelerator is busy only 20 % of the time. What helps is a faster source."
     )
@@ -111,16 +111,16 @@ def test_where_only_copying_takes_time_nothing_is_to_be_done():
     """4 ms of 25 are the copy: no loader helps."""
     copying = replace(STARVED, copy=Spread.exactly(4 * MS), hand_over=Spread.exactly(1 * MS), workers=8)
     verdict = judge(copying, 25 * MS, {})
-    assert (verdict.kind, verdict.setting) == (VerdictKind.not_starved, Setting())
-    assert verdict.message.startswith("Do nothing: the accelerator is busy 80 % of the time, and what is left is spent on taking")
+    assert (verdict.kind, verdict.setting) == (VerdictKind.not_starved, TrainingSetting())
+    assert verdict.message.startswith("Do nothing: the accelerator is busy 80 % of the time, and the rest is spent on taking")
     slow_copy = replace(STARVED, copy=Spread.exactly(4 * MS))  # 136 / (24 / 0.95) = 5.4
-    assert judge(replace(slow_copy, cores=16), 68 * MS, {}).setting == Setting(workers=6)
+    assert judge(replace(slow_copy, cores=16), 68 * MS, {}).setting == TrainingSetting(workers=6)
 
 
 def test_where_the_stages_do_not_explain_what_was_measured_there_is_no_advice():
     """With eight workers the host needs 17 ms, a step 20: 40 ms are not explained by either."""
     verdict = judge(replace(STARVED, workers=8), 40 * MS, {})
-    assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, Setting())
+    assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, TrainingSetting())
     assert "the stages by themselves explain 20 of 40 ms" in verdict.message
 
 
@@ -136,8 +136,8 @@ def test_cores_are_said_to_be_the_limit():
 def test_workers_that_fail_are_to_be_mended_first():
     alone = replace(STARVED, workers=0, cores=16, can_have_workers=False)
     verdict = judge(alone, 157 * MS, {})
-    assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, Setting())
-    assert verdict.message.startswith("Have the data set work in worker processes first")
+    assert (verdict.kind, verdict.setting) == (VerdictKind.not_enough, TrainingSetting())
+    assert verdict.message.startswith("Make the data set work in worker processes first")
     assert "busy only 13 % of the time" in verdict.message
     assert judge(alone, 20 * MS, {}).kind is VerdictKind.not_starved
 
@@ -145,5 +145,5 @@ def test_workers_that_fail_are_to_be_mended_first():
 def test_without_workers_they_are_the_first_advice():
     """(136 ms) / 8 = 17."""
     verdict = judge(replace(STARVED, workers=0, cores=16), 157 * MS, {})
-    assert (verdict.kind, verdict.setting) == (VerdictKind.more_workers, Setting(workers=7))
+    assert (verdict.kind, verdict.setting) == (VerdictKind.more_workers, TrainingSetting(workers=7))
     assert verdict.message.startswith("Set num_workers to 7 or more first, since with 0 loading and training take turns: ")

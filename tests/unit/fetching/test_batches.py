@@ -28,8 +28,8 @@ class Steps:
         return next(self._steps)
 
 
-def step(position, *, read=False, fresh=False, kept=False, size=4, forget=()):
-    return Step(position, read or fresh, fresh, kept, size, forget)
+def step(position, *, read=False, fresh=False, stays_live=False, size=4, forget=()):
+    return Step(position, read or fresh, fresh, stays_live, size, forget)
 
 
 SECONDS = (0.5, 0.25, 0.125)
@@ -90,11 +90,13 @@ class TestEchoingBatches:
         assert len(seen) == pytest.approx(90 / factor, abs=4)
 
     def test_uses_of_a_batch_are_equal(self):
-        batches = echo(step(0, fresh=True, kept=True), step(1, fresh=True), step(0, kept=True), step(0))
+        batches = echo(step(0, fresh=True, stays_live=True), step(1, fresh=True), step(0, stays_live=True), step(0))
         assert [batch.tolist() for batch, _ in (next(batches) for _ in range(4))] == [[0.0] * 4, [1.0] * 4, [0.0] * 4, [0.0] * 4]
 
     def test_edits_by_the_training_step_do_not_reach_the_next_use(self):
-        batches = echo(step(0, fresh=True, kept=True), step(0, kept=True), step(0), read=lambda position: {"x": [torch.zeros(2)]})
+        batches = echo(
+            step(0, fresh=True, stays_live=True), step(0, stays_live=True), step(0), read=lambda position: {"x": [torch.zeros(2)]}
+        )
         for _ in range(3):
             batch, _ = next(batches)
             assert batch["x"][0].tolist() == [0, 0]
@@ -110,7 +112,7 @@ class TestEchoingBatches:
                 return copies[-1]
 
         original = Batch()
-        steps = step(0, fresh=True, kept=True), step(0, kept=True), step(0), step(1, fresh=True)
+        steps = step(0, fresh=True, stays_live=True), step(0, stays_live=True), step(0), step(1, fresh=True)
         first, second, last, only = [next(batches)[0] for batches in [echo(*steps, read=lambda _: original)] for _ in steps]
         assert first is only is original
         assert [second, last] == copies[::-1]
@@ -120,9 +122,9 @@ class TestEchoingBatches:
         slot = torch.zeros(2)
         batches = echo(
             *[
-                step(0, fresh=True, kept=True),
-                step(1, fresh=True, kept=True),
-                step(0, kept=True),
+                step(0, fresh=True, stays_live=True),
+                step(1, fresh=True, stays_live=True),
+                step(0, stays_live=True),
                 step(1),
                 step(2, fresh=True),
                 step(0),
@@ -139,23 +141,23 @@ class TestEchoingBatches:
         for _ in range(80):
             next(batches)
             now = steps.step()
-            (live.add if now.kept else live.discard)(now.position)
+            (live.add if now.stays_live else live.discard)(now.position)
             assert len(held) == len(live) <= 4
 
     def test_what_is_to_be_forgotten_is_let_go(self):
         read, held = counted_batches()
-        batches = echo(step(0, fresh=True, kept=True), step(1, fresh=True, forget=(0,)), read=read)
+        batches = echo(step(0, fresh=True, stays_live=True), step(1, fresh=True, forget=(0,)), read=read)
         next(batches)
         assert len(held) == 1
         next(batches)
         assert len(held) == 0
 
     def test_a_live_batch_that_is_held_nowhere_is_read_again_and_counted(self):
-        batches = echo(step(5, read=True, kept=True), step(5))
+        batches = echo(step(5, read=True, stays_live=True), step(5))
         assert [next(batches)[1] for _ in range(2)] == [Report(0, 4, 4, *SECONDS), Report(0, 4)]
 
     def test_examples_are_counted_in_the_batch_where_nobody_knows_them_beforehand(self):
-        batches = echo(step(0, fresh=True, kept=True, size=-1), step(0, size=-1), read=lambda position: torch.zeros(5, 2))
+        batches = echo(step(0, fresh=True, stays_live=True, size=-1), step(0, size=-1), read=lambda position: torch.zeros(5, 2))
         assert [next(batches)[1] for _ in range(2)] == [Report(5, 0, 0, *SECONDS), Report(0, 5)]
 
     def test_of_a_rebuilt_loader_the_batches_come_in_the_order_in_which_they_were_asked_for(self):

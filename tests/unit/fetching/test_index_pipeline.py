@@ -41,7 +41,7 @@ def test_the_layout_of_a_pass_is_what_a_loader_with_a_distributed_sampler_delive
         layout = layout_of(Source(plain), replicas)
         assert layout.batches_per_pass == len(sizes), "none where the share of a rank is smaller than a batch"
         assert (layout.batch_size, layout.last_batch_size) == (6, sizes[-1] if sizes else 6)
-        assert (layout.kept, layout.length, layout.replicas) == (sum(sizes), length, replicas)
+        assert (layout.pass_length, layout.length, layout.replicas) == (sum(sizes), length, replicas)
 
 
 FACTORS = st.one_of(st.just(1.0), st.floats(1, 9), st.sampled_from([1.5, 2.0, 4.0, 8.0]))

@@ -41,8 +41,8 @@ def shape_of(workers=2, sizes=SIZES, batch_size=BATCH_SIZE, buffer_size=None, se
     )
 
 
-def make_order(kind, length=LENGTH, kept=LENGTH, replicas=1, rank=0, distance=0, start=5):
-    dealt_out = (length, kept, replicas, rank, distance)
+def make_order(kind, length=LENGTH, pass_length=LENGTH, replicas=1, rank=0, distance=0, start=5):
+    dealt_out = (length, pass_length, replicas, rank, distance)
     if kind == "sequential":
         return SequentialOrder(*dealt_out)
     if kind == "shuffled":
@@ -63,7 +63,7 @@ def make_requests(kind="shuffled", factor=3, workers=2, whole_calls=False):
 def stream_of(kind, factor, workers=2, count=1000):
     order = make_order(kind, distance=shape_of(workers).distance)
     if factor > 1:
-        order.set_spreading(True)
+        order.begin_spreading()
     return order.take(count)
 
 
@@ -83,7 +83,7 @@ def test_planning_never_depends_on_indices(kind):
     for _ in range(80):
         request, batch = next(requests), plan.next_batch()
         assert (request.number, request.positions, request.fresh) == (batch.number, batch.positions, batch.fresh)
-        assert (request.kept, request.forget) == (batch.kept, batch.forget)
+        assert (request.stays_live, request.forget) == (batch.stays_live, batch.forget)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,7 +93,7 @@ def test_at_factor_1_the_requests_are_the_plain_loaders_batches(kind):
         request = next(requests)
         assert request.indices == order.take(SIZES[number % len(SIZES)])
         assert request.fresh == len(request.indices)
-        assert not any(request.kept)
+        assert not any(request.stays_live)
 
 
 @st.composite
@@ -411,7 +411,7 @@ class TestBatches:
             request, indices = next(requests), batches[step.position]
             assert request.indices == indices
             assert (request.fresh, request.positions) == (len(indices), [step.position])
-            assert not any(request.kept)
+            assert not any(request.stays_live)
             assert step.size == len(indices)
         uses = Counter(step.position for step in steps)
         assert len(read) == pytest.approx(150 / factor, abs=4)
@@ -423,7 +423,7 @@ class TestBatches:
         for _ in range(200):
             step = requests.step()
             assert step.read == (step.position not in held)
-            (held.add if step.kept else held.discard)(step.position)
+            (held.add if step.stays_live else held.discard)(step.position)
             assert len(held) <= 4
 
     def test_steps_and_reads_may_be_asked_for_in_any_order(self):
@@ -455,11 +455,11 @@ class TestBatches:
             held = set()
             for expected in steps[delivered : 50 if delivered < 40 else None]:  # the change is decided at 40, for 50
                 step = resumed.step()
-                assert (step.position, step.fresh, step.kept) == (expected.position, expected.fresh, expected.kept)
+                assert (step.position, step.fresh, step.stays_live) == (expected.position, expected.fresh, expected.stays_live)
                 assert step.read == (step.position not in held)
                 if step.read and kind != "opaque":
                     assert next(resumed).indices == batches[step.position]
-                (held.add if step.kept else held.discard)(step.position)
+                (held.add if step.stays_live else held.discard)(step.position)
 
     def test_of_batches_that_nothing_is_known_of_no_indices_are_asked(self):
         requests = BatchRequests(EchoPlan(self.shape(), 2), PassReader([], 13))

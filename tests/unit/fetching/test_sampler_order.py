@@ -66,7 +66,7 @@ def test_a_sampler_is_not_read_further_than_needed():
                 yield index
 
     order = SamplerOrder(Watched(range(1000)), 1000, 1000, distance=10, seed=0)
-    order.set_spreading(True)
+    order.begin_spreading()
     order.take(5)
     assert len(read) <= 6
 
@@ -207,7 +207,7 @@ def test_what_a_sampler_yields_is_kept_apart_by_value(entry):
 
     sampler = Drawn(range(50), generator=torch.Generator().manual_seed(4))
     order = SamplerOrder(sampler, 50, 50, distance=20, seed=0)
-    order.set_spreading(True)
+    order.begin_spreading()
     last = {}
     for position, drawn in enumerate(order.take(500)):
         index = drawn[0] if isinstance(drawn, list) else int(drawn)

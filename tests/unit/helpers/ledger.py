@@ -44,7 +44,7 @@ class Ledger:
         positions = list(batch.positions)
         fresh, echoed = positions[: batch.fresh], positions[batch.fresh :]
         assert batch.number == self.number
-        assert len(batch.positions) == len(batch.kept) == size, "batches have the plain loader's sizes"
+        assert len(batch.positions) == len(batch.stays_live) == size, "batches have the plain loader's sizes"
         assert batch.first_fresh == self.fresh
         assert fresh == list(range(self.fresh, self.fresh + batch.fresh)), "no position is left out, none fresh twice"
         for position in batch.forget:
@@ -56,7 +56,7 @@ class Ledger:
             assert len({position % self.same_item_after for position in batch.positions}) == size
         for position in echoed:
             assert position in cache, "an echo is asked of the worker that holds it, so that nothing is read again"
-        for position, kept in zip(batch.positions, batch.kept, strict=True):
+        for position, kept in zip(batch.positions, batch.stays_live, strict=True):
             assert kept in (0, 1)
             self.uses[position] = self.uses.get(position, 0) + 1
             (cache.add if kept else cache.discard)(position)

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from lightning_echo.loading.counts import EchoCounts
-from lightning_echo.loading.delivery import Delivery
+from lightning_echo.loading.delivery import BatchesUsed, Delivery
 from lightning_echo.loading.epochs import Progress
 from lightning_echo.workers.seconds import Report, StageSeconds
 
@@ -31,7 +31,7 @@ class Trainer:
 
     def __init__(self, delivery, source):
         self.delivery, self.source, self.in_run, self.in_epoch, self.waiting = delivery, source, 0, 0, []
-        delivery.taken = lambda: (self.in_run, self.in_epoch)
+        delivery.batches_used = lambda: BatchesUsed(self.in_run, self.in_epoch)
 
     def begin(self):
         self.in_epoch = 0
@@ -49,7 +49,7 @@ class Trainer:
 
 def begun(taken=None):
     delivery, source = Delivery(), Source()
-    delivery.taken = taken
+    delivery.batches_used = taken
     delivery.begin_epoch(-1, keeps_length=False)
     return delivery, source
 
@@ -94,7 +94,7 @@ def test_of_several_loaders_each_knows_by_what_was_taken_whether_its_last_batch_
     deliveries = [Delivery() for _ in range(3)]
     taken = [0, 0]
     for delivery in deliveries:
-        delivery.taken = lambda: tuple(taken)
+        delivery.batches_used = lambda: BatchesUsed(*taken)
         delivery.begin_epoch(-1, keeps_length=False)
         delivery.fetch(lambda delivered: item(0))
     taken = [1, 1]
@@ -127,7 +127,7 @@ def test_what_was_fetched_and_not_used_is_the_first_of_the_next_iteration(used, 
 def test_one_of_several_loaders_that_begins_again_within_an_epoch_repeats_nothing(length):
     """Its end is told by its length, so that nothing was fetched in vain; one batch long, it ends before a batch is taken."""
     delivery, taken = Delivery(), [0, 0]
-    delivery.taken = lambda: tuple(taken)
+    delivery.batches_used = lambda: BatchesUsed(*taken)
     found = []
     for step in range(9):
         if step % length == 0:
@@ -205,7 +205,7 @@ def test_going_elsewhere_forgets_what_was_fetched():
 def test_another_process_gets_what_was_fetched_and_nothing_that_waits():
     delivery, _ = training()
     copied = pickle.loads(pickle.dumps(delivery))
-    assert (copied.counts, copied.batches, copied.taken, copied.is_ahead) == (EchoCounts(1, 2), 1, None, False)
+    assert (copied.counts, copied.batches, copied.batches_used, copied.is_ahead) == (EchoCounts(1, 2), 1, None, False)
 
 
 def seconds_of(*reports):

@@ -242,7 +242,7 @@ class TestAmongSeveral:
         first = self.told(data, 0)
         self.begin(first)
         second = self.told(data, 1, seed=6)
-        with pytest.warns(UserWarning, match="the Trainer is in epoch 1, and this EchoLoader at the start of its run"):
+        with pytest.warns(UserWarning, match="the Trainer is in epoch 1, but this EchoLoader is at the start of its run"):
             self.begin(second)
 
     def test_with_a_factor_of_its_own_it_goes_on_with_that(self):

@@ -14,10 +14,10 @@ from lightning_echo.fetching.source import Source
 class TestSettingTheFactor:
     def test_the_batch_from_which_it_counts_is_known(self):
         loader = echo(2)
-        assert (loader.factor_since, loader.delivered) == (0, 0)
+        assert (loader.factor_since, loader.delivered_batches) == (0, 0)
         played(loader, 3)
         loader.factor = 3
-        assert (loader.factor_since, loader.delivered) == (3 * STEPS, 3 * STEPS), "nothing is in flight without workers"
+        assert (loader.factor_since, loader.delivered_batches) == (3 * STEPS, 3 * STEPS), "nothing is in flight without workers"
 
     def test_a_state_says_it_until_it_counts(self):
         loader, resumed = (echo(4, "after_batching", loader=plain_loader(num_workers=2)) for _ in range(2))

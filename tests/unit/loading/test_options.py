@@ -56,13 +56,13 @@ def test_an_unknown_epoch_length(epoch_length):
 
 @pytest.mark.parametrize("seed", ["1", 1.0, True, [1]])
 def test_an_impossible_seed(seed):
-    with pytest.raises(TypeError, match="seed must be an integer or None"):
+    with pytest.raises(TypeError, match="seed must be an integer, or None"):
         options.check_seed(seed)
 
 
 @pytest.mark.parametrize(("replicas", "rank"), [(2, None), (None, 0)])
 def test_one_of_replicas_and_rank_alone(replicas, rank):
-    with pytest.raises(ValueError, match=r"num_replicas and rank go together, got .* leave both out"):
+    with pytest.raises(ValueError, match=r"num_replicas and rank must be given together, got .* leave both out"):
         options.check_ranks(replicas, rank)
 
 

@@ -93,7 +93,7 @@ def test_what_knows_its_place_goes_on_there(make: Any, point: str) -> None:
 @pytest.mark.parametrize(("make", "point"), DOES_NOT)
 def test_what_does_not_is_refused_within_a_pass(make: Any, point: str) -> None:
     state = state_after(make(), 2, insertion_point=point)
-    with pytest.raises(EchoStateError, match=r"saved within a pass, and .* cannot go on there: without state_dict\(\)"):
+    with pytest.raises(EchoStateError, match=r"saved within a pass, and .* cannot continue there: without state_dict\(\)"):
         adapt_state(state, setting(make(), point))
 
 
@@ -136,7 +136,9 @@ def test_a_state_from_before_the_first_batch_is_no_state_within_a_pass() -> None
 
 def test_with_another_buffer_a_stream_is_refused_too_and_says_what_has_changed() -> None:
     state = state_after(DataLoader(Stateful(), 4), 2)
-    with pytest.raises(EchoStateError, match=r"within a pass of a stream, with buffer_size=64 \(now 9\): its workers share"):
+    with pytest.raises(
+        EchoStateError, match=r"within a pass of a stream, with buffer_size=64 \(now 9\): the workers divide a stream"
+    ):
         adapt_state(state, setting(DataLoader(Stateful(), 4), buffer_size=9))
 
 
@@ -247,7 +249,7 @@ def test_a_resumed_stream_knows_the_factor_in_force_until_the_new_one_counts() -
     list(loader)
     loader.factor = 4
     loader.close()
-    assert loader.factor_since > loader.delivered, "a worker is ahead"
+    assert loader.factor_since > loader.delivered_batches, "a worker is ahead"
     resumed.load_state_dict(loader.state_dict())
     assert (resumed.factor, resumed.factor_since, resumed.factor_in_force) == (4, loader.factor_since, 2)
 
@@ -312,7 +314,7 @@ def test_several_ranks_hear_that_it_is_that_of_one(monkeypatch: pytest.MonkeyPat
     state = state_after(DataLoader(Stateful(), 4), 2)
     loader = EchoLoader(DataLoader(Stateful(), 4), 2, seed=0)
     monkeypatch.setattr("lightning_echo.loading.echo_run.world", lambda: (2, 0))
-    with pytest.warns(UserWarning, match="the loader's own state is that of rank 0, which every rank goes on from"):
+    with pytest.warns(UserWarning, match="every rank continues from the loader's own state on rank 0"):
         loader.load_state_dict(state.to_dict())
 
 
@@ -403,7 +405,7 @@ def made_anew(dataset: Any, **options: Any) -> EchoLoader:
 
 
 class TestTakingThePlaceOfAnother:
-    CUT = "made anew within a pass that cannot be gone on with: its rest is left out"
+    CUT = "a new loader was made within a pass that cannot be continued: the rest of that pass is left out"
 
     @pytest.mark.filterwarnings("error")
     def test_with_a_state_of_its_own_a_stream_goes_on_as_if_nothing_had_been(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +459,7 @@ class TestTakingThePlaceOfAnother:
         list(before)
         before.close()
         after.follow(before)
-        delivered, seed = after.delivered, after.seed
-        assert (delivered, seed) == (before.delivered, 0)
+        delivered, seed = after.delivered_batches, after.seed
+        assert (delivered, seed) == (before.delivered_batches, 0)
         list(after)
         assert after.counts.delivered == before.counts.delivered + 12

@@ -51,7 +51,7 @@ def mesh(monkeypatch):
 
 
 def test_data_is_not_dealt_out_to_ranks_that_share_the_work_on_it(mesh):
-    message = r"to 4 ranks, but the job's device mesh has 2 in its data-parallel.*EchoDataModule.*num_replicas=2, rank=1\)"
+    message = r"among 4 ranks, but the data-parallel dimension of .* mesh has 2.*EchoDataModule.*num_replicas=2, rank=1\)"
     for point in (EXAMPLES, BATCHES):
         with pytest.raises(RuntimeError, match=message):
             start(setting(point))
@@ -103,9 +103,9 @@ def test_a_buffer_that_the_factor_outgrows_is_refused_at_once_and_later():
     with pytest.raises(ValueError, match="buffer_size=1 is too small for factor=2"):
         setting(buffer_size=1)
     tight = setting(buffer_size=2)
-    tight.check_factor(2.0)
+    tight.check_buffer(2.0)
     with pytest.raises(ValueError, match="buffer_size=2 is too small for factor=4"):
-        tight.check_factor(4.0)
+        tight.check_buffer(4.0)
 
 
 def test_short_memory_is_warned_of_only_where_the_size_was_chosen(monkeypatch):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, check_number
+from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, as_number
 
 
 @pytest.mark.parametrize("factor", [0.99, 0, -2, math.nan, math.inf])
@@ -49,11 +49,11 @@ def test_a_controller_without_decide_cannot_be_made():
 @pytest.mark.parametrize("value", ["2", None, True, 1j, [1]])
 def test_an_option_that_is_no_number_is_refused_by_its_name(value):
     with pytest.raises(TypeError, match="shrink must be a number, got"):
-        check_number("shrink", value)
+        as_number("shrink", value)
 
 
 def test_an_option_becomes_a_float():
-    assert type(check_number("shrink", 1)) is float
+    assert type(as_number("shrink", 1)) is float
 
 
 def test_a_factor_that_numpy_has_computed_becomes_plain_since_checkpoints_hold_it():

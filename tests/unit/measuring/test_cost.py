@@ -130,15 +130,15 @@ def test_a_slower_host_takes_so_many_times_as_long_and_the_device_does_not(costs
 @given(some_seconds, seconds, seconds, some_seconds, st.integers(0, 8), factors)
 def test_each_later_point_reuses_more_of_the_same_work(source, rest, collate, device, workers, factor):
     first = PipelineCosts("before_augmentation", source, rest, collate, device, workers)
-    examples, batches = first.later_points()
+    examples, batches = first.at_later_points()
     assert (examples.insertion_point, batches.insertion_point) == ("after_augmentation", "after_batching")
     used = workers or 1
     assert examples.host_seconds(factor) == pytest.approx(((source + rest) / factor + collate) / used)
     assert batches.host_seconds(factor) == pytest.approx((source + rest + collate) / factor / used)
     assert first.host_seconds(1) == pytest.approx(examples.host_seconds(1))
     assert first.host_seconds(1) == pytest.approx(batches.host_seconds(1))
-    assert examples.later_points() == [batches]
-    assert batches.later_points() == []
+    assert examples.at_later_points() == [batches]
+    assert batches.at_later_points() == []
 
 
 @given(some_seconds, seconds, seconds, some_seconds, st.integers(0, 8), factors)
@@ -148,7 +148,9 @@ def test_after_read_only_reading_is_reused_and_the_points_of_which_the_cost_is_k
     first = PipelineCosts("after_read", source, rest, collate, device, workers)
     assert first.host_seconds(factor) == pytest.approx((source / factor + rest + collate) / (workers or 1))
     # How much of the rest is decoding, which before_augmentation would reuse, nobody has measured.
-    assert first.later_points() == PipelineCosts("before_augmentation", source, rest, collate, device, workers).later_points()
+    assert (
+        first.at_later_points() == PipelineCosts("before_augmentation", source, rest, collate, device, workers).at_later_points()
+    )
 
 
 @given(some_seconds, st.floats(0.01, 0.99), factors)

@@ -86,7 +86,7 @@ def test_the_speed_up_is_told_only_where_there_was_echoing():
 def test_what_was_not_measured_is_not_said():
     unknown = EpochReport(0, 0, 1.0, fresh_examples=8, echoed_examples=0)
     assert lines_of([unknown]) == [
-        "lightning_echo: how long steps waited for input could not be measured",
+        "lightning_echo: the time that steps waited for input could not be measured",
         "  epoch 0: factor 1",
         "  8 fresh and 0 echoed examples",
         "  The advice.",
@@ -96,7 +96,8 @@ def test_what_was_not_measured_is_not_said():
 
 def test_the_advice_comes_last_and_no_line_is_longer_than_120_columns():
     long = (
-        "idle 60%, target 5%: what comes after the echo takes 17.5 ms per batch by itself, a step 10 ms; echo at insertion_point="
+        "idle 60%, target 5%: the work after the insertion point takes 17.5 ms per batch by itself, a step 10 ms; "
+        "echo at insertion_point="
     )
     reports = [report(epoch, 1.0 + epoch, steps=10**9, next_factor=9.0, message=long * 2) for epoch in range(3)]
     lines = lines_of(reports, long * 3)
@@ -110,7 +111,7 @@ def test_the_advice_comes_last_and_no_line_is_longer_than_120_columns():
 
 POINT = "after_augmentation"
 BUSY, LAST = "the accelerator is busy", " (last 100 steps)"
-SLOW_READS = "where single reads are far slower than the others, a larger prefetch_factor or more workers help"
+SLOW_READS = "if single reads are far slower than the others, a larger prefetch_factor or more workers help"
 
 
 def costs(source, *, rest=0.0, collate=0.0, point=POINT, workers=2):
@@ -160,7 +161,7 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
         f"Keep factor 1: {BUSY} 40 % of the time{LAST}; a faster source helps further, or a larger max_factor.",
     ),
     "over the maximum": (8, costs(0.2), (4, Reason.at_maximum), "Lower the factor to 4: a larger one is seldom worth it."),
-    "over a low maximum": (8, costs(0.2), (2, Reason.at_maximum), "Lower the factor to 2: max_factor says so."),
+    "over a low maximum": (8, costs(0.2), (2, Reason.at_maximum), "Lower the factor to 2: max_factor allows no larger one."),
     "at the minimum, from above": (
         *(4, costs(0.01), (3, Reason.at_minimum)),
         "Lower the factor to 3: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",
@@ -168,7 +169,7 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
     "at the minimum": (3, costs(0.01), (3, Reason.at_minimum), f"Keep factor 3: {BUSY} 100 % of the time{LAST}."),
     "under the minimum": (
         *(1, None, (2, Reason.at_minimum)),
-        f"Echo with factor 2, since min_factor says so: {BUSY} 100 % of the time{LAST}.",
+        f"Echo with factor 2, since min_factor allows no smaller one: {BUSY} 100 % of the time{LAST}.",
     ),
     "too slow after the echo": (
         *(2, costs(0.01, rest=0.04), (2, Reason.downstream_too_slow)),

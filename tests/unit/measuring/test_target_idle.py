@@ -382,12 +382,14 @@ def test_what_was_given_up_is_said_with_its_figures_and_what_helps():
     pipeline, controller = Pipeline(HANGS), TargetIdle(TARGET, max_factor=8)
     seen, decided = train(pipeline, controller, epochs=12)
     doubted = next(decision for decision in decided if decision.reason is Reason.no_gain)
-    assert doubted.message.endswith(": the last raise has brought far less than it should so far, and is given some more time")
+    assert doubted.message.endswith(
+        ": the larger factor has brought far less than predicted so far; it is tried for some more steps"
+    )
     given_up, kept = max(observation.factor for observation in seen), decided[-1].factor
     came = (waits(HANGS, kept) - waits(HANGS, given_up)) / waits(HANGS, kept)  # of all the waiting, which it should have ended
     said = re.fullmatch(
-        f"idle {100 * seen[-1].idle_fraction:.3g} %, target 5 %: factor {given_up:g} instead of {kept:g} brought (.*) % of what "
-        "it should; where single reads are far slower than the others, a larger prefetch_factor or more workers help",
+        f"idle {100 * seen[-1].idle_fraction:.3g} %, target 5 %: factor {given_up:g} instead of {kept:g} brought (.*) % of the "
+        "predicted gain; if single reads are far slower than the others, a larger prefetch_factor or more workers help",
         decided[-1].message,
     )
     assert float(said[1]) == pytest.approx(100 * came, abs=5)

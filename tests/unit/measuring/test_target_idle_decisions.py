@@ -135,7 +135,7 @@ def test_what_follows_the_echo_may_be_too_slow_then_the_first_later_point_that_w
     assert (decision.factor, decision.reason) == (1, Reason.downstream_too_slow)
     needed = 72 / (10 / 0.95 - 2)
     assert decision.message == (
-        "idle 86.5 %, target 5 %: what comes after the echo takes 14 ms per batch by itself, a step 10 ms; "
+        "idle 86.5 %, target 5 %: the work after the insertion point takes 14 ms per batch by itself, a step 10 ms; "
         f"echo at insertion_point='after_augmentation' with factor {needed:.3g}"
     )
 
@@ -184,10 +184,10 @@ def test_what_is_not_known_changes_nothing():
     assert unmeasured.message == "only 3 steps were measured with this factor"
     starved = controller.decide(observe(2.5, 0.5))
     assert (starved.factor, starved.reason) == (2.5, Reason.not_measured)
-    assert starved.message == "idle 50 %, target 5 %, but what the pipeline costs is not known"
+    assert starved.message == "idle 50 %, target 5 %, but the cost of the pipeline is not known"
     fed = controller.decide(observe(2.5, 0.01))
     assert (fed.factor, fed.reason) == (2.5, Reason.fits)
-    assert fed.message == "idle 1 %, target 5 %; how much less would do is not known"
+    assert fed.message == "idle 1 %, target 5 %; how small a factor is enough is not known"
 
 
 def test_a_pipeline_known_only_by_its_waiting_gets_a_factor_too():

@@ -33,16 +33,16 @@ def costly(ratio: float) -> PipelineCosts:
 def raised(before: float = 2.0, waited: float = 10.0, steps: int = 500) -> Trials:
     """The factor was raised from one at which steps waited so many milliseconds."""
     trials = Trials(TARGET)
-    trials.see(seen(before, waited, steps))
-    trials.raises()
+    trials.add(seen(before, waited, steps))
+    trials.note_raise()
     return trials
 
 
 def after(trials: Trials, *epochs: Observation) -> tuple[float, float] | None:
     """The factors gone back to and given up, once these epochs were seen."""
     for epoch in epochs:
-        trials.see(epoch)
-    return None if trials.held is None else (trials.held[0].factor, trials.held[1].factor)
+        trials.add(epoch)
+    return None if trials.taken_back is None else (trials.taken_back.before.factor, trials.taken_back.tried.factor)
 
 
 # ---------------------------------------------------------------------- one look
@@ -76,7 +76,7 @@ def test_nothing_is_said_where_the_model_says_nothing(before: Observation, now: 
 def test_less_than_half_of_what_the_model_says_is_doubtful(waited: float, doubtful: bool) -> None:
     trials = raised()
     assert not trials.is_doubtful
-    trials.see(seen(4, waited))
+    trials.add(seen(4, waited))
     assert trials.is_doubtful is doubtful
 
 
@@ -84,14 +84,14 @@ def test_less_than_half_of_what_the_model_says_is_doubtful(waited: float, doubtf
 def test_waiting_that_the_costs_of_today_explain_is_no_failure(ratio: float, doubtful: bool) -> None:
     """8 ms are waited: with 1.5 times the costs a step takes 15 ms at factor 4, of which 5 are waited; with 1.6 times 6."""
     trials = raised()
-    trials.see(seen(4, 8, costs=costly(ratio)))
+    trials.add(seen(4, 8, costs=costly(ratio)))
     assert trials.is_doubtful is doubtful
 
 
 @pytest.mark.parametrize("other", [None, replace(COSTS, workers=2), replace(COSTS, insertion_point="after_batching")])
 def test_another_pipeline_says_nothing_of_the_one_before(other: PipelineCosts | None) -> None:
     trials = raised()
-    trials.see(seen(4, 9, costs=other))
+    trials.add(seen(4, 9, costs=other))
     assert not trials.is_doubtful
 
 
@@ -104,14 +104,14 @@ def test_small_raises_say_little_all_the_more_where_hardly_anything_is_waited(
 ) -> None:
     """A quarter more must show, or half as much again where idle is under twice the target: 1 ms of 11 is 9 %."""
     trials = raised(waited=10.0 if waited > 1 else 1.0)
-    trials.see(seen(factor, waited))
+    trials.add(seen(factor, waited))
     assert trials.is_doubtful is doubtful
 
 
 @pytest.mark.parametrize(("before", "now", "doubtful"), [(49, 500, False), (50, 500, True), (500, 49, False), (500, 50, True)])
 def test_a_few_steps_say_nothing(before: int, now: int, doubtful: bool) -> None:
     trials = raised(steps=before)
-    trials.see(seen(4, 9, now))
+    trials.add(seen(4, 9, now))
     assert trials.is_doubtful is doubtful
 
 
@@ -119,8 +119,8 @@ def test_of_several_raises_the_first_one_that_brought_too_little_is_taken_back()
     """From 1 to 2 brought all; from 2 to 3 and to 4 nothing."""
     trials = raised(1, 30)
     for epoch in (seen(2, 10), seen(3, 10)):
-        trials.see(epoch)
-        trials.raises()
+        trials.add(epoch)
+        trials.note_raise()
     assert after(trials, *[seen(4, 10)] * 3) == (2, 4)
 
 
@@ -134,18 +134,18 @@ def test_of_several_raises_the_first_one_that_brought_too_little_is_taken_back()
 def test_a_raise_has_failed_after_three_stretches_and_a_thousand_steps(steps: int, needed: int) -> None:
     trials = raised()
     for epoch in range(needed):
-        assert trials.held is None, epoch
-        trials.see(seen(4, 9, steps))
-    assert trials.held is not None
+        assert trials.taken_back is None, epoch
+        trials.add(seen(4, 9, steps))
+    assert trials.taken_back is not None
 
 
 def test_short_epochs_are_stretches_together() -> None:
     """Of 63 epochs of 16 steps every tenth waits 60 ms, the others 4: 9 ms on average, of stretches of 64 steps 18 or 4."""
     trials = raised()
     for epoch in range(63):
-        trials.see(seen(4, 60 if epoch % 10 == 0 else 4, 16))
-    assert trials.held is not None
-    tried = trials.held[1]
+        trials.add(seen(4, 60 if epoch % 10 == 0 else 4, 16))
+    assert trials.taken_back is not None
+    tried = trials.taken_back.tried
     assert 900 <= tried.steps < 1008
     assert tried.step_seconds is not None
     assert tried.step_seconds - 0.01 == pytest.approx(9e-3, abs=1e-3)
@@ -168,7 +168,7 @@ def test_a_raise_that_was_taken_back_by_somebody_else_is_not_looked_at() -> None
     assert after(raised(), seen(1.5, 12), seen(4, 9), seen(4, 9), seen(4, 9)) is None
 
 
-# ---------------------------------------------------------------------- what is held
+# ---------------------------------------------------------------------- after a raise was taken back
 
 
 def failed() -> Trials:
@@ -178,7 +178,7 @@ def failed() -> Trials:
     return trials
 
 
-def test_it_is_held_as_long_as_costs_stay_what_they_are() -> None:
+def test_it_stays_taken_back_until_the_costs_change() -> None:
     trials = failed()
     for ratio in [1.0, 0.8, 1.2, 1.45, 0.7] * 20:
         assert after(trials, seen(2, 10, costs=costly(ratio))) == (2, 4)
@@ -194,7 +194,7 @@ def test_costs_that_have_changed_let_everything_be_tried_again(ratio: float) -> 
 def test_costs_that_change_after_a_long_time_are_seen_as_soon() -> None:
     trials = failed()
     for _ in range(50):
-        trials.see(seen(2, 10))
+        trials.add(seen(2, 10))
     assert after(trials, seen(2, 10, costs=costly(1.7))) == (2, 4)
     assert after(trials, *[seen(2, 10, costs=costly(1.7))] * 2) is None
 
@@ -228,7 +228,7 @@ def test_at_another_factor_nothing_is_shown() -> None:
 def test_a_raise_that_was_right_after_all_is_made_again_and_not_doubted() -> None:
     trials = failed()
     after(trials, *[seen(2, 40)] * 3)
-    trials.raises()
+    trials.note_raise()
     assert after(trials, *[seen(4, 40)] * 9) is None
     assert not trials.is_doubtful
 
@@ -236,9 +236,9 @@ def test_a_raise_that_was_right_after_all_is_made_again_and_not_doubted() -> Non
 def test_what_follows_a_raise_that_was_right_after_all_is_looked_at_as_ever() -> None:
     trials = failed()
     after(trials, *[seen(2, 40)] * 3)
-    trials.raises()
-    trials.see(seen(4, 15))
-    trials.raises()
+    trials.note_raise()
+    trials.add(seen(4, 15))
+    trials.note_raise()
     assert after(trials, *[seen(8, 15)] * 3) == (4, 8)
 
 
@@ -254,10 +254,10 @@ def test_it_goes_on_from_its_state(saved_after: int, tmp_path: Any) -> None:
     def run(saves: bool) -> list[Any]:
         trials, told = Trials(TARGET), []
         for i, epoch in enumerate(course):
-            trials.see(epoch)
+            trials.add(epoch)
             if i in raises_after:
-                trials.raises()
-            told.append((trials.held, trials.is_doubtful))
+                trials.note_raise()
+            told.append((trials.taken_back, trials.is_doubtful))
             if saves and i == saved_after:
                 torch.save(trials.state_dict(), tmp_path / "state.ckpt")
                 trials = Trials(TARGET)
@@ -273,4 +273,4 @@ def test_an_empty_state_is_that_of_a_new_run() -> None:
     trials = failed()
     trials.load_state_dict({})
     assert trials.state_dict() == Trials(TARGET).state_dict()
-    assert trials.held is None
+    assert trials.taken_back is None

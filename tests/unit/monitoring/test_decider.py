@@ -12,7 +12,7 @@ from lightning_echo.measuring.control import Decision, Reason
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.metrics import JobSteps
 from lightning_echo.monitoring.decider import Decider
-from lightning_echo.monitoring.meter import EpochMeasures
+from lightning_echo.monitoring.run_meter import EpochMeasures
 
 STEPS = JobSteps(steps=40, idle_fraction=0.25, slowest_rank=1, wait_seconds=0.005, step_seconds=0.015)
 COSTS = PipelineCosts("after_augmentation", 0.04, 0.0, 0.0, device_seconds=0.015, workers=2)
@@ -192,7 +192,7 @@ def test_what_is_recommended_rests_on_the_last_epochs_where_these_are_short():
     recommended = []
     for wait in (0.02, 0.0, 0.02, 0.0):
         step = JobSteps(steps=1, idle_fraction=wait / (wait + 0.01), slowest_rank=0, wait_seconds=wait, step_seconds=0.01)
-        lately = decider.lately(rank.observe(decider, measures(step, costs), factor=1.0))
+        lately = decider.joined_with_recent(rank.observe(decider, measures(step, costs), factor=1.0))
         recommended.append(decider.recommend(None, lately, None).reason)
     assert (lately.steps, lately.idle_fraction) == (4, pytest.approx(0.5))
     assert recommended == [*[Reason.not_measured] * 3, Reason.starved]
@@ -201,10 +201,10 @@ def test_what_is_recommended_rests_on_the_last_epochs_where_these_are_short():
 def test_the_last_epochs_survive_a_checkpoint(tmp_path):
     rank, decider, other = Rank({}), Decider(None), Decider(None)
     few = JobSteps(steps=3, idle_fraction=0.5, slowest_rank=0, wait_seconds=0.01, step_seconds=0.01)
-    decider.lately(rank.observe(decider, measures(few)))
+    decider.joined_with_recent(rank.observe(decider, measures(few)))
     torch.save(decider.recent_state(), tmp_path / "recent.pt")
     other.load_recent_state(torch.load(tmp_path / "recent.pt", weights_only=True))
-    assert other.lately(rank.observe(other, measures(few))).steps == 6
+    assert other.joined_with_recent(rank.observe(other, measures(few))).steps == 6
 
 
 # ---------------------------------------------------------------------- state

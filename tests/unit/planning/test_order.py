@@ -28,8 +28,8 @@ from lightning_echo.planning.shape import PlanShape
 from lightning_echo.planning.spreading import spread
 
 
-def shuffled(length, kept=None, replicas=1, rank=0, distance=0, seed=1):
-    return ShuffledOrder(length, length if kept is None else kept, replicas, rank, distance, seed=seed)
+def shuffled(length, pass_length=None, replicas=1, rank=0, distance=0, seed=1):
+    return ShuffledOrder(length, length if pass_length is None else pass_length, replicas, rank, distance, seed=seed)
 
 
 class TestShuffledPasses:
@@ -55,7 +55,7 @@ class TestShuffledPasses:
 
     def test_lose_their_tail_where_the_plain_loader_drops_it(self):
         whole = shuffled(50)
-        cut = shuffled(50, kept=48)
+        cut = shuffled(50, pass_length=48)
         for _ in range(3):
             assert cut.take(48) == whole.take(50)[:48]
 
@@ -65,30 +65,30 @@ class TestSharding:
     @pytest.mark.parametrize("length", [1, 2, 3, 5, 12, 13, 31])
     def test_deals_the_same_indices_as_a_distributed_sampler(self, length, replicas):
         sampler = RandomSampler(range(length), generator=generator(2))
-        kept = kept_of(length, replicas, 1, drop_last=False)
+        pass_length = kept_of(length, replicas, 1, drop_last=False)
         for rank in range(replicas):
-            sequential = SequentialOrder(length, kept, replicas, rank)
+            sequential = SequentialOrder(length, pass_length, replicas, rank)
             torchs = list(DistributedSampler(range(length), replicas, rank, shuffle=False))
-            assert [sequential.take(kept) for _ in range(3)] == 3 * [torchs]
-            sharded, whole = shuffled(length, kept, replicas, rank), shuffled(length)
-            assert [sharded.take(kept) for _ in range(3)] == [dealt(whole.take(length), replicas, rank) for _ in range(3)]
-            sampled = SamplerOrder(copy.deepcopy(sampler), length, kept, replicas, rank, seed=0)
+            assert [sequential.take(pass_length) for _ in range(3)] == 3 * [torchs]
+            sharded, whole = shuffled(length, pass_length, replicas, rank), shuffled(length)
+            assert [sharded.take(pass_length) for _ in range(3)] == [dealt(whole.take(length), replicas, rank) for _ in range(3)]
+            sampled = SamplerOrder(copy.deepcopy(sampler), length, pass_length, replicas, rank, seed=0)
             expected = [dealt(indices, replicas, rank) for indices in passes_of(copy.deepcopy(sampler), 3)]
-            assert [sampled.take(kept) for _ in range(3)] == expected
+            assert [sampled.take(pass_length) for _ in range(3)] == expected
 
     @pytest.mark.parametrize("replicas", [2, 3, 4])
     @pytest.mark.parametrize("batch_size", [2, 5])
     def test_ranks_are_disjoint_and_together_complete_but_for_what_torch_pads_or_the_loader_drops(self, replicas, batch_size):
         for length, drop_last in [(40, False), (41, False), (41, True), (43, True)]:
-            kept = kept_of(length, replicas, batch_size, drop_last)
+            pass_length = kept_of(length, replicas, batch_size, drop_last)
             for make in (shuffled, SequentialOrder):
-                orders = [make(length, kept, replicas, rank) for rank in range(replicas)]
+                orders = [make(length, pass_length, replicas, rank) for rank in range(replicas)]
                 for _ in range(3):
-                    counts = Counter(index for order in orders for index in order.take(kept))
-                    padded = max(kept * replicas - length, 0)
-                    assert sum(counts.values()) == kept * replicas
+                    counts = Counter(index for order in orders for index in order.take(pass_length))
+                    padded = max(pass_length * replicas - length, 0)
+                    assert sum(counts.values()) == pass_length * replicas
                     assert sorted(counts.values(), reverse=True)[:padded] == [2] * padded
-                    assert len(counts) == min(length, kept * replicas)
+                    assert len(counts) == min(length, pass_length * replicas)
 
 
 def resumed_stream(make_order, position, state, count):
@@ -104,12 +104,12 @@ def resumed_stream(make_order, position, state, count):
 class TestGoingOn:
     """Anew at every position, by an order that knows the state alone, while the first one is ahead or is not."""
 
-    def check(self, make_order, kept, distance, passes=4):
-        total = passes * kept
+    def check(self, make_order, pass_length, distance, passes=4):
+        total = passes * pass_length
         for lead in (0, 5):
             order, states, stream = make_order(0), [], []
             if distance:
-                order.set_spreading(True)
+                order.begin_spreading()
             for position in range(total):
                 stream += order.take(position + lead - len(stream))
                 order.prune(position)
@@ -123,8 +123,8 @@ class TestGoingOn:
     @pytest.mark.grid
     @pytest.mark.parametrize("length", [20, 21])
     def test_a_shuffled_order(self, length, replicas, distance):
-        kept = math.ceil(length / replicas)
-        self.check(lambda start: shuffled(length, kept, replicas, replicas - 1, distance), kept, distance)
+        pass_length = math.ceil(length / replicas)
+        self.check(lambda start: shuffled(length, pass_length, replicas, replicas - 1, distance), pass_length, distance)
 
     def test_a_sequential_order(self, replicas, distance):
         self.check(lambda start: SequentialOrder(21, 20 // replicas, replicas, 0, distance), 20 // replicas, distance)
@@ -133,9 +133,9 @@ class TestGoingOn:
     @pytest.mark.parametrize("name", SAMPLERS)
     def test_the_order_of_a_users_sampler(self, name, replicas, distance):
         length = len(SAMPLERS[name](0))
-        for kept in {math.ceil(length / replicas), length // replicas - 1}:
-            dealt_out = (length, kept, replicas, replicas - 1, distance)
-            self.check(lambda start, args=dealt_out: SamplerOrder(SAMPLERS[name](start), *args, seed=0), kept, distance)
+        for pass_length in {math.ceil(length / replicas), length // replicas - 1}:
+            dealt_out = (length, pass_length, replicas, replicas - 1, distance)
+            self.check(lambda start, args=dealt_out: SamplerOrder(SAMPLERS[name](start), *args, seed=0), pass_length, distance)
 
     def test_the_order_of_a_sampler_that_was_lent_a_generator(self, replicas, distance):
         dealt_out = (21, math.ceil(21 / replicas), replicas, 0, distance)
@@ -144,8 +144,12 @@ class TestGoingOn:
     @pytest.mark.parametrize("name", BATCH_SAMPLERS)
     def test_the_order_of_a_users_batch_sampler(self, name, replicas, distance):
         length = len(BATCH_SAMPLERS[name](0))
-        kept = math.ceil(length / replicas)
-        self.check(lambda start: SamplerOrder(BATCH_SAMPLERS[name](start), length, kept, replicas, 0, seed=0), kept, distance=0)
+        pass_length = math.ceil(length / replicas)
+        self.check(
+            lambda start: SamplerOrder(BATCH_SAMPLERS[name](start), length, pass_length, replicas, 0, seed=0),
+            pass_length,
+            distance=0,
+        )
 
 
 def test_an_order_goes_back_on_the_spot():
@@ -155,7 +159,7 @@ def test_an_order_goes_back_on_the_spot():
         SequentialOrder(20, 20),
         SamplerOrder(SAMPLERS["RandomSampler"](0), 23, 23, distance=6, seed=0),
     ):
-        order.set_spreading(True)
+        order.begin_spreading()
         order.take(7)
         state = copy.deepcopy(order.state(7))
         expected = order.take(60)
@@ -169,7 +173,7 @@ def test_states_survive_a_checkpoint_that_is_loaded_with_weights_only(name):
     sampler = {**SAMPLERS, **BATCH_SAMPLERS}[name](0)
     order = SamplerOrder(sampler, len(sampler), len(sampler), distance=0 if name in BATCH_SAMPLERS else 4, seed=0)
     order.take(3)
-    order.set_spreading(True)
+    order.begin_spreading()
     order.take(40)
     file = io.BytesIO()
     torch.save(order.state(35), file)
@@ -185,7 +189,7 @@ def test_states_are_the_same_on_all_ranks():
     states = []
     for rank in range(3):
         order = SamplerOrder(SAMPLERS["RandomSampler"](0), 23, 8, 3, rank, 2, seed=0)
-        order.set_spreading(True)
+        order.begin_spreading()
         order.take(21)
         states.append(order.state(19))
     assert states[0]["distances"] == states[1]["distances"] == states[2]["distances"]
@@ -197,7 +201,7 @@ def test_states_are_the_same_on_all_ranks():
 
 def test_the_state_of_a_long_run_holds_no_more_passes_than_are_needed():
     order = SamplerOrder(RandomSampler(range(100), generator=generator(1)), 100, 100, distance=20, seed=0)
-    order.set_spreading(True)
+    order.begin_spreading()
     sizes = []
     for number in range(30):
         order.take(100)
@@ -209,18 +213,18 @@ class TestSpreading:
     @st.composite
     def passes(draw):
         length, replicas = draw(st.integers(1, 60)), draw(st.integers(1, 4))
-        kept = draw(st.integers(max(math.ceil(length / replicas) - 6, 1), math.ceil(length / replicas)))
-        distance = draw(st.integers(1, kept))
-        return length, replicas, kept, distance, draw(st.integers(0, 3 * kept)), draw(st.integers(0, 1000))
+        pass_length = draw(st.integers(max(math.ceil(length / replicas) - 6, 1), math.ceil(length / replicas)))
+        distance = draw(st.integers(1, pass_length))
+        return length, replicas, pass_length, distance, draw(st.integers(0, 3 * pass_length)), draw(st.integers(0, 1000))
 
     @settings(max_examples=200)
     @given(passes(), st.sampled_from(["sequential", "shuffled", "sampler"]))
     def test_no_index_returns_to_a_rank_before_the_distance_and_passes_stay_complete(self, passes, kind):
-        length, replicas, kept, distance, begin, seed = passes
+        length, replicas, pass_length, distance, begin, seed = passes
         assume(distance * replicas + replicas - 1 <= length)  # else there are too few indices for it
         streams = []
         for rank in range(replicas):
-            dealt_out = (length, kept, replicas, rank, distance)
+            dealt_out = (length, pass_length, replicas, rank, distance)
             order = {
                 "sequential": lambda args=dealt_out: SequentialOrder(*args),
                 "shuffled": lambda args=dealt_out: ShuffledOrder(*args, seed=seed),
@@ -229,18 +233,18 @@ class TestSpreading:
                 ),
             }[kind]()
             stream = order.take(begin)
-            order.set_spreading(True)
-            streams.append(stream + order.take(8 * kept - begin))
+            order.begin_spreading()
+            streams.append(stream + order.take(8 * pass_length - begin))
         for stream in streams:
             last = {}
             for position, index in enumerate(stream):
-                if position >= (begin // kept + 1) * kept:  # in the passes after the one in which it began
+                if position >= (begin // pass_length + 1) * pass_length:  # in the passes after the one in which it began
                     assert position - last.get(index, -99) >= distance
                 last[index] = position
         for number in range(8):
-            counts = Counter(index for stream in streams for index in stream[number * kept : (number + 1) * kept])
-            assert len(counts) == min(length, kept * replicas)
-            assert sum(counts.values()) == kept * replicas
+            counts = Counter(index for stream in streams for index in stream[number * pass_length : (number + 1) * pass_length])
+            assert len(counts) == min(length, pass_length * replicas)
+            assert sum(counts.values()) == pass_length * replicas
 
     @pytest.mark.parametrize("kind", ["shuffled", "sampler"])
     def test_moves_only_the_start_of_a_pass(self, kind):
@@ -249,7 +253,7 @@ class TestSpreading:
             if kind == "sampler":
                 order = SamplerOrder(RandomSampler(range(500), generator=generator(3)), 500, 500, distance=20, seed=0)
             if spreading:
-                order.set_spreading(True)
+                order.begin_spreading()
             return [order.take(500) for _ in range(4)]
 
         spread_out, plain = stream(True), stream(False)
@@ -268,7 +272,7 @@ class TestSpreading:
 
         monkeypatch.setattr(order_module, "spread", counted)
         order = shuffled(30, distance=20)
-        order.set_spreading(True)
+        order.begin_spreading()
         order.take(30 * 40)
         assert len(calls) <= 40
 

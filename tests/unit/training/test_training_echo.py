@@ -219,7 +219,7 @@ def test_a_loader_that_the_user_makes_anew_goes_on_where_the_one_before_stood() 
     echo.factor = 4
     second = echo.train_dataloader(users)
     assert (second is first, users.asked) == (False, 2)
-    assert (second.delivered, second.counts, second.factor) == (3, first.counts, 4)
+    assert (second.delivered_batches, second.counts, second.factor) == (3, first.counts, 4)
     assert not first.is_running
 
 
@@ -233,7 +233,7 @@ def test_loaders_of_other_names_begin_anew_with_a_warning() -> None:
     message = "returned loaders named 'a', 'b' before and returns loaders named 'b', 'c' now"
     with pytest.warns(UserWarning, match=message):
         now = echo.train_dataloader(lambda: {"b": plain(), "c": plain()})
-    assert (now["b"].delivered, now["c"].delivered) == (3, 0)
+    assert (now["b"].delivered_batches, now["c"].delivered_batches) == (3, 0)
     assert not before["a"].is_running
 
 
@@ -264,10 +264,10 @@ def test_a_state_that_comes_before_the_loader_waits_for_it() -> None:
     echo.load_state_dict(state)
     assert echo.state_dict() == state
     loader = echo.train_dataloader(plain)
-    assert loader.delivered == 3
+    assert loader.delivered_batches == 3
     next(iter(loader))
     assert echo.state_dict() == loader.state_dict()
-    assert echo.train_dataloader(plain).delivered == 4, "it was loaded once"
+    assert echo.train_dataloader(plain).delivered_batches == 4, "it was loaded once"
 
 
 def test_the_state_of_several_loaders_has_their_names() -> None:
@@ -278,7 +278,7 @@ def test_the_state_of_several_loaders_has_their_names() -> None:
     assert state == {"loaders": {name: loader.state_dict() for name, loader in loaders.items()}}
     again.load_state_dict(state)
     resumed = again.train_dataloader(lambda: {"a": plain(), "b": plain()})
-    assert (resumed["a"].delivered, resumed["b"].delivered) == (3, 0)
+    assert (resumed["a"].delivered_batches, resumed["b"].delivered_batches) == (3, 0)
 
 
 def test_a_state_without_a_loader_is_the_start_of_the_run() -> None:
@@ -286,7 +286,7 @@ def test_a_state_without_a_loader_is_the_start_of_the_run() -> None:
     loader = echo.train_dataloader(plain)
     loader.load_state_dict(state_after(3))
     echo.load_state_dict(None)
-    assert (loader.delivered, loader.is_at_start) == (0, True)
+    assert (loader.delivered_batches, loader.is_at_start) == (0, True)
 
 
 def test_the_state_of_other_loaders_is_refused() -> None:

@@ -88,8 +88,8 @@ def make_requests(factor, whole_calls=False, state=None):
     return ExampleRequests(plan, order, whole_calls=whole_calls)
 
 
-def request(positions, fresh, indices=None, kept="", number=0, **kwargs):
-    """A request; ``kept`` as a string of 0 and 1, all 0 by default."""
+def request(positions, fresh, indices=None, stays_live="", number=0, **kwargs):
+    """A request; ``stays_live`` as a string of 0 and 1, all 0 by default."""
     indices = positions if indices is None else indices
-    kept = bytes(map(int, kept)) if kept else bytes(len(positions))
-    return Request(number, list(positions), fresh, list(indices), kept, **kwargs)
+    stays_live = bytes(map(int, stays_live)) if stays_live else bytes(len(positions))
+    return Request(number, list(positions), fresh, list(indices), stays_live, **kwargs)

@@ -77,7 +77,7 @@ class TestReading:
         for _ in range(80):
             asked = next(requests)
             cache.fetch(asked)
-            for position, kept in zip(asked.positions, asked.kept, strict=True):
+            for position, kept in zip(asked.positions, asked.stays_live, strict=True):
                 (live.add if kept else live.discard)(position)
             assert len(held) == len(live) <= 2 * BATCH_SIZE
 
@@ -92,14 +92,14 @@ class TestReading:
 
         cache = make_cache(dataset())
         cache._held = Held()
-        cache.fetch(request([0, 1, 2], fresh=3, kept="111"))
-        cache.fetch(request([3, 4, 0, 1, 2], fresh=2, kept="11001"))
+        cache.fetch(request([0, 1, 2], fresh=3, stays_live="111"))
+        cache.fetch(request([3, 4, 0, 1, 2], fresh=2, stays_live="11001"))
         assert max(most) == 3
 
     def test_what_is_to_be_forgotten_is_let_go(self):
         cache = make_cache(Plain())
-        cache.fetch(request([0, 1, 2], fresh=3, kept="111"))
-        (one, two), _ = cache.fetch(request([1, 2], fresh=0, kept="11", forget=(0,)))
+        cache.fetch(request([0, 1, 2], fresh=3, stays_live="111"))
+        (one, two), _ = cache.fetch(request([1, 2], fresh=0, stays_live="11", forget=(0,)))
         assert (one[0], two[0]) == (1, 2)
         _, counts = cache.fetch(request([0, 1], fresh=0))
         assert counts[:3] == (0, 2, 1)
@@ -107,9 +107,9 @@ class TestReading:
     def test_a_miss_reads_again_and_is_counted(self):
         dataset = Plain()
         first, second = make_cache(dataset), make_cache(dataset)
-        examples, _ = first.fetch(request([0, 1, 2], fresh=3, indices=[30, 31, 32], kept="111"))
+        examples, _ = first.fetch(request([0, 1, 2], fresh=3, indices=[30, 31, 32], stays_live="111"))
         dataset.log.clear()
-        again, counts = second.fetch(request([1, 3, 0], fresh=0, indices=[31, 33, 30], kept="100"))
+        again, counts = second.fetch(request([1, 3, 0], fresh=0, indices=[31, 33, 30], stays_live="100"))
         assert counts[:3] == (0, 3, 3)
         assert dataset.log == [31, 33, 30]
         assert [again[0], again[2]] == [examples[1], examples[0]], "under the seeds of the first time"
@@ -241,19 +241,19 @@ class TestSeconds:
     def test_before_augmentation_reading_is_the_source_and_augmenting_the_rest(self, monkeypatch):
         fetch = self.make(monkeypatch, "before_augmentation")
         assert fetch(request([0, 1, 2], fresh=3)) == Report(3, 0, 0, 3.0, 0.75, 0.125), "nothing used again"
-        assert fetch(request([3, 4], fresh=2, kept="11", number=1)) == Report(2, 0, 0, 2.0, 0.5, 0.125)
+        assert fetch(request([3, 4], fresh=2, stays_live="11", number=1)) == Report(2, 0, 0, 2.0, 0.5, 0.125)
         assert fetch(request([5, 3, 4], fresh=1, number=2)) == Report(1, 2, 0, 1.0, 0.75, 0.125), "echoes are not read"
 
     def test_after_augmentation_both_are_the_source(self, monkeypatch):
         fetch = self.make(monkeypatch, "after_augmentation")
         assert fetch(request([0, 1, 2], fresh=3)) == Report(3, 0, 0, 3.75, 0.0, 0.125)
-        assert fetch(request([3, 4], fresh=2, kept="11", number=1)) == Report(2, 0, 0, 2.5, 0.0, 0.125)
+        assert fetch(request([3, 4], fresh=2, stays_live="11", number=1)) == Report(2, 0, 0, 2.5, 0.0, 0.125)
         assert fetch(request([5, 3, 4], fresh=1, number=2)) == Report(1, 2, 0, 1.25, 0.0, 0.125)
 
     @pytest.mark.parametrize("kept", ["000", "111"])
     def test_a_call_that_reads_several_examples_is_the_source(self, monkeypatch, kept):
         fetch = self.make(monkeypatch, "after_augmentation", whole_calls=True)
-        assert fetch(request([0, 1, 2], fresh=3, kept=kept)) == Report(3, 0, 0, 3.0, 0.0, 0.125)
+        assert fetch(request([0, 1, 2], fresh=3, stays_live=kept)) == Report(3, 0, 0, 3.0, 0.0, 0.125)
 
     def test_what_is_read_again_after_a_resume_is_the_source_too(self, monkeypatch):
         fetch = self.make(monkeypatch, "before_augmentation")
@@ -303,12 +303,12 @@ class TestTheDataSetInTheWorkers:
 
     def test_survives_pickling_as_for_spawned_workers(self):
         stand_in = pickle.loads(pickle.dumps(self.make()))
-        asked = request([0, 1], fresh=2, indices=[3, 4], kept="11")
+        asked = request([0, 1], fresh=2, indices=[3, 4], stays_live="11")
         assert without_seconds(stand_in.__getitems__(asked)) == without_seconds(self.make().__getitems__(asked))
         assert stand_in.log == [3, 4]
 
     def test_fetches_in_a_data_loader(self):
-        asked = [request([0, 1, 2], fresh=3, kept="110"), request([3, 0], fresh=1, number=1)]
+        asked = [request([0, 1, 2], fresh=3, stays_live="110"), request([3, 0], fresh=1, number=1)]
         loader = DataLoader(self.make(), batch_sampler=asked, collate_fn=EchoCollate(listed))
         (first, first_counts), (second, second_counts) = loader
         assert [index for index, _ in first] == [0, 1, 2]
@@ -323,7 +323,7 @@ class TestTheDataSetInTheWorkers:
     def test_a_cache_that_is_dropped_lets_go_of_the_data_set(self):
         dataset = Plain()
         reference, stand_in = weakref.ref(dataset), self.make(dataset)
-        stand_in.__getitems__(request([0], fresh=1, kept="1"))
+        stand_in.__getitems__(request([0], fresh=1, stays_live="1"))
         del dataset, stand_in
         gc.collect()
         assert reference() is None

@@ -49,7 +49,7 @@ class TestErrors:
     def test_an_exception_keeps_type_and_message_and_tells_the_index(self, point, stage, kept):
         cache = make_cache(Broken(stage), point)
         with pytest.raises(Broken.Error, match="cannot decode") as caught:
-            cache.fetch(request([0, 1, 2], fresh=3, indices=[30, 31, 32], kept=kept))
+            cache.fetch(request([0, 1, 2], fresh=3, indices=[30, 31, 32], stays_live=kept))
         assert "example 31 of the data set" in text_of(caught.value)
 
     def test_an_exception_in_an_echo_tells_the_index_too(self):
@@ -61,14 +61,14 @@ class TestErrors:
     @pytest.mark.parametrize("kept", ["000", "111"])
     def test_an_exception_in_a_call_for_a_whole_batch_tells_all_its_indices(self, kept):
         with pytest.raises(Broken.Error, match="cannot decode") as caught:
-            make_cache(BrokenCalls("load")).fetch(request([0, 1, 2], fresh=3, indices=[30, 31, 32], kept=kept))
+            make_cache(BrokenCalls("load")).fetch(request([0, 1, 2], fresh=3, indices=[30, 31, 32], stays_live=kept))
         assert "examples [30, 31, 32] of the data set" in text_of(caught.value)
 
     @pytest.mark.parametrize("kept", ["000", "111"])
     def test_an_exception_in_the_augmentation_of_a_whole_batch_tells_the_index(self, kept):
         dataset = StagedDataset.of(Whole(), augment=lambda example: 1 / (example[0] - 31))
         with pytest.raises(ZeroDivisionError) as caught:
-            make_cache(dataset, "before_augmentation").fetch(request([0, 1], fresh=2, indices=[30, 31], kept=kept[:2]))
+            make_cache(dataset, "before_augmentation").fetch(request([0, 1], fresh=2, indices=[30, 31], stays_live=kept[:2]))
         assert "(augmenting example 31 of the data set)" in text_of(caught.value)
 
     def test_without_notes_the_index_is_added_to_the_message(self):

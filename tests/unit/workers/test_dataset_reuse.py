@@ -27,7 +27,7 @@ class TestRandomNumbers:
 
     @pytest.mark.parametrize("kept", ["00", "11"])
     def test_ranks_do_not_share_their_noise(self, kept):
-        asked = request([0, 1], fresh=2, kept=kept)
+        asked = request([0, 1], fresh=2, stays_live=kept)
         for point in ("after_augmentation", "before_augmentation"):
             one, other = (make_cache(Staged(), point, key=key).fetch(asked)[0] for key in (1, 2))
             assert not {noise for _, noise in one} & {noise for _, noise in other}
@@ -113,8 +113,8 @@ class TestProtection:
     def test_echoes_are_not_copied_where_torchs_own_collate_does_it(self):
         original = torch.zeros(3)
         cache = make_cache([original], collate_fn=default_collate)
-        (first,), _ = cache.fetch(request([0], fresh=1, kept="1"))
-        (again,), _ = cache.fetch(request([0], fresh=0, kept="1"))
+        (first,), _ = cache.fetch(request([0], fresh=1, stays_live="1"))
+        (again,), _ = cache.fetch(request([0], fresh=0, stays_live="1"))
         (last,), _ = cache.fetch(request([0], fresh=0))
         assert first is original
         assert again is last is not original
@@ -130,7 +130,7 @@ class TestProtection:
 
         original = Example()
         cache = make_cache([original])
-        uses = [cache.fetch(request([5], fresh=int(not i), indices=[0], kept="110"[i]))[0][0] for i in range(3)]
+        uses = [cache.fetch(request([5], fresh=int(not i), indices=[0], stays_live="110"[i]))[0][0] for i in range(3)]
         assert uses == [original, copies[1], copies[0]]
         assert len(copies) == 2
 
@@ -157,8 +157,8 @@ class TestProtection:
                 return torch.zeros(100_000)[:10], np.zeros(100_000)[:10]
 
         cache = make_cache(Frames(), collate_fn=default_collate)
-        cache.fetch(request([0, 1], fresh=2, kept="11"))
-        held, _ = cache.fetch(request([0, 1], fresh=0, kept="11"))
+        cache.fetch(request([0, 1], fresh=2, stays_live="11"))
+        held, _ = cache.fetch(request([0, 1], fresh=0, stays_live="11"))
         for tensor, array in held:
             assert tensor.untyped_storage().nbytes() == 40
             assert array.base is None

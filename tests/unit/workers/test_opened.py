@@ -79,5 +79,5 @@ def test_a_worker_decodes_before_it_augments(kept: bytes, tmp_path: Path) -> Non
         return Stages(dataset.__getitem__, augment, reused=(), redone=())
 
     cache = ExampleCache(Files(), make_stages, 0, None)
-    examples, _ = cache.fetch(Request(number=0, positions=[0, 1], fresh=2, indices=[0, 1], kept=kept))
+    examples, _ = cache.fetch(Request(number=0, positions=[0, 1], fresh=2, indices=[0, 1], stays_live=kept))
     assert examples == [True, True]

@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.probing.copying import Copies, tapped
 from lightning_echo.analysis.probing.data import TrainingData
-from lightning_echo.analysis.probing.fits import Prepared, Ready, StepClock, fit
+from lightning_echo.analysis.probing.fits import PreparedLoader, RepeatedBatch, StepClock, fit
+from lightning_echo.analysis.probing.transfers import Transfers, transfers_noted
 
 BATCH = torch.ones(2, 32)
 
@@ -39,7 +39,7 @@ class Steps(BoringModel):
 
 
 def run(model, callback, steps):
-    fit(model, Ready(BATCH, steps), steps, callback, {"accelerator": "cpu"})
+    fit(model, RepeatedBatch(BATCH, steps), steps, callback, {"accelerator": "cpu"})
 
 
 def test_the_first_steps_do_not_count():
@@ -104,7 +104,7 @@ def test_ranks_ask_each_other_at_the_same_steps_however_long_each_warms_up():
 
 
 def test_the_loader_is_what_the_trainer_makes_of_it():
-    first, loader = Prepared(), DataLoader(Data(), batch_size=2)
+    first, loader = PreparedLoader(), DataLoader(Data(), batch_size=2)
     assert (first.was_here, first.loader) == (False, None)
     fit(BoringModel(), loader, 1, first, {"accelerator": "cpu"})
     assert (first.was_here, first.loader) == (True, loader)
@@ -133,12 +133,12 @@ def test_copies_are_timed_whoever_makes_them(whose):
     hooks = {"transfer_batch_to_device": transfer, "on_after_batch_transfer": after}
     model = type("Model", (BoringModel,), hooks if whose == "model" else {})()
     module = type("Module", (pl.LightningDataModule,), hooks if whose == "data module" else {})()
-    data, copies = TrainingData(module), Copies()
+    data, transfers = TrainingData(module), Transfers()
     data.as_given(lambda loader: None)
-    with tapped([model, *data.instances], copies):
-        fit(model, data.over(Ready(BATCH, 3)), 3, Prepared(), {"accelerator": "cpu"})
-    assert copies.seconds == [0.25] * 3
-    assert torch.equal(copies.batch, BATCH + 1)
+    with transfers_noted([model, *data.instances], transfers):
+        fit(model, data.over(RepeatedBatch(BATCH, 3)), 3, PreparedLoader(), {"accelerator": "cpu"})
+    assert transfers.seconds == [0.25] * 3
+    assert torch.equal(transfers.batch, BATCH + 1)
     assert not any("transfer_batch_to_device" in vars(each) for each in (model, module, *data.instances))
 
 
@@ -160,12 +160,12 @@ def test_a_data_module_is_set_up_once_and_torn_down_when_nobody_needs_it_any_mor
             return DataLoader(Data(), batch_size=self.size)
 
     users = Module()
-    data, first = TrainingData(users), Prepared()
+    data, first = TrainingData(users), PreparedLoader()
     fit(BoringModel(), data.as_given(lambda loader: None), 1, first, {"accelerator": "cpu"})
     assert first.loader.batch_size == 2
     for steps in (1, 2):
         model = Steps([0] * steps)
-        fit(model, data.over(Ready(BATCH, steps)), steps, Prepared(), {"accelerator": "cpu"})
+        fit(model, data.over(RepeatedBatch(BATCH, steps)), steps, PreparedLoader(), {"accelerator": "cpu"})
         assert model.steps == steps
     assert calls == ["prepare_data", "setup"]
     assert not hasattr(users, "size")
@@ -175,7 +175,7 @@ def test_a_data_module_is_set_up_once_and_torn_down_when_nobody_needs_it_any_mor
 
 
 def test_a_batch_is_ready_as_often_as_it_is_said():
-    ready = Ready(BATCH, 3)
+    ready = RepeatedBatch(BATCH, 3)
     for _ in range(2):
         assert [batch is BATCH for batch in ready] == [True] * 3
     assert len(ready) == 3
@@ -185,7 +185,7 @@ def test_a_strategy_can_be_used_more_than_once():
     strategy = pl.strategies.SingleDeviceStrategy(torch.device("cpu"))
     for _ in range(2):
         model = Steps([0, 0])
-        fit(model, Ready(BATCH, 2), 2, Prepared(), {"strategy": strategy})
+        fit(model, RepeatedBatch(BATCH, 2), 2, PreparedLoader(), {"strategy": strategy})
         assert model.steps == 2
 
 
@@ -194,4 +194,6 @@ def test_users_callbacks_and_loggers_take_no_part():
         def setup(self, *args, **kwargs):
             pytest.fail("it is called")
 
-    fit(BoringModel(), Ready(BATCH, 1), 1, Prepared(), {"accelerator": "cpu", "callbacks": [Told()], "logger": True})
+    fit(
+        BoringModel(), RepeatedBatch(BATCH, 1), 1, PreparedLoader(), {"accelerator": "cpu", "callbacks": [Told()], "logger": True}
+    )

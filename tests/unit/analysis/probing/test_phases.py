@@ -125,15 +125,15 @@ def test_what_opens_no_files_is_read_at_examples_that_were_not_touched():
     reading = [index for index in seen if index not in (0, 159)]  # by which the cut is proved
     assert reading == [*range(40, 80), *range(40, 80)]  # the first pass, in a worker, is not seen here; the last one augments
     assert found.real.indices == ALL[20:30]
-    assert (found.in_memory.indices, sorted(found.kept)) == (ALL[10:20], list(range(40, 80)))
+    assert (found.in_memory.indices, sorted(found.raw_items)) == (ALL[10:20], list(range(40, 80)))
     assert [note.split(":")[1] for note in found.notes] == [
-        " no files were seen to be opened (a network, a database, or data in memory), or this system cannot drop them from "
-        "memory; measured is the first touch of each example"
+        " no file was seen to be opened (a network, a database, or data in memory), or this system cannot drop files from "
+        "memory; the first read of each example was measured instead"
     ]
     found, _ = measured(Seen())
     assert found.real.indices == found.in_memory.indices == BATCHES
     assert "too short for examples that were not read before" in found.notes[1]
-    assert "40 batches were wanted" in found.notes[1]
+    assert "it needs 40 batches" in found.notes[1]
 
 
 def test_a_batch_sampler_of_the_users_leaves_only_points_of_batches():
@@ -177,7 +177,7 @@ def test_files_read_again_are_read_from_memory(tmp_path, monkeypatch):
     found, said = measured(Raw())
     assert times(found) == (READ, 0.001, DECODE, AUGMENT, COLLATE)
     assert said[1:4] == ["fetch rate: out of memory", "preparation rate: in memory", "fetch rate: in memory"]
-    assert found.kept == {}
+    assert found.raw_items == {}
     assert found.real.indices == found.in_memory.indices == BATCHES
 
 
@@ -187,7 +187,7 @@ def test_without_a_cut_after_reading_the_first_touch_takes_longer_by_what_is_rea
     assert found.read_cached == Spread.exactly(0.0)
     assert found.points[0] == "before_augmentation"
     assert found.in_memory.indices == BATCHES
-    assert found.notes[0].startswith("fetch rate: no files were seen to be opened")
+    assert found.notes[0].startswith("fetch rate: no file was seen to be opened")
 
 
 def test_what_a_pass_takes_longer_whose_pages_were_dropped_is_reading(tmp_path, monkeypatch):
@@ -232,15 +232,15 @@ class SharedFiles(Files):
 @pytest.mark.parametrize("kind", ["cut after reading", "files"])
 def test_how_reading_slows_down_is_measured_with_another_number_of_workers(kind, workers, tmp_path, monkeypatch):
     """They share the storage and nothing else; their clocks are their own."""
-    dropped, run_pass = tmp_path / "dropped", phases_module.run_pass
+    dropped, run_part = tmp_path / "dropped", phases_module.run_part
 
     def run_and_keep_in_memory(*args, **options):
-        made = run_pass(*args, **options)
+        made = run_part(*args, **options)
         dropped.unlink(missing_ok=True)
         return made
 
     monkeypatch.setattr(phases_module, "drop_pages", lambda paths: dropped.touch() or len(paths))
-    monkeypatch.setattr(phases_module, "run_pass", run_and_keep_in_memory)
+    monkeypatch.setattr(phases_module, "run_part", run_and_keep_in_memory)
     for index in range(160):
         (tmp_path / str(index)).write_text(str(index))
     found, said = measured(SharedReads() if kind != "files" else SharedFiles(tmp_path, set()), batches=ALL, workers=workers)
@@ -252,7 +252,7 @@ def test_how_reading_slows_down_is_measured_with_another_number_of_workers(kind,
 def test_a_phase_ends_when_its_time_is_up_and_the_next_go_on_with_what_it_read():
     found, _ = measured(Staged(), most_seconds=2 * READ)  # one batch takes four reads, and two batches are the fewest
     assert times(found) == (READ, 0, DECODE, AUGMENT, COLLATE)
-    assert sorted(found.kept) == list(range(8))
+    assert sorted(found.raw_items) == list(range(8))
     assert found.real.indices == found.in_memory.indices == BATCHES[:2]
 
 
@@ -273,7 +273,7 @@ def test_where_the_system_cannot_drop_files_that_is_said(tmp_path, monkeypatch):
     monkeypatch.delattr("os.posix_fadvise")
     found, _ = measured(Files(tmp_path, set()), batches=ALL)
     assert found.files == ()
-    assert "or this system cannot drop them" in found.notes[0]
+    assert "or this system cannot drop files" in found.notes[0]
     assert found.real.indices == ALL[20:30]
 
 

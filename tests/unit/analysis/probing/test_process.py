@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_echo.analysis.probing.process import process_kept
+from lightning_echo.analysis.probing.process import process_state_restored
 
 
 def drawn():
@@ -22,7 +22,7 @@ def test_random_numbers_are_put_back_after_an_error():
     torch.manual_seed(1), np.random.seed(2), random.seed(3)
     expected = drawn()
     torch.manual_seed(1), np.random.seed(2), random.seed(3)
-    with pytest.raises(ZeroDivisionError), process_kept():
+    with pytest.raises(ZeroDivisionError), process_state_restored():
         fails_when_drawn()
     assert drawn() == expected
 
@@ -52,6 +52,6 @@ def switch(deterministic, warn_only, benchmark):
 @pytest.mark.parametrize("before", [(False, False, False), (True, False, False), (True, True, True)])
 def test_switches_that_a_trainer_turns_are_turned_back(before):
     switch(*before)
-    with process_kept():
+    with process_state_restored():
         switch(not before[0], not before[1], not before[2])
     assert switched() == before

@@ -10,9 +10,9 @@ from analyses import ANALYSIS, STREAM
 from measured_stages import MS
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.report.plot import _POINT_COLORS, as_svg, draw, save_png
-from lightning_echo.analysis.result import Checked
+from lightning_echo.analysis.result import CheckedSetting
 from lightning_echo.insertion import POINTS
 
 
@@ -77,20 +77,20 @@ def test_there_is_a_line_for_each_possible_point():
 
 def test_measured_points_are_relative_to_the_real_run():
     tried = [
-        (Setting(factor=2), 40),
-        (Setting(2, factor=4, insertion_point="before_augmentation"), 32),  # two workers are those there were
-        (Setting(4, factor=4), 25),  # more are not on the line, nor is what follows
-        (Setting(factor=2, cached_fraction=0.5), 25),
-        (Setting(factor=2, step_speedup=2), 25),
-        (Setting(factor=2, storage_speedup=2), 25),
+        (TrainingSetting(factor=2), 40),
+        (TrainingSetting(2, factor=4, insertion_point="before_augmentation"), 32),  # two workers are those there were
+        (TrainingSetting(4, factor=4), 25),  # more are not on the line, nor is what follows
+        (TrainingSetting(factor=2, cached_fraction=0.5), 25),
+        (TrainingSetting(factor=2, step_speedup=2), 25),
+        (TrainingSetting(factor=2, storage_speedup=2), 25),
     ]
-    checked = tuple(Checked(setting, Spread.exactly(milliseconds * MS)) for setting, milliseconds in tried)
+    checked = tuple(CheckedSetting(setting, Spread.exactly(milliseconds * MS)) for setting, milliseconds in tried)
     found = points_of(draw(replace(ANALYSIS, checked=checked)))
     assert sorted(found) == [pytest.approx(point) for point in ([1, 1], [2, 80 / 40], [4, 80 / 32])]
 
 
 def test_lines_reach_a_larger_factor_that_was_tried():
-    found = draw(replace(ANALYSIS, checked=(Checked(Setting(factor=12), Spread.exactly(22 * MS)),)))
+    found = draw(replace(ANALYSIS, checked=(CheckedSetting(TrainingSetting(factor=12), Spread.exactly(22 * MS)),)))
     assert max(lines_of(found)["after_batching"]) == pytest.approx(12)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from analyses import ANALYSIS, NOTHING, STREAM
 
-from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.report.questions import in_words, questions
 
 
@@ -15,20 +15,20 @@ def words_of(analysis):
 
 def test_each_question_has_its_words():
     assert questions(replace(ANALYSIS, stages=replace(ANALYSIS.stages, points=("after_read", "after_batching")))) == [
-        ("as measured", Setting()),
-        ("num_workers=1", Setting(workers=1)),
-        ("num_workers=2", Setting(workers=2)),
-        ("num_workers=4", Setting(workers=4)),
-        ("50 % of the data set in memory", Setting(cached_fraction=0.5)),
-        ("100 % of the data set in memory", Setting(cached_fraction=1)),
-        ("storage 2x as fast", Setting(storage_speedup=2)),
-        ("accelerator 2x as fast", Setting(step_speedup=2)),
-        ("factor 2 at after_read", Setting(factor=2, insertion_point="after_read")),
-        ("factor 4 at after_read", Setting(factor=4, insertion_point="after_read")),
-        ("factor 8 at after_read", Setting(factor=8, insertion_point="after_read")),
-        ("factor 2 at after_batching", Setting(factor=2, insertion_point="after_batching")),
-        ("factor 4 at after_batching", Setting(factor=4, insertion_point="after_batching")),
-        ("factor 8 at after_batching", Setting(factor=8, insertion_point="after_batching")),
+        ("as measured", TrainingSetting()),
+        ("num_workers=1", TrainingSetting(workers=1)),
+        ("num_workers=2", TrainingSetting(workers=2)),
+        ("num_workers=4", TrainingSetting(workers=4)),
+        ("50 % of the data set in memory", TrainingSetting(cached_fraction=0.5)),
+        ("100 % of the data set in memory", TrainingSetting(cached_fraction=1)),
+        ("storage 2x as fast", TrainingSetting(storage_speedup=2)),
+        ("accelerator 2x as fast", TrainingSetting(step_speedup=2)),
+        ("factor 2 at after_read", TrainingSetting(factor=2, insertion_point="after_read")),
+        ("factor 4 at after_read", TrainingSetting(factor=4, insertion_point="after_read")),
+        ("factor 8 at after_read", TrainingSetting(factor=8, insertion_point="after_read")),
+        ("factor 2 at after_batching", TrainingSetting(factor=2, insertion_point="after_batching")),
+        ("factor 4 at after_batching", TrainingSetting(factor=4, insertion_point="after_batching")),
+        ("factor 8 at after_batching", TrainingSetting(factor=8, insertion_point="after_batching")),
     ]
 
 
@@ -64,7 +64,7 @@ def test_what_is_read_from_memory_only_can_be_cached():
 
 
 def test_a_setting_is_said_by_all_that_differs():
-    setting = Setting(0, 2.5, "after_transfer", cached_fraction=0.8, storage_speedup=3, step_speedup=0.5)
+    setting = TrainingSetting(0, 2.5, "after_transfer", cached_fraction=0.8, storage_speedup=3, step_speedup=0.5)
     assert in_words(setting) == (
         "num_workers=0, 80 % of the data set in memory, storage 3x as fast, accelerator 0.5x as fast, "
         "factor 2.5 at after_transfer"

@@ -8,9 +8,9 @@ from analyses import ANALYSIS, NOTHING, STREAM
 from measured_stages import MS, STAGES
 
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import Setting
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.report.text import report
-from lightning_echo.analysis.result import Checked, RankSeconds, StallAnalysis
+from lightning_echo.analysis.result import CheckedSetting, RankSeconds, StallAnalysis
 
 
 def rows(analysis: StallAnalysis, title: str) -> list[list[str]]:
@@ -55,10 +55,12 @@ def test_the_parts_of_the_step_time_have_bars_as_long_as_they_are():
 
 def test_what_cannot_be_told_apart_is_one_part():
     # 80 - 20 - 1
-    assert rows(STREAM, "Where the step time goes")[2:] == [["waiting for input, not told apart", "59", "74 %", "#" * 22]]
+    assert rows(STREAM, "Where the step time goes")[2:] == [
+        ["waiting for input (prep and fetch stall together)", "59", "74 %", "#" * 22]
+    ]
     assert [row[0] for row in rows(STREAM, "Step time")[:2]] == ["the real run, from step to step", "the step alone (ingestion)"]
     # two workers, 8 * (4 + 2) + 8 ms for a batch of 8
-    assert rows(STREAM, "Rates")[2:] == [["preparation and fetch, not told apart: the workers at most", "286"]]
+    assert rows(STREAM, "Rates")[2:] == [["preparation and fetch together: the most that the workers deliver", "286"]]
 
 
 def test_a_real_run_that_is_faster_than_its_steps_is_all_step():
@@ -75,19 +77,19 @@ def test_a_real_run_that_is_faster_than_its_steps_is_all_step():
 def test_rates_are_examples_per_second():
     assert rows(ANALYSIS, "Rates") == [
         ["the real run", "100"],  # 8 in 80 ms
-        ["ingestion, G: the accelerator at most", "400"],  # 8 in 20 ms
-        ["preparation, P: the workers at most, nothing to be read", "286"],  # 2 times 8 in 8 * (4 + 2) + 8 ms
-        ["fetch, F: the workers at most, reading only", "200"],  # 2 times one in 10 ms
+        ["ingestion, G: the most that the accelerator takes", "400"],  # 8 in 20 ms
+        ["preparation, P: the most that the workers prepare, without reading", "286"],  # 2 times 8 in 8 * (4 + 2) + 8 ms
+        ["fetch, F: the most that the workers read", "200"],  # 2 times one in 10 ms
     ]
     in_memory = replace(ANALYSIS, stages=replace(ANALYSIS.stages, read=NOTHING))
-    assert rows(in_memory, "Rates")[-1] == ["fetch, F: the workers at most, reading only", "no limit"]
+    assert rows(in_memory, "Rates")[-1] == ["fetch, F: the most that the workers read", "no limit"]
 
 
 def test_the_costliest_are_named():
     found = replace(ANALYSIS, transforms={"RandomCrop": 1.5 * MS, "Normalize": 0.5 * MS})
     assert rows(found, "What takes a worker longest") == [
         ["read", "10"],
-        ["decode and augment, besides these transforms", "4"],  # 4 + 2 without 1.5 and 0.5
+        ["decode and augment, without these transforms", "4"],  # 4 + 2 without 1.5 and 0.5
         ["RandomCrop", "1.5"],
     ]
 
@@ -132,12 +134,12 @@ def test_what_echoing_costs_is_said_beside_what_it_brings():
 
 
 def test_what_was_tried_stands_beside_what_was_predicted():
-    tried = Setting(factor=4, insertion_point="before_augmentation"), Setting(4)
+    tried = TrainingSetting(factor=4, insertion_point="before_augmentation"), TrainingSetting(4)
     found = replace(
         ANALYSIS,
         checked=(
-            Checked(tried[0], Spread(25 * MS, 24 * MS, 30 * MS)),
-            Checked(tried[1], Spread.exactly(40 * MS)),
+            CheckedSetting(tried[0], Spread(25 * MS, 24 * MS, 30 * MS)),
+            CheckedSetting(tried[1], Spread.exactly(40 * MS)),
         ),
     )
     assert rows(found, "Tried") == [
@@ -164,7 +166,7 @@ def test_one_rank_is_compared_with_none():
 
 
 def test_notes_are_told_in_full():
-    note = "fetch rate: " + "no files were seen to be opened, " * 10 + "so that caches may have been warm"
+    note = "fetch rate: " + "no file was seen to be opened, " * 10 + "so that caches may have been warm"
     assert note in sentences(report(replace(ANALYSIS, notes=(note,))))
     assert "Notes" not in report(ANALYSIS)
 
@@ -172,7 +174,7 @@ def test_notes_are_told_in_full():
 def test_no_line_is_longer_than_a_hundred_columns():
     """Whatever the names, however large the numbers."""
     large = replace(ANALYSIS.stages, **{name: Spread(3e6, 1e6, 9e6) for name in ("read", "decode", "step")})
-    everything = Setting(64, 7.25, "before_augmentation", cached_fraction=0.8, storage_speedup=3, step_speedup=1.5)
+    everything = TrainingSetting(64, 7.25, "before_augmentation", cached_fraction=0.8, storage_speedup=3, step_speedup=1.5)
     found = StallAnalysis(
         large,
         Spread(1e8, 1e8, 2e8),
@@ -180,7 +182,7 @@ def test_no_line_is_longer_than_a_hundred_columns():
         {"Q" * 300: 2e6, "a transform of many words " * 10: 1e6},
         ("N" * 250, "word " * 50),
         tuple(RankSeconds(1e7, 1e8) for _ in range(3)),
-        (Checked(everything, Spread(1e7, 1e6, 1e8)),),
+        (CheckedSetting(everything, Spread(1e7, 1e6, 1e8)),),
     )
     text = report(found)
     assert max(map(len, text.splitlines())) <= 100

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_echo.analysis.probing.pages import OpenedFiles, drop_pages, hold_data
+from lightning_echo.analysis.probing.files import OpenedFiles, drop_pages, hold_data
 
 
 def open_some(paths, sender):

@@ -10,7 +10,8 @@ from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.timing import StepTimer
-from lightning_echo.monitoring.meter import RunMeter
+from lightning_echo.monitoring.run_counts import Examples
+from lightning_echo.monitoring.run_meter import RunMeter
 from lightning_echo.training.collection import EchoLoaders
 from lightning_echo.workers.seconds import StageSeconds
 
@@ -24,12 +25,12 @@ class Loader:
     def __init__(self, factor=2.0, workers=2, settled_at=0):
         self.factor, self.num_workers, self.settled_at = factor, workers, settled_at
         self.insertion_point = InsertionPoint.after_augmentation
-        self.counts, self.delivered, self.seconds = EchoCounts(), 0, StageSeconds()
+        self.counts, self.delivered_batches, self.seconds = EchoCounts(), 0, StageSeconds()
         self.is_running = False
 
     def deliver(self, fresh, stages):
         self.counts += EchoCounts(fresh, 8 - fresh)
-        self.delivered, self.is_running = self.delivered + 1, True
+        self.delivered_batches, self.is_running = self.delivered_batches + 1, True
         self.seconds = spent(self.seconds, fresh, stages)
 
 
@@ -398,7 +399,7 @@ def test_a_checkpoint_s_totals_count_once_in_the_job(tmp_path):
 
 def test_what_other_ranks_have_counted_since_is_taken_to_be_what_this_one_has(tmp_path):
     run = Run(others=[(float("nan"),) * 4])
-    run.meter.counts.totals = (100, 0)  # of both ranks
+    run.meter.counts.totals = Examples(100, 0)  # of both ranks
     run.step()
     assert saved(run, tmp_path)["counts"] == [100 + 2 * 8, 0]
 

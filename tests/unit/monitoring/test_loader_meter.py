@@ -12,7 +12,7 @@ from spent import spent
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.measuring.cost import PipelineCosts
-from lightning_echo.monitoring.upstream import NOT_KNOWN, Upstream, costs_of
+from lightning_echo.monitoring.loader_meter import NOT_KNOWN, LoaderMeter, SecondsPerBatch, costs_of
 from lightning_echo.training.collection import EchoLoaders
 from lightning_echo.workers.seconds import StageSeconds
 
@@ -25,7 +25,7 @@ def loader(factor: float = 2.0, workers: int = 2, point: str = "after_augmentati
         factor=factor,
         num_workers=workers,
         insertion_point=InsertionPoint(point),
-        delivered=0,
+        delivered_batches=0,
         is_running=False,
         settled_at=0,
         counts=EchoCounts(),
@@ -35,84 +35,86 @@ def loader(factor: float = 2.0, workers: int = 2, point: str = "after_augmentati
 
 def deliver(one: Any, batches: int, *, fresh: int = 4, size: int = 8, stages: Any = (0.4, 0.2, 0.1)) -> None:
     for _ in range(batches):
-        one.delivered, one.is_running = one.delivered + 1, True
+        one.delivered_batches, one.is_running = one.delivered_batches + 1, True
         one.counts += EchoCounts(fresh, size - fresh)
         one.seconds = spent(one.seconds, fresh, stages)
 
 
 def test_stages_are_those_of_a_batch_of_fresh_examples() -> None:
     one = loader()
-    upstream = Upstream(one)
+    meter = LoaderMeter(one)
     deliver(one, 5)
-    assert upstream.measure(one) == pytest.approx((0.4 / 4 * 8, 0.2, 0.1))
+    assert meter.measure(one) == pytest.approx((0.4 / 4 * 8, 0.2, 0.1))
 
 
 def test_the_first_batches_of_workers_count_neither_as_cost_nor_as_judged() -> None:
     one = loader(workers=2)
-    upstream = Upstream(one)
+    meter = LoaderMeter(one)
     for stages in [(9.0, 9.0, 9.0)] * 2 + [(0.4, 0.2, 0.1)] * 3:
         deliver(one, 1, stages=stages)
-        upstream.end_step(one)
-    assert upstream.measure(one)[1:] == pytest.approx((0.2, 0.1))
-    assert upstream.judged_batches(one) == 3
+        meter.end_step(one)
+    assert meter.measure(one)[1:] == pytest.approx((0.2, 0.1))
+    assert meter.judged_batches(one) == 3
     one.settled_at = 4
-    assert upstream.judged_batches(one) == 1
-    assert upstream.batches(one) == 5
+    assert meter.judged_batches(one) == 1
+    assert meter.batches(one) == 5
 
 
 def test_workers_that_start_again_for_an_epoch_have_first_batches_again() -> None:
     """As after a reload that makes a new loader, or where somebody has closed it."""
     one = loader(workers=2)
-    upstream = Upstream(one)
+    meter = LoaderMeter(one)
     deliver(one, 4)
     one.is_running = False
-    upstream.begin_epoch(one)
+    meter.begin_epoch(one)
     for stages in [(9.0, 9.0, 9.0)] * 2 + [(0.4, 0.2, 0.1)] * 3:
         deliver(one, 1, stages=stages)
-        upstream.end_step(one)
-    assert upstream.measure(one)[1:] == pytest.approx((0.2, 0.1))
-    assert (upstream.batches(one), upstream.judged_batches(one)) == (5, 3)
-    upstream.begin_epoch(one)  # they live on
+        meter.end_step(one)
+    assert meter.measure(one)[1:] == pytest.approx((0.2, 0.1))
+    assert (meter.batches(one), meter.judged_batches(one)) == (5, 3)
+    meter.begin_epoch(one)  # they live on
     deliver(one, 3)
-    assert upstream.judged_batches(one) == 6
+    assert meter.judged_batches(one) == 6
 
 
 @pytest.mark.parametrize(("workers", "judged"), [(0, 5), (2, 3)])
 def test_batches_that_are_left_out_where_workers_start_again_are_not_taken_for_delivered(workers: int, judged: int) -> None:
     """As where the data set has grown: the pass under way ends, and batches are numbered from the next one on."""
     one = loader(workers=workers)
-    upstream = Upstream(one)
+    meter = LoaderMeter(one)
     deliver(one, 4)
-    upstream.end_step(one)
+    meter.end_step(one)
     one.is_running = False
-    upstream.begin_epoch(one)
-    one.delivered += 30
+    meter.begin_epoch(one)
+    one.delivered_batches += 30
     for _ in range(5):
         deliver(one, 1)
-        upstream.end_step(one)
-    assert upstream.measure(one) == pytest.approx((0.4 / 4 * 8, 0.2, 0.1))
-    assert (upstream.batches(one), upstream.judged_batches(one)) == (5, judged)
+        meter.end_step(one)
+    assert meter.measure(one) == pytest.approx((0.4 / 4 * 8, 0.2, 0.1))
+    assert (meter.batches(one), meter.judged_batches(one)) == (5, judged)
 
 
 def test_an_epoch_in_which_nothing_was_measured_keeps_what_was() -> None:
     one = loader()
-    upstream = Upstream(one, (1.0, 2.0, 3.0))
-    assert upstream.measure(one) == (1.0, 2.0, 3.0)
-    assert Upstream(one).measure(one) is NOT_KNOWN
+    meter = LoaderMeter(one, SecondsPerBatch(1.0, 2.0, 3.0))
+    assert meter.measure(one) == (1.0, 2.0, 3.0)
+    assert LoaderMeter(one).measure(one) is NOT_KNOWN
 
 
 def test_an_epoch_counts_its_own_batches() -> None:
     one = loader()
-    upstream = Upstream(one)
+    meter = LoaderMeter(one)
     deliver(one, 3)
-    upstream.begin_epoch(one)
-    assert upstream.batches(one) == 0
+    meter.begin_epoch(one)
+    assert meter.batches(one) == 0
     deliver(one, 2)
-    assert upstream.batches(one) == 2
+    assert meter.batches(one) == 2
 
 
-def costs(parts: dict[str, Any], stages: Any, *, in_step: bool = True, beside: Any = ()) -> PipelineCosts | None:
-    return costs_of(EchoLoaders(parts, beside), stages, DEVICE, in_step=in_step)
+def costs(parts: dict[str, Any], seconds: Any, *, in_step: bool = True, beside: Any = ()) -> PipelineCosts | None:
+    """What is made of seconds of source, rest and collate: by name of a loader, one triple for each rank."""
+    of_ranks = {name: [SecondsPerBatch(*each) for each in ranks] for name, ranks in seconds.items()}
+    return costs_of(EchoLoaders(parts, beside), of_ranks, DEVICE, in_step=in_step)
 
 
 def test_with_workers_the_costs_are_those_of_the_slowest_loader_on_the_slowest_rank() -> None:
@@ -156,5 +158,5 @@ def test_a_loader_that_no_rank_has_measured_leaves_the_costs_unknown() -> None:
 
 
 def test_a_single_loader_is_judged_by_itself() -> None:
-    found = costs_of(loader(workers=0), {"": [(0.8, 0.1, 0.0)]}, DEVICE, in_step=True)
+    found = costs_of(loader(workers=0), {"": [SecondsPerBatch(0.8, 0.1, 0.0)]}, DEVICE, in_step=True)
     assert found == PipelineCosts("after_augmentation", 0.8, 0.1, 0.0, DEVICE, 0)

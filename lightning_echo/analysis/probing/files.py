@@ -1,7 +1,8 @@
-"""Files that workers read, and how to have them read from the storage again.
+"""The files that workers read, and how to make the next read come from the storage again.
 
-``posix_fadvise(DONTNEED)`` drops a file's pages from the page cache; it needs no root. What is opened by other means than
-Python's (a database, a memory map of a library in C) is not seen here, and a network file system may keep a cache of its own.
+``posix_fadvise(DONTNEED)`` drops a file's pages from the page cache; it needs no root. A file that is opened by other means
+than Python's (by a database, or as a memory map by a library in C) is not seen here. A network file system may have a cache of
+its own.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _NOT_DATA = ("/proc/", "/sys/", "/dev/", os.path.join(sys.prefix, ""), os.path.j
 
 
 class OpenedFiles:
-    """Notes which regular files this process opens for reading, from now on: for a worker, which ends with the phase.
+    """Notes which regular files this process opens for reading, from now on. Use it in a worker only, which ends with the phase.
 
-    An audit hook cannot be taken away again, so that it must not be set in a process that goes on.
+    An audit hook cannot be removed, so it must not be set in a process that lives on.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class OpenedFiles:
         sys.addaudithook(self._note)
 
     def take(self) -> list[str]:
-        """Those opened since the last time."""
+        """Returns the data files opened since the last call."""
         paths, self._paths = self._paths, {}
         return [path for path in paths if _is_data(path)]
 
@@ -38,42 +39,46 @@ class OpenedFiles:
 
 
 def drop_pages(paths: Iterable[str]) -> int:
-    """Drops the files' pages from the page cache; of how many files that was done. Where the system cannot, none."""
+    """Drops the files' pages from the page cache.
+
+    Returns:
+        The number of files for which that was done; 0 if the system cannot do it.
+    """
     if not hasattr(os, "posix_fadvise"):
         return 0
     dropped = 0
     for path in paths:
         try:
             with open(path, "rb", buffering=0) as file:
-                os.fsync(file)  # pages that are not written yet would stay; a file that was only read has none
+                os.fsync(file)  # pages that are not written yet would stay in memory; a file that was only read has none
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        except OSError:  # gone meanwhile, no longer ours to read, or of a file system that cannot
+        except OSError:  # the file is gone, may no longer be read, or its file system cannot drop pages
             continue
         dropped += 1
     return dropped
 
 
 def hold_data(paths: Sequence[str], batches: int) -> bool:
-    """Whether a data set is read from these files, and not only a label or a setting: one of them a batch, or large ones."""
+    """Whether a data set is read from these files, and not only labels or settings: one file for each batch, or large files."""
     return len(paths) >= batches or sum(map(_size_of, paths)) >= _LARGE_BYTES
 
 
 def _size_of(path: str) -> int:
     try:
         return os.path.getsize(path)
-    except OSError:  # gone meanwhile
+    except OSError:  # the file is gone
         return 0
 
 
 def _reads(mode: object, flags: object) -> bool:
-    """Whether a file is opened for reading alone."""
+    """Whether a file is opened for reading only."""
     if isinstance(mode, str):
         return not set(mode) & set("wax+")
     return isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) == 0
 
 
 def _is_data(path: str) -> bool:
-    """Whether it is a regular file, and none of Python's own."""
+    """Whether it is a regular file, and not one of Python's own."""
     if path.endswith((".py", ".pyc", ".so")) or path.startswith(_NOT_DATA):
         return False
     try:

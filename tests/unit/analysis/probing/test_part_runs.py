@@ -1,4 +1,4 @@
-"""Passes over one part of a data set: only that part runs, in the workers, and takes at least the time that it sleeps."""
+"""Runs of one part of a loader's work: only that part runs, in the workers, and takes at least the time that it sleeps."""
 
 import multiprocessing
 import random
@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_echo import StagedDataset
-from lightning_echo.analysis.probing.loading import Batches, FirstBatches, options_of, run_pass
-from lightning_echo.analysis.probing.parts import halves, preparing, reading, whole
+from lightning_echo.analysis.probing.part_runs import Batches, FirstBatches, options_of, run_part
+from lightning_echo.analysis.probing.parts import both_halves, first_half, second_half, whole
 from lightning_echo.splitting.splits import find_split, make_stages
 
 READ, DECODE, AUGMENT, COLLATE = 0.004, 0.003, 0.002, 0.01
@@ -61,7 +61,7 @@ def stages_of(raw):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_all_of_it_is_what_the_plain_loader_does(workers):
     loader = loader_of(Sleeping(), workers)
-    made = run_pass(loader, whole, BATCHES, keeps=True)
+    made = run_part(loader, whole, BATCHES, keeps_outputs=True)
     assert [batch.tolist() for batch in made.outputs] == [batch.tolist() for batch in loader]
     assert len(made.batches) == 4
     for spent in made.batches:
@@ -71,9 +71,9 @@ def test_all_of_it_is_what_the_plain_loader_does(workers):
 
 
 def test_the_halves_are_timed_apart():
-    made = run_pass(loader_of(Sleeping(), 1), partial(halves, stages_of(raw=False)), BATCHES)
+    made = run_part(loader_of(Sleeping(), 1), partial(both_halves, stages_of(raw=False)), BATCHES)
     assert all(spent.first >= 2 * (READ + DECODE) and spent.second >= 2 * AUGMENT for spent in made.batches)
-    made = run_pass(loader_of(Sleeping(), 1), partial(halves, stages_of(raw=True)), BATCHES)
+    made = run_part(loader_of(Sleeping(), 1), partial(both_halves, stages_of(raw=True)), BATCHES)
     assert all(spent.first >= 2 * READ and spent.second >= 2 * (DECODE + AUGMENT) for spent in made.batches)
 
 
@@ -86,57 +86,57 @@ class CountsModules(Sleeping):
 
 def test_what_a_worker_imports_to_send_tensors_takes_no_time_from_batches():
     fresh = loader_of(CountsModules(), 1, multiprocessing_context="spawn")
-    modules = torch.cat(run_pass(fresh, whole, BATCHES * 2, keeps=True).outputs).tolist()
+    modules = torch.cat(run_part(fresh, whole, BATCHES * 2, keeps_outputs=True).outputs).tolist()
     assert len(set(modules)) == 1
 
 
 def test_reading_alone_neither_decodes_nor_augments_nor_collates():
     loader = loader_of(Sleeping(refused=("decode", "augment")), 2)
-    made = run_pass(loader, partial(reading, stages_of(raw=True)), BATCHES, collates=False, keeps=True)
+    made = run_part(loader, partial(first_half, stages_of(raw=True)), BATCHES, collates=False, keeps_outputs=True)
     assert made.outputs == BATCHES
     assert all(spent.first >= 2 * READ and spent.collate < COLLATE for spent in made.batches)
 
 
-def test_what_lies_in_memory_is_not_read():
+def test_an_item_in_memory_is_not_read():
     loader = loader_of(Sleeping(refused=("read",)), 2)
     raw = {index: 10 * index for index in range(8)}
-    made = run_pass(loader, partial(preparing, stages_of(raw=True), raw), BATCHES, keeps=True)
+    made = run_part(loader, partial(second_half, stages_of(raw=True), raw), BATCHES, keeps_outputs=True)
     assert [batch.tolist() for batch in made.outputs] == [[0, 10], [20, 30], [40, 50], [60, 70]]
     assert all(spent.first >= 2 * (DECODE + AUGMENT) for spent in made.batches)
 
 
-def test_what_is_kept_is_not_edited():
+def test_items_in_memory_are_not_edited():
     class Edits(Sleeping):
         def decode(self, raw):
             return torch.tensor([float(raw.pop())])
 
     loader = loader_of(Edits(), 0)
-    part = partial(preparing, partial(make_stages, conventions=None, raw=True), {index: [index] for index in range(8)})
+    part = partial(second_half, partial(make_stages, conventions=None, raw=True), {index: [index] for index in range(8)})
     for _ in range(2):
-        assert run_pass(loader, part, BATCHES, keeps=True).outputs[1].tolist() == [2, 3]
+        assert run_part(loader, part, BATCHES, keeps_outputs=True).outputs[1].tolist() == [2, 3]
 
 
-def test_what_is_not_kept_is_loaded():
+def test_an_item_that_is_not_in_memory_is_loaded():
     loader = loader_of(Sleeping(), 1)
-    made = run_pass(loader, partial(preparing, stages_of(raw=True), {1: 10, 4: 40}), BATCHES, keeps=True)
+    made = run_part(loader, partial(second_half, stages_of(raw=True), {1: 10, 4: 40}), BATCHES, keeps_outputs=True)
     assert [batch.tolist() for batch in made.outputs] == [[0, 10], [2, 3], [40, 5], [6, 7]]
 
 
 def test_it_ends_when_its_time_is_up_but_has_two_batches():
-    made = run_pass(loader_of(Sleeping(), 0), whole, BATCHES, most_seconds=0.0)
+    made = run_part(loader_of(Sleeping(), 0), whole, BATCHES, most_seconds=0.0)
     assert len(made.batches) == 2
 
 
 def test_other_workers_than_the_loaders_begin_with_as_many_batches_as_they_are():
-    made = run_pass(loader_of(Sleeping(), 0), whole, BATCHES * 2, workers=2, most_seconds=0.0)
+    made = run_part(loader_of(Sleeping(), 0), whole, BATCHES * 2, workers=2, most_seconds=0.0)
     assert len(made.batches) == 5
 
 
-def test_what_is_kept_has_an_end(monkeypatch):
-    monkeypatch.setattr("lightning_echo.analysis.probing.loading._MOST_KEPT_BYTES", 0)
+def test_a_run_ends_when_its_outputs_take_too_much_memory(monkeypatch):
+    monkeypatch.setattr("lightning_echo.analysis.probing.part_runs._MOST_OUTPUT_BYTES", 0)
     loader = loader_of(Sleeping(), 0)
-    assert len(run_pass(loader, whole, BATCHES, keeps=True).outputs) == 2
-    assert len(run_pass(loader, whole, BATCHES).batches) == 4
+    assert len(run_part(loader, whole, BATCHES, keeps_outputs=True).outputs) == 2
+    assert len(run_part(loader, whole, BATCHES).batches) == 4
 
 
 def test_a_data_set_that_reads_whole_batches_is_asked_for_them():
@@ -151,11 +151,11 @@ def test_a_data_set_that_reads_whole_batches_is_asked_for_them():
             return [torch.tensor([float(index)]) for index in indices]
 
     loader = loader_of(Whole(), 1)
-    assert run_pass(loader, whole, BATCHES, keeps=True).outputs[1].tolist() == [2, 3]
+    assert run_part(loader, whole, BATCHES, keeps_outputs=True).outputs[1].tolist() == [2, 3]
     loader = loader_of(StagedDataset.of(Whole(), augment=torch.neg), 1)
     make = partial(make_stages, conventions=None)
-    assert run_pass(loader, partial(reading, make), BATCHES, keeps=True).outputs[1].tolist() == [2, 3]
-    assert run_pass(loader, partial(halves, make), BATCHES, keeps=True).outputs[1].tolist() == [-2, -3]
+    assert run_part(loader, partial(first_half, make), BATCHES, keeps_outputs=True).outputs[1].tolist() == [2, 3]
+    assert run_part(loader, partial(both_halves, make), BATCHES, keeps_outputs=True).outputs[1].tolist() == [-2, -3]
 
 
 def test_batches_are_made_anew_each_time_with_the_loaders_workers_or_others():
@@ -186,9 +186,9 @@ def test_workers_may_be_others_and_what_they_open_is_noted(tmp_path):
 
     for index in range(8):
         (tmp_path / str(index)).write_text(str(index))
-    made = run_pass(loader_of(Files(), 0), whole, BATCHES, workers=1, looks=True)
+    made = run_part(loader_of(Files(), 0), whole, BATCHES, workers=1, observes=True)
     assert made.files == [str(tmp_path / str(index)) for index in range(8)]
-    assert run_pass(loader_of(Files(), 0), whole, BATCHES, workers=1).files == []
+    assert run_part(loader_of(Files(), 0), whole, BATCHES, workers=1).files == []
 
 
 def test_options_of_the_users_workers_are_taken_over():
@@ -210,7 +210,7 @@ def test_a_worker_init_fn_sees_the_users_data_set():
         get_worker_info().dataset.offset = 100
 
     loader = DataLoader(Prepared(), batch_size=2, collate_fn=collate, num_workers=1, worker_init_fn=prepare)
-    made = run_pass(loader, whole, BATCHES, keeps=True)
+    made = run_part(loader, whole, BATCHES, keeps_outputs=True)
     assert made.outputs[0].tolist() == [100, 101]
 
 
@@ -221,11 +221,11 @@ def test_random_numbers_of_this_process_are_left_alone(workers):
             return example
 
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    run_pass(loader_of(Still(), workers), whole, BATCHES)
+    run_part(loader_of(Still(), workers), whole, BATCHES)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
 
 
 def test_what_the_data_set_raises_comes_through():
     with pytest.raises(AssertionError, match="decode ran"):
-        run_pass(loader_of(Sleeping(refused=("decode",)), 1), whole, BATCHES)
+        run_part(loader_of(Sleeping(refused=("decode",)), 1), whole, BATCHES)

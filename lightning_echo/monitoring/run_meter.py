@@ -1,0 +1,318 @@
+"""`RunMeter`: measures a training epoch by epoch, and joins the ranks' measurements.
+
+It stands between Lightning's hooks and the clocks and metrics of ``measuring/``. Ranks exchange a few numbers at the end of an
+epoch, and the counts whenever they are logged. In a step they exchange nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from lightning_echo.fetching.batches import count_examples
+from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.measuring.metrics import IdleFraction, JobSteps
+from lightning_echo.measuring.timing import DeviceEvent, StepTimer
+from lightning_echo.monitoring.loader_meter import NOT_KNOWN, LoaderMeter, SecondsPerBatch, costs_of
+from lightning_echo.monitoring.profiler_tap import ProfilerTap
+from lightning_echo.monitoring.run_counts import Examples, RunCounts
+from lightning_echo.training.collection import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
+
+__all__ = ["EpochMeasures", "RunMeter"]
+
+_LEAST_IDLE = 0.01  # a smaller idle fraction tells nothing about a loader whose workers cannot be measured
+
+
+@dataclass(frozen=True)
+class EpochMeasures:
+    """One epoch of the job.
+
+    Attributes:
+        whole: All its steps; None if no fetch was seen.
+        judged: The steps that were planned with the factor in force; None if there are none.
+        costs: Costs of the slowest rank's pipeline; None if the workers cannot be measured and no step waited.
+        first_batch_seconds: Wait for the first batch, if workers had to start for it: of the rank that waited longest.
+        fresh: Fresh examples in the epoch, all ranks.
+        echoed: Echoed examples in the epoch, all ranks.
+    """
+
+    whole: JobSteps | None
+    judged: JobSteps | None
+    costs: PipelineCosts | None
+    first_batch_seconds: float | None
+    fresh: int
+    echoed: int
+
+
+class RunMeter:
+    """Measures one ``fit``.
+
+    Attributes:
+        timer: The clock of the steps.
+        idle: The times of the epoch's steps, in the job.
+        counts: Examples delivered in the run.
+        part_counts: The same of each of several loaders, by name.
+        world_size: Number of ranks.
+    """
+
+    def __init__(self) -> None:
+        self.timer = StepTimer()
+        self.idle, self.counts = IdleFraction(), RunCounts()
+        self.part_counts: dict[str, RunCounts] = {}
+        self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
+        self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
+        self._loader_meters: dict[str, LoaderMeter] = {}
+        self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
+        self._tap: ProfilerTap | None = None
+        self._has_stepped = False
+        self.world_size = 1
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether steps were measured of an epoch that has not ended."""
+        return self.idle.per_step.shape[-1] > 0
+
+    @property
+    def totals(self) -> Examples:
+        """Examples of the job when the ranks last added them up."""
+        return self.counts.totals
+
+    # ------------------------------------------------------------------ called by hooks
+
+    def start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: Echoed | None) -> None:
+        """Begins to measure a training, or goes on after a resume."""
+        device = pl_module.device
+        self._pl_module, self.world_size = pl_module, trainer.world_size
+        self.idle.to(device)
+        self._add_parts(loader)
+        for counts in self._all_counts():
+            counts.counter.to(device)
+            if not trainer.is_global_zero:  # a checkpoint holds the job's totals: rank 0 alone counts them
+                counts.counter.reset()
+        if device.type == "cuda":
+            self.timer = StepTimer(_timing_event)
+        self._tap = ProfilerTap(trainer.profiler, self.timer)  # type: ignore[attr-defined]  # Trainer sets it outside __init__
+        self._train_dataloader = trainer.train_dataloader
+        self._plain_workers = None if loader is not None else _workers_in(self._train_dataloader)
+        self._loader_meters = {name: LoaderMeter(part, self._saved_seconds.get(name)) for name, part in parts_of(loader).items()}
+        if self._at_epoch_start is None:
+            self._at_epoch_start = self.count(loader)
+        else:  # the checkpoint's totals contain what the loader has delivered so far
+            self.counts.go_on_from(self._delivered(loader))
+            for name, part in self._counted_parts(loader).items():
+                self.part_counts[name].go_on_from(self._delivered(part))
+        self.begin_epoch(loader)
+
+    def begin_epoch(self, loader: Echoed | None) -> None:
+        """Begins an epoch, or goes on after a resume. A reload may have made the loader anew; it then counts from 0.
+
+        All ranks must call this together: if workers start on one rank, all ranks wait. If something ends the workers within an
+        epoch, the wait for new ones counts like any other.
+        """
+        starts = not self._has_stepped or self._starts_workers(loader)
+        self.timer.begin_epoch(goes_on=not self._gather([float(starts)]).any())
+        self.counts.skip_to(self._delivered(loader))
+        self._add_parts(loader)
+        for name, part in parts_of(loader).items():
+            if name in self.part_counts:
+                self.part_counts[name].skip_to(self._delivered(part))
+            if name in self._loader_meters:
+                self._loader_meters[name].begin_epoch(part)
+            else:
+                self._loader_meters[name] = LoaderMeter(part)
+
+    def begin_step(self) -> None:
+        """Notes that a batch has arrived and is used from here on."""
+        self.timer.begin_step()
+
+    def end_step(self, loader: Echoed | None, batch: Any) -> None:
+        """Notes that the step is over. A model that takes ``dataloader_iter`` fetches its batch within the step."""
+        self.timer.end_step()
+        self._has_stepped = True
+        if loader is None and batch is not None:
+            parts = parts_at_leaves(self._train_dataloader, batch)
+            self._not_echoed += sum(count_examples(part) for part in parts if part is not None)
+        for name, part in parts_of(loader).items():
+            self._loader_meters[name].end_step(part)
+
+    def stop(self) -> None:
+        """Ends measuring; may be called at any time."""
+        if self._tap is not None:
+            self._tap.close()
+            self._tap = None
+
+    # ------------------------------------------------------------------ joined over ranks: all of them must call these together
+
+    def count(self, loader: Echoed | None) -> Examples:
+        """Returns the examples of the run so far, all ranks."""
+        self._count_delivered(loader)
+        for counts in self._all_counts():
+            counts.add_up()
+        return self.totals
+
+    def part_metrics(self, loader: Echoed | None, *, passes: bool = False) -> dict[str, float]:
+        """Returns the metrics of each of several loaders, as last counted.
+
+        Args:
+            loader: What is trained on.
+            passes: Whether to return the passes over the data, too; that takes slightly longer.
+        """
+        found: dict[str, float] = {}
+        for name, part in self._counted_parts(loader).items():
+            fresh, echoed = self.part_counts[name].totals
+            found |= {f"echo/{name}/factor": part.factor_in_force, f"echo/{name}/fresh_examples": fresh}
+            found[f"echo/{name}/echoed_examples"] = echoed
+            if passes:
+                found[f"echo/{name}/passes"] = part.passes
+        return found
+
+    def end_epoch(self, loader: Echoed | None) -> EpochMeasures:
+        """Returns what was measured in the epoch."""
+        self.timer.settle()
+        self.idle.update(*self.timer.take())
+        before, now = self._at_epoch_start or Examples(), self.count(loader)
+        self._at_epoch_start = now
+        with self.idle.sync_context():
+            whole = self.idle.steps()
+            judged = None if whole is None else self.idle.steps(self._first_judged(loader, whole.steps))
+        self.idle.reset()
+        of_ranks, first_batch = self._gather_seconds(loader)
+        costs = self._costs(of_ranks, loader, judged or whole)
+        return EpochMeasures(whole, judged, costs, first_batch, now.fresh - before.fresh, now.echoed - before.echoed)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self, loader: Echoed | None) -> dict[str, Any]:
+        """Returns the state of the whole job: plain types and tensors."""
+        self._count_delivered(loader)
+        self.idle.update(*self.timer.take())
+        known = {name: each.seconds_per_batch for name, each in self._loader_meters.items()}
+        seconds = {**self._saved_seconds, **{name: each for name, each in known.items() if each is not None}}
+        return {
+            "counts": self.counts.state(self.world_size),
+            "parts": {name: counts.state(self.world_size) for name, counts in self.part_counts.items()},
+            "at_epoch_start": list(self._at_epoch_start or self.totals),
+            "per_step": self.idle.per_step.cpu(),
+            "stages": {name: tuple(each) for name, each in seconds.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned; must be called before `start`."""
+        self.idle.reset()
+        self.counts.load(state["counts"])
+        self.part_counts = {name: RunCounts() for name in state.get("parts", {})}
+        for name, counts in self.part_counts.items():
+            counts.load(state["parts"][name])
+        self._at_epoch_start = Examples(*state["at_epoch_start"])
+        self.idle.update(*state["per_step"])
+        saved = state["stages"] or {}
+        by_name = saved if isinstance(saved, dict) else {"": saved}  # checkpoints from before collections have one loader's
+        self._saved_seconds = {name: SecondsPerBatch(*seconds) for name, seconds in by_name.items()}
+
+    # ------------------------------------------------------------------ inside
+
+    def _add_parts(self, loader: Echoed | None) -> None:
+        """Adds counts for each of several loaders; a reload by the user's hook may bring new loaders."""
+        for name in loader if isinstance(loader, EchoLoaders) else ():
+            if name not in self.part_counts:
+                self.part_counts[name] = RunCounts()
+                self.part_counts[name].counter.to(self._pl_module.device)
+
+    def _starts_workers(self, loader: Echoed | None) -> bool:
+        """Whether the next batch has to wait for workers to start.
+
+        * The workers of an `EchoLoader` live on from epoch to epoch.
+        * Plain loaders begin anew in each epoch; even if their workers persist, their queues are empty then.
+        * Without workers nothing starts: reading is waited for as in any other step.
+        """
+        echoed = parts_of(loader)
+        plain = [leaf for name, leaf in leaves_of(self._train_dataloader).items() if name not in echoed]
+        return any(map(_workers_of, plain)) or any(part.num_workers and not part.is_running for part in echoed.values())
+
+    def _all_counts(self) -> list[RunCounts]:
+        return [self.counts, *self.part_counts.values()]
+
+    def _counted_parts(self, loader: Echoed | None) -> dict[str, EchoLoader]:
+        """Returns those of several loaders that have counts of their own."""
+        return {name: part for name, part in parts_of(loader).items() if name in self.part_counts}
+
+    def _delivered(self, loader: Echoed | None) -> Examples:
+        """Returns the examples delivered on this rank so far."""
+        return Examples(self._not_echoed) if loader is None else Examples(loader.counts.fresh, loader.counts.echoed)
+
+    def _count_delivered(self, loader: Echoed | None) -> None:
+        """Gives the metrics the examples delivered on this rank since the last call."""
+        self.counts.update(self._delivered(loader))
+        for name, part in self._counted_parts(loader).items():
+            self.part_counts[name].update(self._delivered(part))
+
+    def _first_judged(self, loader: Echoed | None, steps: int) -> int:
+        """Returns the first step of the epoch that shows the factor in force, and came from workers that had started."""
+        judged = [self._loader_meters[name].judged_batches(part) for name, part in parts_of(loader).items()]
+        return max(0, steps - min(judged)) if judged else 0
+
+    def _gather_seconds(self, loader: Echoed | None) -> tuple[dict[str, list[SecondsPerBatch]], float | None]:
+        """Gathers what the ranks have measured.
+
+        Returns:
+            By the name of a loader, what its workers spend on each rank; and the longest wait of any rank for the first batch,
+            None if no rank had to start workers for it.
+        """
+        measured = {name: self._loader_meters[name].measure(part) for name, part in parts_of(loader).items()}
+        first_batch = self.timer.first_batch_seconds
+        values = list(chain.from_iterable(measured.values()))
+        gathered = self._gather([*(values or NOT_KNOWN), math.nan if first_batch is None else first_batch])
+        by_loader = gathered[:, : len(values)].reshape(len(gathered), len(measured), len(NOT_KNOWN)).transpose(0, 1).tolist()
+        of_ranks = {name: [SecondsPerBatch(*row) for row in rows] for name, rows in zip(measured, by_loader, strict=True)}
+        longest = gathered[:, -1].nan_to_num(-1).max().item()
+        return of_ranks, longest if longest >= 0 else None
+
+    def _gather(self, values: list[float]) -> Tensor:
+        """Returns the values of every rank, shape (ranks, values)."""
+        tensor = torch.tensor(values, dtype=torch.float32, device=self._pl_module.device)
+        gathered = self._pl_module.all_gather(tensor)
+        assert isinstance(gathered, Tensor)
+        return gathered.reshape(-1, len(values)).cpu()
+
+    def _costs(
+        self, of_ranks: dict[str, list[SecondsPerBatch]], loader: Echoed | None, steps: JobSteps | None
+    ) -> PipelineCosts | None:
+        if steps is None:
+            return None
+        if loader is not None and any(seconds.is_known for seconds in chain.from_iterable(of_ranks.values())):
+            batches = {self._loader_meters[name].batches(part) for name, part in parts_of(loader).items()}
+            return costs_of(loader, of_ranks, steps.step_seconds, in_step=len(batches) == 1)
+        if steps.idle_fraction < _LEAST_IDLE or (isinstance(loader, EchoLoaders) and not loader.fits_cost_model):
+            return None
+        workers = 1 if loader is not None else self._plain_workers
+        if workers is None:
+            return None
+        factor = 1.0 if loader is None else loader.factor
+        return PipelineCosts.of_waiting(steps.wait_seconds + steps.step_seconds, steps.idle_fraction, factor, workers)
+
+
+def _workers_in(loaders: Any) -> int | None:
+    """Returns the workers of what a training takes its batches from, if none of it is echoed.
+
+    Returns None if some loaders have workers and others have none. An object that is no ``DataLoader`` counts as one that has
+    workers: it may prepare batches during the steps.
+    """
+    found = {_workers_of(leaf) for leaf in leaves_of(loaders).values()}
+    return None if 0 in found and len(found) > 1 else max(found, default=1)
+
+
+def _workers_of(loader: Any) -> int:
+    """Returns the workers of a plain loader; an object that has no ``num_workers`` may prepare batches during the steps, too."""
+    return getattr(loader, "num_workers", 1)
+
+
+def _timing_event() -> DeviceEvent:
+    event: DeviceEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return event

@@ -1,0 +1,66 @@
+"""The tables of a report as values: figures worked out by hand, from steps of 80 ms of which 20 are the step's."""
+
+from dataclasses import replace
+
+import pytest
+from analyses import ANALYSIS, STREAM
+from measured_stages import MS
+
+from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.analysis.report.tables import headline, milliseconds, shares_of_step, tables
+from lightning_echo.analysis.result import CheckedSetting
+
+
+def table(analysis, title):
+    return next(each for each in tables(analysis) if each.title == title)
+
+
+def test_the_shares_of_a_step_are_one_together():
+    assert dict(shares_of_step(ANALYSIS)) == {
+        "step": pytest.approx(20 / 80),
+        "copy to the device": pytest.approx(1 / 80),
+        "prep stall": pytest.approx((50 - 20 - 1) / 80),
+        "fetch stall": pytest.approx((80 - 50) / 80),
+    }
+    for analysis in (ANALYSIS, STREAM):
+        assert sum(share for _, share in shares_of_step(analysis)) == pytest.approx(1.0)
+
+
+def test_what_a_stream_waits_for_is_one_share():
+    assert [words for words, _ in shares_of_step(STREAM)] == [
+        "step",
+        "copy to the device",
+        "waiting for input (prep and fetch stall together)",
+    ]
+
+
+def test_only_parts_of_a_whole_have_bars():
+    with_bars = [each.title for each in tables(ANALYSIS) if each.shares]
+    assert with_bars == ["Where the step time goes"]
+    each = table(ANALYSIS, with_bars[0])
+    assert len(each.shares) == len(each.rows) == 4
+
+
+def test_a_table_without_rows_is_left_out():
+    assert "Ranks" not in [each.title for each in tables(ANALYSIS)]
+
+
+def test_all_rows_have_a_cell_for_each_column():
+    for each in tables(ANALYSIS):
+        assert {len(row) for row in each.rows} == {len(each.columns)}, each.title
+
+
+def test_what_was_tried_stands_beside_what_was_predicted():
+    """With four workers 34 ms are predicted, see test_predict; 40 were measured."""
+    tried = CheckedSetting(TrainingSetting(workers=4), Spread(40 * MS, 38 * MS, 44 * MS))
+    rows = table(replace(ANALYSIS, checked=(tried,)), "Tried: predicted against measured").rows
+    assert rows[1] == ("num_workers=4", "34", "40", "38 to 44", "-15 %")
+
+
+def test_the_headline_says_how_busy_the_accelerator_is():
+    assert headline(ANALYSIS) == "Stall analysis: the accelerator is busy 25 % of the time"
+
+
+def test_times_are_told_in_milliseconds_with_three_digits():
+    assert (milliseconds(0.0123456), milliseconds(1.5)) == ("12.3", "1,500")

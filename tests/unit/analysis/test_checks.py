@@ -1,0 +1,153 @@
+"""A setting that is tried: over which loader the training runs, for how many steps, and what is refused."""
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_echo import StagedDataset
+from lightning_echo.analysis.checks import try_setting
+from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.analysis.probing.part_runs import Batches, FirstBatches
+from lightning_echo.analysis.probing.parts import whole
+from lightning_echo.splitting.splits import make_stages
+
+INDICES = [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+class Numbers(StagedDataset):
+    """Reading gives the index; preparing it adds a half."""
+
+    def __init__(self):
+        self.read_indices = []
+
+    def __len__(self):
+        return 8
+
+    def read(self, index):
+        self.read_indices.append(index)
+        return index
+
+    def decode(self, raw):
+        return torch.tensor([raw + 0.5])
+
+    def augment(self, example):
+        return example
+
+
+class Training:
+    """In the place of a `ShortTraining`: notes what it is asked to run, and each step takes as many seconds as it has batches."""
+
+    def __init__(self, loader, real, **phases):
+        none = {"files": (), "raw_items": {}, "cut_after_reading": None, "in_memory": None, "takes_ahead": False}
+        self.loader, self.phases = loader, SimpleNamespace(real=real, **{**none, **phases})
+        self.ran = []
+
+    def clock(self, loader, steps):
+        self.ran.append((loader, steps))
+        return SimpleNamespace(seconds=[float(len(loader))] * steps)
+
+    def clock_echoed(self, loader, steps, factor, insertion_point):
+        self.ran.append((loader, steps, factor, insertion_point))
+        return SimpleNamespace(seconds=[3.0] * steps)
+
+
+def batches_of(training):
+    return [batch.flatten().tolist() for batch in training.ran[0][0]]
+
+
+def in_parts(dataset=None, **phases):
+    loader = DataLoader(Numbers() if dataset is None else dataset, batch_size=2, num_workers=0)
+    return Training(loader, Batches(loader, whole, INDICES), **phases)
+
+
+def test_the_measured_setting_runs_the_real_batches():
+    training = in_parts()
+    assert try_setting(training, TrainingSetting(), 4) == Spread.exactly(4.0)
+    assert batches_of(training) == [[0.5, 1.5], [2.5, 3.5], [4.5, 5.5], [6.5, 7.5]]
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+def test_a_share_of_raw_items_comes_from_memory_and_the_rest_is_read(share):
+    dataset = Numbers()
+    training = in_parts(
+        dataset,
+        raw_items={index: index for index in range(8)},
+        cut_after_reading=partial(make_stages, conventions=None, raw=True),
+        in_memory=SimpleNamespace(indices=INDICES),
+    )
+    try_setting(training, TrainingSetting(cached_fraction=share), 4)
+    assert batches_of(training) == [[0.5, 1.5], [2.5, 3.5], [4.5, 5.5], [6.5, 7.5]]
+    assert len(dataset.read_indices) == 8 - 8 * share
+
+
+def test_a_share_of_files_is_read_into_the_page_cache_evenly_spread(tmp_path, monkeypatch):
+    files = tuple(str(tmp_path / str(number)) for number in range(10))
+    for file in files:
+        Path(file).write_bytes(b"x")
+    training, read = in_parts(files=files), []
+    monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: read.append(path.name))
+    try_setting(training, TrainingSetting(cached_fraction=0.2), 4)
+    assert read == ["4", "9"]
+
+
+def test_what_is_echoed_runs_over_the_same_indices_again_and_again():
+    training = in_parts(takes_ahead=True)
+    setting = TrainingSetting(factor=2.5, insertion_point="after_augmentation")
+    assert try_setting(training, setting, 4) == Spread.exactly(3.0)
+    loader, *how = training.ran[0]
+    assert how == [4, 2.5, "after_augmentation"]
+    indices = list(loader.sampler)
+    assert indices[:16] == [*range(8), *range(8)]
+    assert len(indices) == 20_000  # ten thousand batches
+    assert hasattr(loader.sampler, "set_epoch"), "an EchoLoader then takes batches ahead"
+
+
+def test_a_sampler_that_may_not_be_asked_ahead_stays_one():
+    training = in_parts(takes_ahead=False)
+    try_setting(training, TrainingSetting(factor=2), 4)
+    assert not hasattr(training.ran[0][0].sampler, "set_epoch")
+
+
+class Opaque(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor([index])
+
+
+def as_a_whole():
+    loader = DataLoader(Opaque(), batch_size=2, num_workers=0)
+    return Training(loader, FirstBatches(loader, 3))
+
+
+def test_a_stream_is_run_as_it_is():
+    training = as_a_whole()
+    assert try_setting(training, TrainingSetting(), 3) == Spread.exactly(3.0)
+    assert training.ran == [(training.phases.real, 3)]
+    assert try_setting(training, TrainingSetting(workers=0, factor=2), 3) == Spread.exactly(3.0)
+    assert training.ran[1][0] is training.loader
+
+
+@pytest.mark.parametrize(
+    ("make", "setting", "message"),
+    [
+        (in_parts, {"storage_speedup": 2}, "storage_speedup=2 cannot be tried on this machine"),
+        (in_parts, {"step_speedup": 0.5}, "step_speedup=0.5 cannot be tried on this machine"),
+        (in_parts, {"factor": 2, "cached_fraction": 0.5}, "cached_fraction and factor > 1 cannot be tried together"),
+        (in_parts, {"cached_fraction": 0.5}, "opens fewer than two files, and no raw item of it is held in memory"),
+        (as_a_whole, {"workers": 2}, "workers and cached_fraction of a stream cannot be tried"),
+        (as_a_whole, {"cached_fraction": 0.5}, "workers and cached_fraction of a stream cannot be tried"),
+        (as_a_whole, {"workers": 2, "factor": 2}, "workers of a stream cannot be tried"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_anything_runs(make, setting, message):
+    training = make()
+    with pytest.raises(ValueError, match=message):
+        try_setting(training, TrainingSetting(**setting), 4)
+    assert training.ran == []
