@@ -18,8 +18,35 @@ Words, the same in code, logs and docs:
     buffer           the live examples (or batches) that echoes are drawn from
     idle fraction    share of training time in which the accelerator had nothing to do because input was not there
 
-`EchoCallback` echoes what a Trainer trains on, `EchoDataModule` a data module, `EchoLoader` a loader; `EchoConfig` holds their
-options. How it works: ``lightning_echo/README.md``. `StallAnalyzer` measures what a training waits for, and says what would help.
+What to use:
+
+* `EchoCallback` echoes the loader that a Trainer trains on, `EchoDataModule` the loader of a data module. `EchoLoader` echoes a
+  loader without either. `EchoConfig` holds their options.
+* `TargetIdle` and other controllers decide on the echo factor from epoch to epoch.
+* `StallAnalyzer` measures what a training waits for, and tells what would help.
+
+The folders and files. Each imports only those that stand before it:
+
+    insertion.py    the insertion points: one table
+    planning/       which example is used when: arithmetic without torch or data
+    protecting/     copies, differences and random states: nothing of the user's is changed
+    splitting/      where a data set is cut, and the proof that the cut is right
+    workers/        what runs in worker processes: read or look up, augment, collate
+    fetching/       from the plan to batches, in the main process
+    loading/        `EchoLoader`: epochs, their length, the state
+    config.py       `EchoConfig`: the options as a value
+    measuring/      clocks, costs, controllers
+    training/       Lightning's side: the training loader of a run, echoed
+    datamodule.py   `EchoDataModule`
+    monitoring/     what a training waits for, measured in its hooks; the decision; the log
+    analysis/       `StallAnalyzer`: where the time of a training goes
+    checkpoints.py  checkpoints between runs with and without echoing
+    attachment.py   how `EchoCallback` puts echoing into a run
+    callback.py     `EchoCallback`
+    cli.py          `EchoCLI`
+    __main__.py     ``python -m lightning_echo report``: shows a saved analysis
+
+``lightning_echo/README.md`` explains the method, the folders, their files, and the way of one batch through them.
 """
 
 import logging
@@ -69,14 +96,15 @@ __all__ = [
     "TargetIdle",
 ]
 
-# Like Lightning's own logger: what was chosen is seen in a default run, unless the program has set logging up itself.
+# As Lightning does for its own logger: a run with default settings shows what was chosen. If the program has set up logging
+# itself, its settings count.
 _logger = logging.getLogger(__name__)
 _logger.setLevel(logging.INFO)
 if not logging.getLogger().hasHandlers():
     _logger.addHandler(logging.StreamHandler())
     _logger.propagate = False
 
-_LATER = {
+_IMPORTED_WHEN_ASKED = {
     "EchoCLI": "cli",
     "EchoCallback": "callback",
     "EchoCounter": "measuring.metrics",
@@ -88,7 +116,10 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports Lightning and torchmetrics only where needed: a spawned worker, which needs neither, starts seconds sooner."""
-    if name in _LATER:
-        return getattr(import_module(f"lightning_echo.{_LATER[name]}"), name)
+    """Imports the classes that need Lightning or torchmetrics when they are asked for.
+
+    A spawned worker imports this package, but needs neither: without them it starts seconds sooner.
+    """
+    if name in _IMPORTED_WHEN_ASKED:
+        return getattr(import_module(f"lightning_echo.{_IMPORTED_WHEN_ASKED[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

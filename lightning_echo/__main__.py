@@ -1,6 +1,6 @@
-"""``python -m lightning_echo report analysis.json``: a saved stall analysis, as text, as a page, as a picture.
+"""``python -m lightning_echo report analysis.json``: shows a saved stall analysis as text, as a page or as a picture.
 
-It needs neither a model nor data, and not Lightning: an analysis that was made on a training machine can be read anywhere.
+It needs no model, no data and not Lightning: an analysis that was made on a training machine can be read anywhere.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from lightning_echo.analysis.result import StallAnalysis
 
 __all__ = ["main"]
 
-_FAILED = 2  # the status with which argparse ends, too
+_FAILED = 2  # argparse ends with this status, too
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status.
+    """Runs a command.
 
     Args:
-        arguments: Those after the program's name; None: of this process.
+        arguments: The arguments after the program's name; None: those of this process.
+
+    Returns:
+        The exit status.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -47,10 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lightning_echo", description="Data echoing for PyTorch Lightning.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    command = commands.add_parser("report", help="a saved stall analysis, to be read", description="Shows a stall analysis.")
-    command.add_argument("analysis", help="what StallAnalysis.to_json has written; it is told as text unless a file is asked for")
+    command = commands.add_parser("report", help="show a saved stall analysis", description="Shows a stall analysis.")
+    command.add_argument(
+        "analysis", help="a file that StallAnalysis.to_json has written; shown as text, unless --html or --png is given"
+    )
     command.add_argument("--html", metavar="FILE", help="write a page to read in a browser")
-    command.add_argument("--png", metavar="FILE", help="write the figures as a picture")
+    command.add_argument("--png", metavar="FILE", help="write a picture of the figures")
     return parser
 
 

@@ -1,11 +1,16 @@
 """`EchoCallback`: one line adds echoing to a Trainer, measures it, logs it, and lets a controller decide on the factor.
 
-A thin adapter: `Attachment` puts echoing into the run, `RunMeter` measures, a `Controller` decides, and what is known of an epoch
-is an `EpochReport`. Here Lightning's hooks bring them together:
+It only brings others together, in Lightning's hooks: `Attachment` puts echoing into the run, `RunMeter` measures, `Decider`
+asks a `Controller`, and an `EpochReport` holds what is known of an epoch.
 
-    setup            attach, first factor            on_train_batch_*   clocks, counts every log_every_n_steps
-    on_train_start   which loader is in use          on_train_epoch_end measure, decide, log, set the factor
-    teardown         detach                          on_fit_end         summary
+====================== ======================================================================================
+``setup``              attaches echoing, sets the controller's first factor
+``on_train_start``     makes sure that an echoed loader is in use
+``on_train_batch_*``   clocks; logs counts every ``log_every_n_steps``
+``on_train_epoch_end`` measures, decides, logs, sets the factor
+``on_fit_end``         prints the summary
+``teardown``           takes echoing away
+====================== ======================================================================================
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_echo.attachment import Attachment
 from lightning_echo.checkpoints import adapt_checkpoint
-from lightning_echo.config import EchoConfig, given_options
+from lightning_echo.config import EchoConfig, Options, given_options, read_options, without_auto
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measuring.control import Controller, Decision, Observation
@@ -28,29 +33,29 @@ from lightning_echo.measuring.target_idle import TargetIdle
 from lightning_echo.monitoring.decider import Decider
 from lightning_echo.monitoring.logged import ProgressText, log_hyperparameters, log_metrics, report_of, steps_taken
 from lightning_echo.monitoring.run_meter import RunMeter
-from lightning_echo.training.one_fit import refuse_second_fit
-from lightning_echo.training.several import Echoed, echoed_in, parts_of
+from lightning_echo.training.collection import Echoed, echoed_in, parts_of
+from lightning_echo.training.refusals import refuse_second_fit
 from lightning_echo.training.training_echo import TrainingEcho
-from lightning_echo.training.wrapping import Options, read_options, without_auto
 
 __all__ = ["EchoCallback"]
 
 
 class EchoCallback(DecidesFactor, pl.Callback):
-    """Echoes what a Trainer trains on: the loader of a data module, the model's own, or one that is passed to ``fit``; measures,
-    logs and decides.
+    """Echoes the loader that a Trainer trains on; measures, logs and decides.
+
+    The loader may be that of a data module, the model's own, or one that is passed to ``fit``.
 
     ================================================== ==================================================================
-    ``EchoCallback()``                                 changes nothing: it measures what is there, and the summary says
+    ``EchoCallback()``                                 changes nothing: it measures the run as it is, and the summary says
                                                        whether echoing pays
     ``EchoCallback(factor=4)``                         every fresh example is used four times
-    ``EchoCallback(factor="auto")``                    the factor is decided on from epoch to epoch, by ``TargetIdle()``
+    ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor from epoch to epoch
     ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
     ``EchoCallback(factor=2, controller=controller)``  begins with that factor
     ================================================== ==================================================================
 
-    Logged per epoch through every logger; those marked with * also every ``Trainer(log_every_n_steps)``. What could not be
-    measured is left out.
+    These metrics are logged per epoch through every logger; those marked with * also every ``Trainer(log_every_n_steps)``. A
+    metric that could not be measured is left out.
 
     ============================ ========================================================================================
     ``echo/factor`` *            echo factor in force
@@ -60,42 +65,43 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``echo/effective_factor``    uses per fresh example in the epoch
     ``echo/idle_fraction``       share of the epoch's time in which the job waited for input: per step the longest wait of any
                                  rank, summed. Validation is no part of that time, nor is ``echo/first_batch_seconds``
-    ``echo/slowest_rank``        the rank whose wait was the longest most often; only with several ranks
+    ``echo/slowest_rank``        the rank that had the longest wait most often; only with several ranks
     ``echo/data_wait_seconds``   waiting, seconds per step
     ``echo/step_seconds``        all but waiting, seconds per step
     ``echo/upstream_seconds``    host time per fresh batch before the insertion point, seconds, all workers working on it
     ``echo/examples_per_second`` delivered on all ranks, fresh and echoed
     ``echo/recommended_factor``  what the controller measured to be right; without one, what ``TargetIdle()`` would choose
     ``echo/first_batch_seconds`` wait for the first batch of an epoch for which workers had to start, of the rank that waited
-                                 longest: of the first epoch; where the loader was closed or made anew meanwhile; of every
-                                 epoch where the loader is not echoed and has workers
+                                 longest. Workers start in the first epoch; where the loader was closed or made anew since the
+                                 last epoch; and in every epoch of a loader with workers that is not echoed
     ============================ ========================================================================================
 
-    Where a collection of loaders is trained on, these are of those that are echoed, all together: the factor is the harmonic mean
-    where they have factors of their own, and there are no passes. Of each there are ``echo/<name>/factor`` *,
-    ``echo/<name>/fresh_examples`` *, ``echo/<name>/echoed_examples`` * and ``echo/<name>/passes``. What the pipeline costs is
-    said where it can be told which loader is the slowest: all are echoed, by the same factor, all with workers or all without,
-    and each step takes a batch of each.
+    In a collection of loaders, these metrics are of all echoed loaders together. The factor is the harmonic mean if they have
+    different ones, and there are no passes. Each loader has its own ``echo/<name>/factor`` *, ``echo/<name>/fresh_examples`` *,
+    ``echo/<name>/echoed_examples`` * and ``echo/<name>/passes``. What the pipeline costs is logged only where the slowest
+    loader can be told: all loaders are echoed, by the same factor, all with workers or all without, and each step takes a batch
+    of each.
 
-    They are in ``trainer.callback_metrics`` too, those of an epoch from its end on: let ``EarlyStopping`` look there by
+    The metrics are in ``trainer.callback_metrics`` too, those of an epoch from its end on: let ``EarlyStopping`` look there by
     ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``.
 
     Args:
-        controller: Decides the factor from epoch to epoch, of a collection one for all loaders. None: it stays as it is.
-        factor: Echo factor, a real number >= 1: uses per fresh example; or ``"auto"``, for a `TargetIdle` with its defaults as
-            the controller. None: 1 with a controller or another option; without them the run is left as it is.
+        controller: Decides on the factor from epoch to epoch; in a collection, on one factor for all loaders. None: the factor
+            stays as it is.
+        factor: Echo factor, a real number >= 1: uses per fresh example; or ``"auto"``: a `TargetIdle` with its defaults is the
+            controller. None: 1 if there is a controller or another option; else the run is left as it is.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
-        echo: In place of these options: an `EchoConfig` or a mapping (a dict, OmegaConf's ``DictConfig``) with them, for a single
-            loader and for all of a collection; or, by name, one for each loader of a collection that is echoed (see
-            `EchoDataModule`). Where neither it nor an option is given, a controller drives an `EchoLoader` or `EchoDataModule`
-            that is in the run as it is.
+        echo: In place of these options: an `EchoConfig`, or a mapping of the options (a dict, OmegaConf's ``DictConfig``). It
+            counts for a single loader and for all loaders of a collection. Or, by name, one of these for each loader of a
+            collection that is echoed (see `EchoDataModule`). If neither ``echo`` nor an option is given, a controller drives
+            the `EchoLoader` or `EchoDataModule` that the run has.
         summary: Whether to print a summary at the end of ``fit``.
 
     Attributes:
-        attachment: What puts echoing into the run; its ``echo`` has the loader in use and its factor.
+        attachment: Puts echoing into the run; its ``echo`` has the loader in use and its factor.
         reports: An `EpochReport` for each epoch so far.
 
     Raises:
@@ -131,24 +137,25 @@ class EchoCallback(DecidesFactor, pl.Callback):
         config, is_auto = _config(options, echo)
         if is_auto and controller is not None:
             raise ValueError(
-                f"factor='auto' stands for a controller, TargetIdle() with its defaults, and controller={controller!r} is given, "
+                f"factor='auto' stands for a controller, TargetIdle() with its defaults, but controller={controller!r} is given, "
                 "too: leave one of the two out"
             )
         self.controller, self.summary = TargetIdle() if is_auto else controller, summary
         self.attachment = Attachment(config)
         self.reports: list[EpochReport] = []
         self._echoes = config is not None or self.controller is not None
-        self._deciding, self._default = self.controller, TargetIdle()  # what decides in this fit; for an EchoDataModule("auto")
-        self._trainer: pl.Trainer | None = None  # whose fit is under way
+        self._default_controller = TargetIdle()  # for an EchoDataModule with factor="auto"
+        self._controller_in_force = self.controller  # in this fit
+        self._trainer: pl.Trainer | None = None  # its fit is running
         self._begin_fit()
 
     def _begin_fit(self) -> None:
         self.reports = []
-        self._meter, self._decider = RunMeter(), Decider(self._deciding)
+        self._meter, self._decider = RunMeter(), Decider(self._controller_in_force)
         self._progress = ProgressText()
         self._loader: Echoed | None = None
         self._epoch = self._last_step = 0
-        self._last: tuple[Observation, Decision] | None = None  # with what is recommended
+        self._last: tuple[Observation, Decision] | None = None  # the last observation, and what is recommended
 
     # ------------------------------------------------------------------ beginning and end of a fit
 
@@ -160,37 +167,38 @@ class EchoCallback(DecidesFactor, pl.Callback):
             refuse_second_fit("EchoCallback", trainer, self._trainer)
         self._trainer = trainer
         is_auto = isinstance(_datamodule(trainer), EchoDataModule) and _datamodule(trainer).is_auto
-        self._deciding = self._default if self.controller is None and is_auto else self.controller
+        self._controller_in_force = self._default_controller if self.controller is None and is_auto else self.controller
         self._begin_fit()
         if not self._echoes and not is_auto:
             return
         self.attachment.attach(trainer, pl_module)
-        if self._deciding is not None:
-            self._echoed(trainer).factor  # noqa: B018 (refuses factors of their own before one is set for all)
-        factor = None if self._deciding is None else self._deciding.initial_factor()
+        if self._controller_in_force is None:
+            return
+        self._echo_of(trainer).check_one_factor()
+        factor = self._controller_in_force.initial_factor()
         if factor is not None:
-            self._echoed(trainer).factor = factor
+            self._echo_of(trainer).factor = factor
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.attachment.echo.estimate.configured(trainer)  # also of an EchoLoader that was passed to fit
+        self.attachment.echo.estimate.optimizers_configured(trainer)  # also of an EchoLoader that was passed to fit
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.check_in_use()
         self._loader = _loaders_in_use(trainer)
         if not trainer.overfit_batches:  # type: ignore[attr-defined]
             self._decider.check(trainer, self._loader)
-            largest = None if self._deciding is None else self._deciding.largest_factor()
+            largest = None if self._controller_in_force is None else self._controller_in_force.largest_factor()
             if largest is not None:
-                self._echoed(trainer).expect_factor(largest)
+                self._echo_of(trainer).expect_factor(largest)
         self._last_step = steps_taken(trainer)
         self._meter.start(trainer, pl_module, self._loader)
         self._catch_up(trainer, pl_module)
-        log_hyperparameters(trainer, self._loader, self._deciding)
+        log_hyperparameters(trainer, self._loader, self._controller_in_force)
         self._progress.show(trainer)
-        self._say_progress()
+        self._show_progress()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._let_go()
+        self._stop_measuring()
         if self.summary and self._last is not None:
             rank_zero_info(summarize(self.reports, advise(*self._last)))
 
@@ -201,13 +209,13 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._end_fit(trainer)
 
     def _end_fit(self, trainer: pl.Trainer) -> None:
-        if self._trainer is trainer:  # else it is one that was refused
+        if self._trainer is trainer:  # else this Trainer was refused
             self._trainer = None
-            self._let_go()
+            self._stop_measuring()
             self.attachment.detach()
 
-    def _let_go(self) -> None:
-        """Of what belongs to the Trainer."""
+    def _stop_measuring(self) -> None:
+        """Leaves the Trainer's profiler and progress bar as they were."""
         self._meter.stop()
         self._progress.hide()
 
@@ -217,7 +225,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self.attachment.echo.end_own_reload()
         self._catch_up(trainer, pl_module)
         before, self._loader = self._loader, _loaders_in_use(trainer)
-        _follow_anew(before, self._loader)
+        _go_on_after_reload(before, self._loader)
         self._meter.begin_epoch(self._loader)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -234,7 +242,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         fresh, echoed = self._meter.count(self._loader)
         counts = {"echo/factor": self._factor, "echo/fresh_examples": fresh, "echo/echoed_examples": echoed}
         log_metrics(trainer, {**counts, **self._meter.part_metrics(self._loader)})
-        self._say_progress()
+        self._show_progress()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._meter.timer.pause()
@@ -247,7 +255,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._end_epoch(trainer, pl_module, trainer.current_epoch)
 
     def _catch_up(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A run that was saved between an epoch's last step and its end goes on, in Lightning, without that end."""
+        """Ends the epoch before this one if Lightning has left its end out.
+
+        Lightning does so when it resumes from a checkpoint that was saved between an epoch's last step and its end.
+        """
         if self._meter.is_in_epoch and self._epoch < trainer.current_epoch:
             self._end_epoch(trainer, pl_module, self._epoch)
         self._epoch = trainer.current_epoch
@@ -263,20 +274,23 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self.reports.append(report)
         self._last = lately, recommended
         log_metrics(trainer, {**report.logged(), **self._meter.part_metrics(loader, passes=True)})
-        self._say_progress()
+        self._show_progress()
         if decision is not None and decision.factor != observation.factor:
             rank_zero_info(f"lightning_echo: factor {observation.factor:g} -> {decision.factor:g} ({decision.message})")
-            self._echoed(trainer).factor = decision.factor
+            self._echo_of(trainer).factor = decision.factor
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain types and tensors. The loader's state is Lightning's to save, which forgets it where the model reads
-        ``trainer.estimated_stepping_batches``."""
+        """Returns plain types and tensors.
+
+        The loader's state is among them, because Lightning forgets it where the model reads
+        ``trainer.estimated_stepping_batches``.
+        """
         return {
             "epoch": self._epoch,
-            "attached": self.attachment.has_echoed,  # also if saved when fit is over, or in on_exception
-            "wrapped": self.attachment.echo.is_asked,
+            "attached": self.attachment.has_echoed,  # also when it is saved after the fit, or in on_exception
+            "wrapped": self.attachment.echo.gives_loader,
             "loader": self.attachment.echo.state_dict(),
             "meter": self._meter.state_dict(self._loader),
             "controller": self._decider.state_dict(),
@@ -285,7 +299,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.attachment.trainer is not None and state_dict["attached"]:  # else one of the runs is not echoed by its callback
+        if self.attachment.trainer is not None and state_dict["attached"]:  # else the callback echoes only one of the two runs
             self.attachment.echo.load_state_dict(state_dict["loader"])
         self._epoch = state_dict["epoch"]
         self._meter.load_state_dict(state_dict["meter"])
@@ -307,30 +321,36 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     @property
     def _factor(self) -> float:
-        """The factor in force."""
+        """The factor in force; 1 if nothing is echoed."""
         return 1.0 if self._loader is None else self._loader.factor_in_force
 
-    def _echoed(self, trainer: pl.Trainer) -> EchoDataModule | TrainingEcho:
-        """Where the factor is set."""
+    def _echo_of(self, trainer: pl.Trainer) -> EchoDataModule | TrainingEcho:
+        """Returns the object on which the factor is set."""
         datamodule = _datamodule(trainer)
         return datamodule if isinstance(datamodule, EchoDataModule) else self.attachment.echo
 
-    def _say_progress(self) -> None:
+    def _show_progress(self) -> None:
         idle = self.reports[-1].idle_fraction if self.reports else None
         self._progress.text = f"{self._factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")
 
 
 def _config(options: dict[str, Any], echo: Any) -> tuple[Options | None, bool]:
-    """The options of an `EchoCallback`, None where nothing is said about them, and whether a ``TargetIdle()`` decides.
+    """Returns the options of an `EchoCallback`, and whether their factor is ``"auto"``.
+
+    The options are None if the user gave none, or nothing but ``factor="auto"``.
+
+    Args:
+        options: The options that were given as keywords.
+        echo: The argument ``echo``.
 
     Raises:
         TypeError: An option has a wrong type.
         ValueError: Options are given twice, or one has an impossible value.
     """
     if options and echo is not None:
-        said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
         raise ValueError(
-            f"EchoCallback has options in echo={echo!r} and in {said}: give all of them in one of the two, as in "
+            f"EchoCallback has options in echo={echo!r} and in {listed}: give all of them in one of the two, as in "
             "EchoCallback(factor=4, buffer_size=64)"
         )
     given: Options | None = EchoConfig(**options) if options else read_options("echo", echo)
@@ -349,8 +369,8 @@ def _loaders_in_use(trainer: pl.Trainer) -> Echoed | None:
     return None if loaders is None else echoed_in(loaders)
 
 
-def _follow_anew(before: Echoed | None, now: Echoed | None) -> None:
-    """Lets loaders that a hook of the user's has made anew go on where those of the same names stood."""
+def _go_on_after_reload(before: Echoed | None, now: Echoed | None) -> None:
+    """Lets loaders that the user's hook has made anew go on where the loaders of the same names stood."""
     for name, part in parts_of(now).items():
         earlier = parts_of(before).get(name)
         if earlier is not None and earlier is not part and part.is_at_start:

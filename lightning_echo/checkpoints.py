@@ -1,7 +1,7 @@
-"""Checkpoints between runs with and without echoing: what belongs to the other kind of run is translated or dropped.
+"""Checkpoints between runs with and without echoing: states of the other kind of run are handed on or dropped.
 
-Lightning keeps the states of the training loaders in the checkpoint of its loop, and that of a data module under the name of its
-class. It refuses loader states for which there is no stateful loader, and says nothing where a data module finds no state.
+Lightning keeps the states of training loaders in the checkpoint of its loop, and the state of a data module under the name of its
+class. It raises if there is a loader state but no stateful loader. It is silent if a data module finds no state.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from lightning_echo.loading.state import is_state
 
 __all__ = ["adapt_checkpoint"]
 
+_ECHOED = EchoDataModule.__qualname__
+
 
 def adapt_checkpoint(
     checkpoint: dict[str, Any], datamodule: pl.LightningDataModule | None, *, echoed_before: bool, echoes: bool
@@ -23,22 +25,34 @@ def adapt_checkpoint(
 
     Args:
         checkpoint: As Lightning has loaded it; changed in place.
-        datamodule: Of the run that resumes.
-        echoed_before: Whether the run that was saved was echoed by `EchoCallback` or `EchoDataModule`, not by the user's loader.
-        echoes: Whether the run that resumes is.
+        datamodule: The data module of the run that resumes; None if it has none.
+        echoed_before: Whether `EchoCallback` or `EchoDataModule` echoed the run that was saved. Not, if it had an `EchoLoader` of
+            the user's.
+        echoes: Whether one of them echoes the run that resumes.
     """
     loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+    _adapt_loader_states(loop, echoed_before=echoed_before, echoes=echoes)
+    if datamodule is not None:
+        _hand_on_state(checkpoint, datamodule)
+
+
+def _adapt_loader_states(loop: dict[str, Any], *, echoed_before: bool, echoes: bool) -> None:
+    """Drops the loader states that the run cannot take."""
     states = loop.get("combined_loader", [])  # of all stateful loaders of a collection, echoed or not
     are_ours = [is_state(state) for state in states]
     fit = any(are_ours) if echoed_before else all(are_ours)
     if (echoes and not fit) or (echoed_before and not echoes):
-        theirs = [state for state in states if not echoes and not is_state(state)]
+        others = [] if echoes else [state for state in states if not is_state(state)]
         loop.pop("combined_loader", None)
-        if theirs:
-            loop["combined_loader"] = theirs
+        if others:
+            loop["combined_loader"] = others
+
+
+def _hand_on_state(checkpoint: dict[str, Any], datamodule: pl.LightningDataModule) -> None:
+    """Gives the user's data module its state, if the checkpoint has it in the place of the other kind of run."""
     if isinstance(datamodule, EchoDataModule):
         name = type(datamodule.datamodule).__qualname__
-        if EchoDataModule.__qualname__ not in checkpoint and name in checkpoint:
+        if _ECHOED not in checkpoint and name in checkpoint:
             datamodule.datamodule.load_state_dict(checkpoint[name])
-    elif datamodule is not None and type(datamodule).__qualname__ not in checkpoint and EchoDataModule.__qualname__ in checkpoint:
-        datamodule.load_state_dict(checkpoint[EchoDataModule.__qualname__]["datamodule"])
+    elif type(datamodule).__qualname__ not in checkpoint and _ECHOED in checkpoint:
+        datamodule.load_state_dict(checkpoint[_ECHOED]["datamodule"])

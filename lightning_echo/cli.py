@@ -15,28 +15,28 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lightning_echo.analysis.command import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
-from lightning_echo.config import EchoConfig
+from lightning_echo.config import EchoConfig, read_loaders
 from lightning_echo.measuring.control import Controller
-from lightning_echo.training.wrapping import read_loaders
 
 __all__ = ["EchoCLI", "EchoOptions"]
 
 
 @dataclass
 class EchoOptions(EchoConfig):
-    """Data echoing: every fresh example is used factor times; by default it is only measured what that would gain.
+    """Data echoing: every fresh example is used factor times. By default it is only measured what that would gain.
 
     Args:
-        factor: Uses per fresh example, a real number >= 1; 1 is no echoing. 'auto' is decided on from epoch to epoch, by a
-            TargetIdle with its defaults.
+        factor: Uses per fresh example, a real number >= 1; 1 is no echoing. 'auto': a TargetIdle with its defaults decides on the
+            factor from epoch to epoch.
         insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
             after_transfer, or auto.
         buffer_size: Most live examples per rank (batches for after_batching and after_transfer). Default: chosen.
-        epoch_length: 'fixed', as without echoing, or 'full_pass': as many fresh examples as one pass over the data holds.
+        epoch_length: 'fixed': as many steps as without echoing. 'full_pass': as many fresh examples as one pass over the data
+            holds.
         seed: Seed of order, draws and augmentation. Default: that of seed_everything.
-        controller: Decides the factor from epoch to epoch, e.g. TargetIdle.
-        loaders: Where several loaders are trained on: options of those that are echoed, by name, in place of those above.
-        enabled: False switches echoing off, whatever else is said here, and goes on measuring.
+        controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
+        loaders: In place of the options above, for a collection of loaders: the options of each loader that is echoed, by name.
+        enabled: False switches echoing off, whatever the other options are, and goes on measuring.
     """
 
     controller: Controller | None = None
@@ -52,7 +52,7 @@ class EchoOptions(EchoConfig):
         self.callback()  # refuses what does not go together
 
     def callback(self) -> EchoCallback:
-        """What these options ask for; with nothing but defaults, a callback that only measures."""
+        """Returns the `EchoCallback` that these options ask for. With nothing but defaults it only measures."""
         if not self.enabled:
             return EchoCallback()
         config = EchoConfig(**self.as_options())
@@ -64,14 +64,17 @@ class EchoOptions(EchoConfig):
 class EchoCLI(LightningCLI):
     """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.factor auto``; and analyzes: ``analyze``.
 
-    The group ``echo`` holds the options of `EchoConfig`, ``controller``, ``loaders`` and ``enabled``. With neither factor nor
-    controller an `EchoCallback` only measures, and its advice says whether echoing would pay. ``--echo.enabled false`` does the
-    same, whatever the other options say. Where an `EchoCallback` is configured already, in ``trainer.callbacks`` or otherwise, it
-    stays the only one, and options in the group are refused. The data may come from a data module or from the model's own
-    ``train_dataloader``.
+    The group ``echo`` holds the options of `EchoConfig`, ``controller``, ``loaders`` and ``enabled``:
 
-    The subcommand ``analyze`` takes the same configuration as ``fit`` and says where the time of a step goes (`StallAnalyzer`). A
-    ``trainer_class`` that is a function, and no class, has no such subcommand.
+    * With neither factor nor controller an `EchoCallback` only measures, and its advice says whether echoing would pay.
+    * ``--echo.enabled false`` does the same, whatever the other options are.
+    * If an `EchoCallback` is configured already, in ``trainer.callbacks`` or elsewhere, it stays the only one, and options in the
+      group are refused.
+
+    The data may come from a data module or from the model's own ``train_dataloader``.
+
+    The subcommand ``analyze`` takes the same configuration as ``fit`` and tells where the time of a step goes
+    (`StallAnalyzer`). It does not exist if ``trainer_class`` is a function instead of a class.
 
     Arguments are those of ``LightningCLI``.
 
@@ -86,43 +89,43 @@ class EchoCLI(LightningCLI):
     """
 
     def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
-        """Sets the parser up, with one subcommand more, which LightningCLI looks for in the Trainer's class."""
-        users = self.trainer_class
-        if isinstance(users, type):
-            self.trainer_class = analyzing(users)
+        """Sets the parser up with the subcommand ``analyze``, which LightningCLI looks for in the Trainer's class."""
+        users_class = self.trainer_class
+        if isinstance(users_class, type):
+            self.trainer_class = analyzing(users_class)
         super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
-        self.trainer_class = users
+        self.trainer_class = users_class
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # static in LightningCLI, which asks an instance
-        """Those of ``LightningCLI``, and ``analyze``."""
+        """Returns the subcommands of ``LightningCLI``, and ``analyze``."""
         own = {"analyze": {"model", "datamodule"}} if isinstance(self.trainer_class, type) else {}
         return {**super().subcommands(), **own}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the group beside trainer, model and data, and leaves ``add_arguments_to_parser`` to the user."""
+        """Adds the group ``echo`` beside trainer, model and data; ``add_arguments_to_parser`` is left to the user."""
         super().add_core_arguments_to_parser(parser)
         parser.add_class_arguments(EchoOptions, "echo", sub_configs=True)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses, and ends in the parser's message where the options of echoing are impossible."""
-        said = sys.argv
+        """Parses the arguments; ends the program with the parser's message if the options of echoing are impossible."""
+        typed = sys.argv
         try:
-            sys.argv = [said[0], *_in_full(said[1:])]
-            super().parse_arguments(parser, _in_full(args) if isinstance(args, list) else args)
+            sys.argv = [typed[0], *_with_flag_values(typed[1:])]
+            super().parse_arguments(parser, _with_flag_values(args) if isinstance(args, list) else args)
         finally:
-            sys.argv = said
+            sys.argv = typed
         try:
-            _build(self._chosen(self.config).echo)
+            _build_options(self._of_subcommand(self.config).echo)
         except (TypeError, ValueError) as error:
             parser.error(f"echo: {error}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The Trainer with an `EchoCallback`, unless it has one."""
-        config = self._chosen(self.config_init)
-        if "callbacks" in config.trainer:  # else Lightning says that the Trainer takes none
+        """Returns the Trainer, with an `EchoCallback` unless it has one."""
+        config = self._of_subcommand(self.config_init)
+        if "callbacks" in config.trainer:  # else the Trainer takes no callbacks, and Lightning says so
             callbacks = _as_list(kwargs.get("callbacks", config.trainer.callbacks))
             groups = [value for value in vars(config).values() if isinstance(value, Callback)]
-            if not _echoing([*callbacks, *_as_list(self.trainer_defaults.get("callbacks")), *groups]):
+            if not _has_echo_callback([*callbacks, *_as_list(self.trainer_defaults.get("callbacks")), *groups]):
                 callbacks.append(config.echo.callback())
             elif config.echo != EchoOptions():
                 self.parser.error(
@@ -133,20 +136,24 @@ class EchoCLI(LightningCLI):
         if self.config_init.get("subcommand") != "analyze" or not isinstance(self.trainer_class, type):
             return super().instantiate_trainer(**kwargs)
         self.trainer_class = analyzing(self.trainer_class)
-        given = copy.deepcopy(_analyzed(config.trainer))
+        given = copy.deepcopy(_trainer_options(config.trainer))
         trainer = super().instantiate_trainer(**kwargs)
         if isinstance(trainer, Analyzes):
             trainer.analyzed_kwargs = given
         return trainer
 
-    def _chosen(self, config: Namespace) -> Namespace:
-        """The part of the configuration that belongs to the subcommand, if there are any."""
+    def _of_subcommand(self, config: Namespace) -> Namespace:
+        """Returns the part of a configuration that belongs to the subcommand; all of it if there is no subcommand."""
         subcommand = config.get("subcommand")
         return config[subcommand] if subcommand else config
 
 
-def _in_full(arguments: list[str]) -> list[str]:
-    """The flag ``--verify`` with a value, which jsonargparse wants of every option."""
+def _with_flag_values(arguments: list[str]) -> list[str]:
+    """Gives the flag ``--verify`` a value: jsonargparse wants one for every option.
+
+    >>> _with_flag_values(["analyze", "--verify", "--data.size=3"])
+    ['analyze', '--verify=true', '--data.size=3']
+    """
     following = [*arguments[1:], "-"][: len(arguments)]
     return [
         "--verify=true" if argument == "--verify" and after.startswith("-") else argument
@@ -154,14 +161,19 @@ def _in_full(arguments: list[str]) -> list[str]:
     ]
 
 
-def _analyzed(trainer: Namespace) -> dict[str, Any]:
-    """What the Trainers of an analysis are made with: plain ones, without what belongs to the training itself."""
+def _trainer_options(trainer: Namespace) -> dict[str, Any]:
+    """Returns the options of the plain Trainers of an analysis: those of the training, but no callbacks, logger and profiler."""
     known = set(signature(Trainer.__init__).parameters) - {"callbacks", "logger", "profiler"}
     return {name: value for name, value in vars(trainer).items() if name in known}
 
 
-def _build(config: Namespace) -> EchoOptions:
-    """The options with their controller, built apart from model and data to find bad values before these are made."""
+def _build_options(config: Namespace) -> EchoOptions:
+    """Builds the options and their controller, before model and data are built, to find bad values soon.
+
+    Raises:
+        TypeError: An option has a wrong type.
+        ValueError: An option has an impossible value.
+    """
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(EchoOptions, "echo")
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name before jsonargparse 4.49
@@ -175,5 +187,5 @@ def _as_list(callbacks: Any) -> list[Callback]:
     return list(callbacks) if isinstance(callbacks, list) else [callbacks]
 
 
-def _echoing(callbacks: Iterable[Callback]) -> bool:
+def _has_echo_callback(callbacks: Iterable[Callback]) -> bool:
     return any(isinstance(callback, EchoCallback) for callback in callbacks)

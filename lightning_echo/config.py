@@ -1,28 +1,45 @@
-"""`EchoConfig`: the options of an `EchoLoader` as a value that configuration files, command lines and OmegaConf can hold."""
+"""`EchoConfig`: the options of an `EchoLoader` as a value; and how the options that a user gives become such values.
+
+Configuration files, command lines and OmegaConf can hold an `EchoConfig`. A user may give options in three forms:
+
+* as an `EchoConfig`,
+* as a mapping of option names to values (a dict, OmegaConf's ``DictConfig``),
+* for a collection of loaders: as a mapping of the loaders' names to one of these.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading import options
 
-__all__ = ["AUTO_FACTOR", "EchoConfig", "config_of", "given_options"]
+__all__ = [
+    "AUTO_FACTOR",
+    "EchoConfig",
+    "Options",
+    "config_of",
+    "given_options",
+    "read_loaders",
+    "read_options",
+    "without_auto",
+]
 
-AUTO_FACTOR = "auto"  # the factor that a controller decides on
+AUTO_FACTOR = "auto"  # a controller decides on the factor
 
 
 @dataclass
 class EchoConfig:
     """The options of echoing: plain values only, so that ``OmegaConf.structured(EchoConfig)`` and checkpoints can hold them.
 
-    Not frozen, because OmegaConf would make it read-only. What is changed later is checked where it is used.
+    It is not frozen, because OmegaConf would make a frozen one read-only. A value that is changed later is checked where it is
+    used.
 
     Args:
         factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader. ``"auto"``: an `EchoCallback`
-            decides on it by a `TargetIdle` with its defaults, from 1 on.
+            decides on the factor, by a `TargetIdle` with its defaults, and begins with 1.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
@@ -44,23 +61,78 @@ class EchoConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        self.factor = _check_factor(self.factor)
+        self.factor = _number_or_auto(self.factor)
         self.insertion_point = options.check_point(self.insertion_point).value
         self.buffer_size = options.check_buffer_size(self.buffer_size)
         self.epoch_length = options.check_epoch_length(self.epoch_length)
         self.seed = options.check_seed(self.seed)
 
     def as_options(self) -> dict[str, Any]:
-        """The options by name, without what a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
+        """Returns the options by name, without what a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
         return {field.name: getattr(self, field.name) for field in fields(EchoConfig)}
 
 
-def config_of(argument: str, value: EchoConfig | Mapping[str, Any]) -> EchoConfig:
-    """Options as an `EchoConfig`, that were given as one or as a mapping of their names (a dict, OmegaConf's ``DictConfig``).
+Options: TypeAlias = EchoConfig | dict[str, EchoConfig]  # of all loaders, or by name of those that are echoed
+
+
+def read_options(argument: str, given: Any) -> Options | None:
+    """Returns options that a user has given in any of the three forms; None where nothing is given.
 
     Args:
-        argument: What they were given as, for error messages.
-        value: The options.
+        argument: Name of the user's argument, for error messages.
+        given: The options.
+
+    Raises:
+        TypeError: The options have none of the three forms, or an option has a wrong type.
+        ValueError: The options are empty, or an option has an impossible value.
+
+    Example:
+        >>> read_options("echo", {"factor": 2}).factor, read_options("echo", {"text": {"factor": 2}})["text"].factor
+        (2.0, 2.0)
+    """
+    if given is None or isinstance(given, EchoConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{argument} must be an EchoConfig, a dict or DictConfig of its options, a dict of these by names of loaders, or "
+            f"None, got {type(given).__name__} {given!r}: EchoConfig(factor=4)"
+        )
+    if not given or any(isinstance(value, EchoConfig | Mapping) for value in given.values()):
+        return read_loaders(argument, given)
+    return config_of(argument, given)
+
+
+def read_loaders(argument: str, given: Any) -> dict[str, EchoConfig]:
+    """Returns the options of a collection of loaders by the loaders' names.
+
+    Args:
+        argument: Name of the user's argument, for error messages.
+        given: For each name an `EchoConfig`, or a mapping of its options.
+
+    Raises:
+        TypeError: ``given`` is no such mapping, or an option has a wrong type.
+        ValueError: The mapping is empty, or an option has an impossible value.
+    """
+    example = f'{argument}={{"labelled": EchoConfig(factor=4)}}'
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{argument} must map names of loaders to an EchoConfig each, got {given!r}: {example}")
+    if not given:
+        raise ValueError(f"{argument} is empty, so that nothing would be echoed: {example}")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, EchoConfig | Mapping):
+            raise TypeError(
+                f"{argument} must map names of loaders to an EchoConfig each, got {name!r}: {type(value).__name__} {value!r}: "
+                f"{example}; positions in a list are the names '0', '1', ..."
+            )
+    return {name: config_of(f"{argument}[{name!r}]", value) for name, value in given.items()}
+
+
+def config_of(argument: str, value: EchoConfig | Mapping[str, Any]) -> EchoConfig:
+    """Returns the options of one loader as an `EchoConfig`.
+
+    Args:
+        argument: Name of the user's argument, for error messages.
+        value: An `EchoConfig`, or a mapping of its options.
 
     Raises:
         TypeError: There is no option of such a name, or a value has a wrong type.
@@ -79,7 +151,10 @@ def config_of(argument: str, value: EchoConfig | Mapping[str, Any]) -> EchoConfi
 
 
 def given_options(**values: Any) -> dict[str, Any]:
-    """The options, of those of an `EchoConfig`, that differ from what they are where nobody gives them; a factor is then None.
+    """Returns the options that differ from their defaults: those that the user has given. A factor's default is None here.
+
+    Args:
+        **values: Options of an `EchoConfig`, as a constructor got them.
 
     Example:
         >>> given_options(factor=None, insertion_point="auto", seed=7)
@@ -89,7 +164,33 @@ def given_options(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 
-def _check_factor(factor: Any) -> float | str:
+def without_auto(argument: str, given: Options) -> tuple[Options, bool]:
+    """Replaces ``factor="auto"`` by the factor to begin with, 1.
+
+    Args:
+        argument: Name of the user's argument, for error messages.
+        given: The options.
+
+    Returns:
+        The options, and whether their factor was ``"auto"``: then a controller decides on it.
+
+    Raises:
+        ValueError: Only some of the loaders have ``"auto"``. A controller decides on one factor for all loaders.
+    """
+    configs = given if isinstance(given, dict) else {"": given}
+    named = [name for name, config in configs.items() if config.factor == AUTO_FACTOR]
+    if not named:
+        return given, False
+    if len(named) < len(configs):
+        raise ValueError(
+            f"{argument} has factor='auto' for {', '.join(map(repr, named))} alone, but a controller decides on one factor for "
+            "all loaders that are echoed: give all of them 'auto', or each a number"
+        )
+    first = {name: EchoConfig(**{**config.as_options(), "factor": 1.0}) for name, config in configs.items()}
+    return (first if isinstance(given, dict) else first[""]), True
+
+
+def _number_or_auto(factor: Any) -> float | str:
     if not isinstance(factor, str):
         return options.check_factor(factor)
     if factor != AUTO_FACTOR:

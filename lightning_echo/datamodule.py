@@ -1,6 +1,7 @@
 """`EchoDataModule`: the user's data module, with its training loader echoed.
 
-Only `train_dataloader` and what belongs to it (factor, state, closing) is defined here. All else is the user's: see `StandIn`.
+Only ``train_dataloader`` and what belongs to it (factor, state, closing) is defined here. Everything else is the user's: see
+`StandIn`.
 """
 
 from __future__ import annotations
@@ -11,47 +12,50 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_echo.config import EchoConfig, given_options
+from lightning_echo.config import EchoConfig, Options, given_options, read_loaders, without_auto
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
-from lightning_echo.training.one_fit import is_in_fit
+from lightning_echo.training.refusals import is_in_fit
 from lightning_echo.training.stand_in import StandIn
 from lightning_echo.training.training_echo import TrainingEcho
-from lightning_echo.training.wrapping import Options, read_loaders, without_auto
 
 __all__ = ["DecidesFactor", "EchoDataModule"]
 
 
 class DecidesFactor:
-    """A callback that sets the factor of an `EchoDataModule` with ``factor="auto"``."""
+    """Base class of a callback that sets the factor of an `EchoDataModule` with ``factor="auto"``."""
 
 
 class EchoDataModule(StandIn):
-    """Echoes the training loader of a data module; everything else of it is as if it were attached itself.
+    """Echoes the training loader of a data module; everything else is as if the data module were attached itself.
 
-    Where ``train_dataloader`` returns a collection of loaders (dict, list, tuple, nested, or a ``CombinedLoader`` with any mode),
-    each is echoed, with its own counts, or those that ``loaders`` names. Lightning combines them as it would the plain ones, by
-    their lengths; where a mode restarts a loader that is through, its passes over the data go on. A reload of the user's goes on
-    with loaders of the same names. A loader that stands in the collection twice is echoed twice.
+    ``train_dataloader`` may return a collection of loaders (dict, list, tuple, nested, or a ``CombinedLoader`` with any mode):
+
+    * Each loader is echoed, with its own counts; or only those that ``loaders`` names.
+    * Lightning combines the echoed loaders as it would combine the plain ones, by their lengths. Where a mode restarts a loader
+      that is exhausted, the loader's passes over the data go on.
+    * After a reload, a loader goes on where the loader of the same name stood.
+    * A loader that stands in the collection twice is echoed twice.
 
     Args:
         datamodule: The user's data module.
         factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader. ``"auto"``: the `EchoCallback` of
-            the Trainer decides, by its controller, or by a `TargetIdle` with its defaults if it has none.
+            the Trainer decides, by its controller; if it has none, by a `TargetIdle` with its defaults.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
-        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once. Of a collection each
-            loader's own is made of it and the loader's name.
-        loaders: In place of all these: the options of those loaders of a collection that are echoed, by name. Names are keys, or
-            positions from ``"0"`` on, joined by ``/`` where collections are nested. Loaders not named are left as they are.
+        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once. In a
+            collection, each loader has a seed of its own, made from this one and the loader's name.
+        loaders: In place of all these options: the options of the loaders of a collection that are echoed, by name. Names are
+            keys, or positions from ``"0"`` on, joined by ``/`` where collections are nested. Loaders not named are left as they
+            are.
         shard: Whether each rank gets its share of the data. False for ``Trainer(use_distributed_sampler=False)``.
 
     Raises:
-        TypeError: ``datamodule`` is no ``LightningDataModule`` of the package ``lightning``, or an option has a wrong type.
+        TypeError: ``datamodule`` is not a ``LightningDataModule`` of the package ``lightning``, or an option has a wrong type.
         ValueError: An option has an impossible value.
-        MisconfigurationException: The data module has no training loader, or one that cannot be echoed. In ``fit``: the factor is
-            ``"auto"`` and the Trainer has no `EchoCallback`.
+        MisconfigurationException: The data module has no training loader, or one that cannot be echoed. In ``fit``:
+            the factor is ``"auto"`` and the Trainer has no `EchoCallback`.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -80,7 +84,7 @@ class EchoDataModule(StandIn):
         shard: bool = True,
     ) -> None:
         super().__init__(datamodule)
-        _check_trains(datamodule)
+        _check_has_training_loader(datamodule)
         options = given_options(
             factor=factor, insertion_point=insertion_point, buffer_size=buffer_size, epoch_length=epoch_length, seed=seed
         )
@@ -95,7 +99,7 @@ class EchoDataModule(StandIn):
             given = read_loaders("loaders", loaders)
         config, self._is_auto = without_auto("loaders", given)
         way_out = "use the data module without EchoDataModule around it"
-        self._echo = TrainingEcho(config, datamodule, owner="EchoDataModule", way_out=way_out, shard=shard)
+        self._echo = TrainingEcho(config, datamodule, owner_name="EchoDataModule", way_out=way_out, shard=shard)
 
     @classmethod
     def from_dataloaders(
@@ -108,14 +112,14 @@ class EchoDataModule(StandIn):
         factor: int | float | str | None = None,
         **echo_options: Any,
     ) -> EchoDataModule:
-        """An echoing data module of loaders, as they would be passed to ``Trainer.fit``.
+        """Returns an `EchoDataModule` around loaders, in place of passing them to ``Trainer.fit``.
 
         Args:
-            train_dataloaders: The loader to echo, or a collection of them.
-            val_dataloaders: Left as they are, like those for testing and predicting.
-            test_dataloaders: See there.
-            predict_dataloaders: See there.
-            factor: Echo factor; to be left out with ``loaders``.
+            train_dataloaders: The loader to echo, or a collection of loaders.
+            val_dataloaders: Loaders for validation; left as they are.
+            test_dataloaders: Loaders for testing; left as they are.
+            predict_dataloaders: Loaders for predicting; left as they are.
+            factor: Echo factor; must be left out where ``loaders`` is given.
             **echo_options: The other options of `EchoDataModule`.
         """
         inner = pl.LightningDataModule()
@@ -127,17 +131,17 @@ class EchoDataModule(StandIn):
         }
         for name, value in loaders.items():
             if value is not None:
-                setattr(inner, f"{name}_dataloader", _Returns(value).loaders)
+                setattr(inner, f"{name}_dataloader", _GivenLoaders(value).loaders)
         return cls(inner, factor, **echo_options)
 
     # ------------------------------------------------------------------ echoing
 
     @property
     def loader(self) -> Any:
-        """The `EchoLoader` in use; of a collection the same collection, with `EchoLoader`s for the loaders that are echoed.
+        """The `EchoLoader` in use; for a collection, the same collection with `EchoLoader`s for the loaders that are echoed.
 
         Raises:
-            MisconfigurationException: There is none: before ``fit``, or with ``Trainer(overfit_batches=...)``.
+            MisconfigurationException: There is no `EchoLoader`: before ``fit``, or with ``Trainer(overfit_batches=...)``.
         """
         if self._echo.loader is None:
             raise MisconfigurationException(
@@ -148,21 +152,22 @@ class EchoDataModule(StandIn):
 
     @property
     def is_auto(self) -> bool:
-        """Whether the Trainer's `EchoCallback` is to decide on the factor."""
+        """Whether the Trainer's `EchoCallback` decides on the factor."""
         return self._is_auto
 
     @property
     def factor(self) -> float:
-        """The echo factor last set; see `EchoLoader.factor` for the batch from which it counts.
+        """The echo factor last set; see `EchoLoader.factor` for the first batch that has it.
 
-        Of a collection it is that of all loaders that are echoed: set here, all of them have it from then on, whatever they had
-        before. Where they have factors of their own, ask ``loader``, and set single ones there (with ``epoch_length="fixed"``).
+        In a collection it is the factor of all loaders that are echoed. Setting it here gives all of them this factor, whatever
+        they had before. If they have different factors, ask ``loader`` for them, and set single ones there (with
+        ``epoch_length="fixed"``).
 
         With ``epoch_length="full_pass"`` a new factor changes the length of the next epoch that has not begun: set it in
-        ``on_train_epoch_end``. Set within an epoch, it also makes Lightning build the validation loaders again, once.
+        ``on_train_epoch_end``. If it is set within an epoch, Lightning also builds the validation loaders again, once.
 
         Raises:
-            MisconfigurationException: There are several loaders with factors of their own.
+            MisconfigurationException: The loaders have different factors.
         """
         return self._echo.factor
 
@@ -171,14 +176,22 @@ class EchoDataModule(StandIn):
         self._echo.factor = value
 
     def expect_factor(self, value: float) -> None:
-        """Warns once if a factor, set during training, would make the run longer than a schedule of the learning rate knows."""
+        """Warns once if a factor, set during training, would make the run longer than a schedule of the learning rate expects."""
         self._echo.expect_factor(value)
 
+    def check_one_factor(self) -> None:
+        """Makes sure that all loaders have the same factor, as they must before a controller sets one for all.
+
+        Raises:
+            MisconfigurationException: They have different factors.
+        """
+        self._echo.check_one_factor()
+
     def train_dataloader(self) -> Any:
-        """The user's training loader, echoed. Asked again by a reload of the user's, it is the user's new one."""
+        """Returns the user's training loader, echoed; after a reload that the user wants, the user's new one."""
         return self._echo.train_dataloader(self._inner.train_dataloader)
 
-    # ------------------------------------------------------------------ hooks that echoing has a part in
+    # ------------------------------------------------------------------ hooks of the user's module, with what echoing adds
 
     def setup(self, stage: str) -> None:
         if stage == "fit" and self._inner.trainer is not None:
@@ -203,7 +216,7 @@ class EchoDataModule(StandIn):
 
     def on_exception(self, exception: BaseException) -> None:
         if is_in_fit(self.trainer):
-            return  # another Trainer has failed, to attach: one that fails itself is no longer in its fit
+            return  # another Trainer could not attach; a Trainer whose own fit fails is no longer in it
         self._echo.end_own_reload()
         try:
             self._inner.on_exception(exception)
@@ -211,7 +224,7 @@ class EchoDataModule(StandIn):
             self._echo.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The user's state and the loader's."""
+        """Returns the state of the user's data module and that of the loader."""
         return {"datamodule": self._inner.state_dict(), "loader": self._echo.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -224,17 +237,17 @@ class EchoDataModule(StandIn):
         return f"EchoDataModule({type(self._inner).__name__}, {what})"
 
 
-class _Returns:
-    """Has a loader hook that returns what it was given; picklable, unlike a function made on the spot."""
+class _GivenLoaders:
+    """A loader hook that returns given loaders; picklable, unlike a function defined inside another one."""
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    def __init__(self, given: Any) -> None:
+        self._given = given
 
     def loaders(self) -> Any:
-        return self._value
+        return self._given
 
 
-def _check_trains(datamodule: pl.LightningDataModule) -> None:
+def _check_has_training_loader(datamodule: pl.LightningDataModule) -> None:
     if isinstance(datamodule, EchoDataModule):
         raise ValueError("datamodule is an EchoDataModule already: set .factor on it instead of wrapping it again")
     if not is_overridden("train_dataloader", datamodule):

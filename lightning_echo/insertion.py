@@ -8,8 +8,8 @@
 
 Earlier is better for learning, later is cheaper (Choi et al. 2019, arXiv 1907.05550, section 3).
 
-The members of `InsertionPoint` are a table, a row for each point, the earliest first. The rest of the package asks this table:
-no other file names a point, and a further point is a row here and the code that it runs.
+The members of `InsertionPoint` are a table with a row for each point, the earliest first. The rest of the package asks this
+table. No other file names a point: a new point is a row here, and the code that it runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enum import Enum
 
 __all__ = ["POINTS", "STAGES", "InsertionPoint", "Needs", "Place", "Properties", "earliest", "points_from"]
 
-# The stages of the pipeline in their order, and what each is called in a sentence.
+# The stages of the pipeline in their order, with the name of each in a sentence.
 STAGES = {
     "read": "reading",
     "decode": "decoding",
@@ -30,11 +30,11 @@ STAGES = {
 
 
 class Needs(Enum):
-    """What the loader must be for an insertion point. A loader that is one of these is all those below it, too."""
+    """What an insertion point needs the loader to be. A loader that is one of these is also each one below it."""
 
     raw_items = "a data set that is read by index and can be cut after reading"
     split = "a data set that is read by index and can be cut before its augmentation"
-    examples = "a `DataLoader` that makes batches of examples, of a stream too"
+    examples = "a `DataLoader` that makes batches of examples, also of a stream"
     batches = "any iterable of batches"
 
 
@@ -51,15 +51,15 @@ class Properties:
     """What the package needs to know of an insertion point.
 
     Attributes:
-        item: What a live item is, for people.
+        item: What a live item is, in words for users.
         reused: Stages that run once for each fresh example.
         redone: Stages that run for each use.
-        by_batches: Whether batches are the items that are echoed, and not examples.
-        place: Where live items are held. Those on the device are handed out by a Trainer's transfer hooks, of a single loader.
-        memory: Whose memory they take, for people.
+        by_batches: Whether the items that are echoed are batches, instead of examples.
+        place: Where live items are held. Items on the device are handed out by a Trainer's transfer hooks, for a single loader.
+        memory: Whose memory live items take, in words for users.
         needs: What the loader must be.
-        for_auto: Whether ``auto`` takes the point where it is the earliest that the loader allows.
-        live_batches: How many batches, or batches' worth of examples, are live by default.
+        for_auto: Whether ``auto`` takes the point if it is the earliest one that the loader allows.
+        live_batches: The default size of the buffer, in batches (for points of examples: in batches' worth of examples).
     """
 
     item: str
@@ -74,20 +74,20 @@ class Properties:
 
 
 class InsertionPoint(str, Enum):
-    """Where the echo stage stands. Members are lower-case: jsonargparse reads enums by their names.
+    """Where the echo stage stands. Members are lower-case, because jsonargparse reads enums by their names.
 
     Attributes:
         after_read: The raw item (compressed bytes) is reused; decoding, augmentation, collation and transfer run for each use.
-            Not chosen by ``auto``: for those who ask, where memory is short or decoding draws random numbers.
+            Never chosen by ``auto``. It is the right point where memory is short, or where decoding draws random numbers.
         before_augmentation: The decoded example is reused; augmentation, collation and transfer run for each use.
         after_augmentation: The augmented example is reused; collation and transfer run for each use.
         after_batching: The batch on the host is reused; only its transfer runs for each use.
         after_transfer: The batch on the device is reused, without a copy: ``transfer_batch_to_device`` and
             ``on_before_batch_transfer`` run once per fresh batch, ``on_after_batch_transfer`` for each use. Live batches take
-            device memory, and host memory too, for a fresh transfer: in-place edits that the version counter of a tensor shows
-            are answered by one. Edits past that counter are not seen, and reach the echo: through ``.data``, ``.numpy()`` of a
-            tensor on the CPU, DLPack, or a kernel of one's own. Never chosen by ``auto``.
-        auto: The earliest of these, from ``before_augmentation`` on, at which everything random comes after the echo stage.
+            device memory, and host memory too: after an in-place edit, which the version counter of a tensor shows, the next use
+            gets a fresh transfer from the host. Edits that do not move this counter are not seen, and reach the echo: through
+            ``.data``, ``.numpy()`` of a tensor on the CPU, DLPack, or a user's own kernel. Never chosen by ``auto``.
+        auto: The earliest point, from ``before_augmentation`` on, at which everything random comes after the echo stage.
     """
 
     _value_: str
@@ -165,10 +165,10 @@ class InsertionPoint(str, Enum):
 
     @property
     def properties(self) -> Properties:
-        """Its row.
+        """The row of the point.
 
         Raises:
-            ValueError: It is ``auto``, which stands for one of the others.
+            ValueError: The point is ``auto``, which stands for one of the others.
         """
         if self._properties is None:
             raise ValueError(f"insertion_point={self.value!r} stands for another point and has no properties: choose one first")
@@ -176,7 +176,7 @@ class InsertionPoint(str, Enum):
 
     @property
     def by_batches(self) -> bool:
-        """Whether batches are the items that are echoed, and not examples."""
+        """Whether the items that are echoed are batches, instead of examples."""
         return self._properties is not None and self._properties.by_batches
 
     @property
@@ -186,23 +186,27 @@ class InsertionPoint(str, Enum):
 
     @property
     def option(self) -> str:
-        """How a user asks for it, for messages."""
+        """The argument by which a user asks for the point, for messages."""
         return f"insertion_point={self.value!r}"
 
     def __str__(self) -> str:
         return self._value_
 
 
-# All points, the earliest first; without ``auto``.
+# All points without ``auto``, the earliest first.
 POINTS = tuple(point for point in InsertionPoint if point is not InsertionPoint.auto)
 
 
 def points_from(needs: Needs) -> tuple[InsertionPoint, ...]:
-    """The points that a loader allows of which no more is known than this, the earliest first."""
+    """Returns the points that a loader allows, the earliest first.
+
+    Args:
+        needs: What is known of the loader.
+    """
     first = next(number for number, point in enumerate(POINTS) if point.properties.needs is needs)
     return POINTS[first:]
 
 
 def earliest(needs: Needs) -> InsertionPoint:
-    """The earliest of them."""
+    """Returns the earliest point that a loader allows; see `points_from`."""
     return points_from(needs)[0]

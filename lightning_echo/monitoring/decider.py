@@ -13,8 +13,8 @@ from lightning_echo.measuring.control import Controller, Decision, Observation, 
 from lightning_echo.measuring.recent import RecentSteps
 from lightning_echo.measuring.target_idle import recommend
 from lightning_echo.monitoring.run_meter import EpochMeasures
-from lightning_echo.training.lengths import check_factor
-from lightning_echo.training.several import Echoed, EchoLoaders, common_factor, parts_of
+from lightning_echo.training.collection import Echoed, EchoLoaders, common_factor, parts_of
+from lightning_echo.training.lengths import check_factor_during_training
 
 __all__ = ["Decider"]
 
@@ -54,7 +54,7 @@ class Decider:
         common_factor({name: part.factor for name, part in parts_of(loader).items()})
         largest = self._controller.largest_factor()
         if largest is not None:
-            check_factor(trainer, loader, largest)
+            check_factor_during_training(trainer, loader, largest)
 
     def observe(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int, factor: float, measures: EpochMeasures
@@ -105,7 +105,7 @@ class Decider:
         """
         if decision is not None and decision.reason.is_measured:
             return decision
-        if not isinstance(loader, EchoLoaders) or loader.is_equal:
+        if not isinstance(loader, EchoLoaders) or loader.has_one_factor:
             return recommend(observation)
         why = "the loaders have different factors, and it is not known which of them the accelerator waits for"
         return Decision(observation.factor, Reason.not_measured, why)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.measuring.cost import PipelineCosts
-from lightning_echo.training.several import Echoed, EchoLoaders, parts_of
+from lightning_echo.training.collection import Echoed, EchoLoaders, parts_of
 
 __all__ = ["NOT_KNOWN", "LoaderMeter", "SecondsPerBatch", "costs_of"]
 
@@ -138,7 +138,7 @@ def costs_of(
         ]
         for name, loader in parts.items()
     }
-    if not all(known.values()) or (isinstance(echoed, EchoLoaders) and not (in_step and echoed.is_one)):
+    if not all(known.values()) or (isinstance(echoed, EchoLoaders) and not (in_step and echoed.fits_cost_model)):
         return None
     slowest = [max(costs, key=lambda each: each.host_seconds(echoed.factor)) for costs in known.values()]
     if slowest[0].workers:

@@ -11,7 +11,7 @@ from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.measuring.control import Controller, Decision, Observation
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.monitoring.run_meter import EpochMeasures, RunMeter
-from lightning_echo.training.several import Echoed
+from lightning_echo.training.collection import Echoed
 
 __all__ = ["ProgressText", "log_hyperparameters", "log_metrics", "report_of", "steps_taken"]
 
@@ -79,7 +79,7 @@ def report_of(
     factor = 1.0 if loader is None else loader.factor_in_force
     seconds = whole.steps * (whole.wait_seconds + whole.step_seconds) if whole is not None else 0
     is_one_factor = observation.idle_fraction is not None and (
-        loader is None or isinstance(loader, EchoLoader) or loader.is_equal
+        loader is None or isinstance(loader, EchoLoader) or loader.has_one_factor
     )
     return EpochReport(
         epoch=observation.epoch,

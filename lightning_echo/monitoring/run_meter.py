@@ -23,8 +23,7 @@ from lightning_echo.measuring.timing import DeviceEvent, StepTimer
 from lightning_echo.monitoring.loader_meter import NOT_KNOWN, LoaderMeter, SecondsPerBatch, costs_of
 from lightning_echo.monitoring.profiler_tap import ProfilerTap
 from lightning_echo.monitoring.run_counts import Examples, RunCounts
-from lightning_echo.training.collection import leaves_of, parts_at_leaves
-from lightning_echo.training.several import Echoed, EchoLoaders, parts_of
+from lightning_echo.training.collection import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
 
 __all__ = ["EpochMeasures", "RunMeter"]
 
@@ -290,7 +289,7 @@ class RunMeter:
         if loader is not None and any(seconds.is_known for seconds in chain.from_iterable(of_ranks.values())):
             batches = {self._loader_meters[name].batches(part) for name, part in parts_of(loader).items()}
             return costs_of(loader, of_ranks, steps.step_seconds, in_step=len(batches) == 1)
-        if steps.idle_fraction < _LEAST_IDLE or (isinstance(loader, EchoLoaders) and not loader.is_one):
+        if steps.idle_fraction < _LEAST_IDLE or (isinstance(loader, EchoLoaders) and not loader.fits_cost_model):
             return None
         workers = 1 if loader is not None else self._plain_workers
         if workers is None:

@@ -1,7 +1,8 @@
-"""Lightning's side: where a Trainer's loader is echoed, for one loader or for several.
+"""Lightning's side of echoing: the loader that a Trainer trains on is echoed, or several loaders of a collection.
 
-In: a Trainer's hooks and what ``train_dataloader`` returns. Out: the same, echoed, with the Trainer told of the length of epochs.
+In: a Trainer's hooks, and what ``train_dataloader`` returns. Out: the same loaders, echoed; the Trainer knows how long epochs
+    are.
 
-May import: ``loading`` and below, `EchoConfig`. A change must not break: only Lightning's public API; what the user's module is
-and holds stays as it is; a reload, a resume and a second ``fit`` go on.
+May import: ``loading`` and below, `EchoConfig`. A change must not break: only Lightning's public API is used; the user's module
+and its attributes stay as they are; a reload, a resumed run and a second ``fit`` go on where the run stopped.
 """

@@ -1,8 +1,11 @@
-"""What a ``train_dataloader`` may return, as a tree: a loader, or a collection of loaders, and its leaves by name.
+"""The loaders that a Trainer trains on: a single loader, or a collection of loaders, and which of them are echoed.
 
-A collection is what Lightning takes for one: a dict, list or tuple of loaders, nested or not, or a ``CombinedLoader`` around one
-(which says how they are combined). The name of a leaf is its key (or field), or its position from ``"0"`` on, joined by ``/``
-where collections are nested: ``"labelled"``, ``"0"``, ``"scans/1"``. A loader that stands alone has the empty name.
+A collection is what Lightning combines: a dict, list or tuple of loaders, nested or not, or a ``CombinedLoader`` around one. It
+is a tree, and the loaders are its leaves. The name of a leaf is its key (or field), or its position from ``"0"`` on. Where
+collections are nested, names are joined by ``/``: ``"labelled"``, ``"0"``, ``"scans/1"``. A single loader has the empty name.
+
+The `EchoLoader`s of a collection are an `EchoLoaders`. Each step takes a batch of each of them, so that their counts add up.
+Their times do not add up: the workers of all loaders run side by side, and the step waits for the slowest.
 """
 
 from __future__ import annotations
@@ -10,18 +13,35 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from typing import Any
+from functools import reduce
+from typing import Any, TypeAlias
 
 from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import CombinedLoader
 
-__all__ = ["is_collection", "is_sized", "leaves_of", "parts_at_leaves", "with_leaves"]
+from lightning_echo.loading.counts import EchoCounts
+from lightning_echo.loading.loader import EchoLoader
 
-_DICTS = (dict, OrderedDict, defaultdict)
+__all__ = [
+    "EchoLoaders",
+    "Echoed",
+    "common_factor",
+    "echoed_in",
+    "is_collection",
+    "is_sized",
+    "leaves_of",
+    "names_in_words",
+    "parts_at_leaves",
+    "parts_of",
+    "with_leaves",
+]
+
+_DICTS = (dict, OrderedDict, defaultdict)  # Lightning looks into these classes, and not into other subclasses
 
 
 def is_collection(loaders: Any) -> bool:
-    """Whether Lightning would combine what is in it."""
+    """Returns whether Lightning would combine the parts of an object."""
     if isinstance(loaders, CombinedLoader):
         return True
     children = dict(_children(loaders))
@@ -29,10 +49,10 @@ def is_collection(loaders: Any) -> bool:
 
 
 def leaves_of(loaders: Any) -> dict[str, Any]:
-    """The loaders in a collection by name, in Lightning's order; a single loader has the name ``""``.
+    """Returns the loaders of a collection by name, in Lightning's order; a single loader has the name ``""``.
 
     Raises:
-        ValueError: Two of them have the same name.
+        ValueError: Two loaders have the same name.
 
     Example:
         >>> leaves_of({"scans": [range(3), range(4)], "text": range(5)})
@@ -49,7 +69,7 @@ def leaves_of(loaders: Any) -> dict[str, Any]:
 
 
 def is_sized(loaders: Any) -> bool:
-    """Whether every loader has a length.
+    """Returns whether every loader has a length.
 
     Example:
         >>> is_sized(range(3)), is_sized({"a": range(3), "b": map(str, range(3))})
@@ -59,7 +79,11 @@ def is_sized(loaders: Any) -> bool:
 
 
 def with_leaves(loaders: Any, leaves: Mapping[str, Any]) -> Any:
-    """The same collection with other leaves, by name; of the same types, in the same order, combined in the same way.
+    """Returns a collection of the same types, in the same order and combined in the same way, with other leaves.
+
+    Args:
+        loaders: The collection. It stays as it is.
+        leaves: The new leaves by name.
 
     Example:
         >>> with_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans/0": "a", "scans/1": "b", "text": "c"})
@@ -73,7 +97,7 @@ def with_leaves(loaders: Any, leaves: Mapping[str, Any]) -> Any:
 
 
 def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
-    """The batches in what a collection of loaders yields; the whole where it is not of the same structure.
+    """Returns the batches of the single loaders in what a collection yields; a batch of another structure is one part.
 
     Example:
         >>> parts_at_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans": [[0, 1], None], "text": [0]})
@@ -82,17 +106,151 @@ def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
     return _parts(loaders.iterables if isinstance(loaders, CombinedLoader) else loaders, batch)
 
 
-def _parts(node: Any, batch: Any) -> list[Any]:
-    if isinstance(node, CombinedLoader) or not is_collection(node):
-        return [batch]
-    children, parts = _children(node), _children(batch)
-    if [key for key, _ in parts] != [key for key, _ in children]:
-        return [batch]
-    return [leaf for (_, child), (_, part) in zip(children, parts, strict=True) for leaf in _parts(child, part)]
+def names_in_words(names: Mapping[str, Any]) -> str:
+    """Returns what loaders are called in a message.
+
+    Example:
+        >>> names_in_words({"scans": 1, "text": 2}), names_in_words({"": 1})
+        ("loaders named 'scans', 'text'", 'a single loader')
+    """
+    return "a single loader" if set(names) == {""} else f"loaders named {', '.join(map(repr, names))}"
+
+
+# ---------------------------------------------------------------------- the loaders that are echoed
+
+
+class EchoLoaders(Mapping[str, EchoLoader]):
+    """The `EchoLoader`s of a collection by name.
+
+    Args:
+        loaders: The `EchoLoader`s by name, at least one.
+        not_echoed: Names of the other loaders of the collection.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> options = {"insertion_point": "after_augmentation", "seed": 0}
+        >>> loaders = {name: EchoLoader(DataLoader(range(8), batch_size=4), 2, **options) for name in ("scans", "text")}
+        >>> together = EchoLoaders(loaders)
+        >>> _ = [(next(scans), next(text)) for scans, text in [(iter(loaders["scans"]), iter(loaders["text"]))]]
+        >>> together.factor, together.counts
+        (2.0, EchoCounts(fresh=8, echoed=0, refetched=0))
+    """
+
+    def __init__(self, loaders: Mapping[str, EchoLoader], not_echoed: tuple[str, ...] = ()) -> None:
+        self._loaders, self.not_echoed = dict(loaders), not_echoed
+
+    def __getitem__(self, name: str) -> EchoLoader:
+        return self._loaders[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaders)
+
+    def __len__(self) -> int:
+        return len(self._loaders)
+
+    @property
+    def counts(self) -> EchoCounts:
+        """Examples delivered on this rank so far by all of these loaders."""
+        return reduce(EchoCounts.__add__, (loader.counts for loader in self.values()), EchoCounts())
+
+    @property
+    def factor(self) -> float:
+        """The echo factor last set; the mean factor where the loaders have different ones."""
+        return _mean_factor(loader.factor for loader in self.values())
+
+    @property
+    def factor_in_force(self) -> float:
+        """The echo factor of the next batches; the mean factor where the loaders have different ones."""
+        return _mean_factor(loader.factor_in_force for loader in self.values())
+
+    @property
+    def has_one_factor(self) -> bool:
+        """Whether the same factor was set for all of these loaders."""
+        return len({loader.factor for loader in self.values()}) == 1
+
+    @property
+    def fits_cost_model(self) -> bool:
+        """Whether the cost model can treat these loaders as one.
+
+        All loaders of the collection must be echoed, with the same factor, and either all or none must have workers. Without
+        workers their costs add up, so that they must have the same insertion point, too.
+        """
+        alike = {(loader.factor, loader.num_workers > 0) for loader in self.values()}
+        points = {loader.insertion_point for loader in self.values() if not loader.num_workers}
+        return len(alike) == 1 and len(points) <= 1 and not self.not_echoed
+
+    @property
+    def passes(self) -> None:
+        """None: each loader has passes of its own."""
+        return None
+
+
+Echoed: TypeAlias = EchoLoader | EchoLoaders
+
+
+def echoed_in(loaders: Any) -> Echoed | None:
+    """Returns what is echoed of the loaders that a Trainer trains on.
+
+    Returns:
+        The `EchoLoader` that stands alone, or the `EchoLoader`s of a collection; None if nothing is echoed.
+    """
+    leaves = leaves_of(loaders)
+    echoed = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, EchoLoader)}
+    if not echoed:
+        return None
+    if leaves.keys() == {""}:
+        return echoed[""]
+    return EchoLoaders(echoed, tuple(name for name in leaves if name not in echoed))
+
+
+def parts_of(echoed: Echoed | None) -> Mapping[str, EchoLoader]:
+    """Returns the `EchoLoader`s by name; one that stands alone has the empty name."""
+    if echoed is None:
+        return {}
+    return echoed if isinstance(echoed, EchoLoaders) else {"": echoed}
+
+
+def common_factor(factors: Mapping[str, float]) -> float:
+    """Returns the echo factor that all loaders have.
+
+    Args:
+        factors: The factors by the names of the loaders.
+
+    Raises:
+        MisconfigurationException: The loaders have different factors.
+    """
+    if len(set(factors.values())) > 1:
+        listed = ", ".join(f"{name} {factor:g}" for name, factor in factors.items())
+        raise MisconfigurationException(
+            f"the loaders have different echo factors ({listed}), but here all of them must have the same one (a controller "
+            "decides on a single factor): give all of them the same factor, or leave the controller out and ask each EchoLoader"
+        )
+    return next(iter(factors.values()))
+
+
+def _mean_factor(factors: Iterator[float]) -> float:
+    """Returns the harmonic mean: a step takes a batch of each loader, and the share 1 / mean of these batches is fresh."""
+    each = list(factors)
+    return each[0] if len(set(each)) == 1 else len(each) / sum(1 / factor for factor in each)
+
+
+# ---------------------------------------------------------------------- the tree
+
+
+def _walk(node: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yields names and leaves."""
+    if isinstance(node, CombinedLoader) and not name:
+        node = node.iterables
+    if _is_leaf(node):
+        yield name, node
+        return
+    for key, child in _children(node):
+        yield from _walk(child, _join(name, key))
 
 
 def _map(node: Any, name: str, new: Callable[[str], Any]) -> Any:
-    if not is_collection(node) or isinstance(node, CombinedLoader):
+    """Returns the tree with ``new(name)`` in the place of each leaf."""
+    if _is_leaf(node):
         return new(name)
     children = [_map(child, _join(name, key), new) for key, child in _children(node)]
     if type(node) in _DICTS:
@@ -102,18 +260,23 @@ def _map(node: Any, name: str, new: Callable[[str], Any]) -> Any:
     return type(node)(*children) if hasattr(node, "_fields") else type(node)(children)
 
 
-def _walk(node: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, CombinedLoader) and not name:
-        node = node.iterables  # one within a collection is a single loader to Lightning
-    if isinstance(node, CombinedLoader) or not is_collection(node):
-        yield name, node
-        return
-    for key, child in _children(node):
-        yield from _walk(child, _join(name, key))
+def _parts(node: Any, batch: Any) -> list[Any]:
+    """Returns the parts of a batch at the leaves of a tree."""
+    if _is_leaf(node):
+        return [batch]
+    children, parts = _children(node), _children(batch)
+    if [key for key, _ in parts] != [key for key, _ in children]:
+        return [batch]
+    return [leaf for (_, child), (_, part) in zip(children, parts, strict=True) for leaf in _parts(child, part)]
+
+
+def _is_leaf(node: Any) -> bool:
+    """Returns whether Lightning takes a node for one loader; a ``CombinedLoader`` inside a collection is one."""
+    return isinstance(node, CombinedLoader) or not is_collection(node)
 
 
 def _children(node: Any) -> list[tuple[Any, Any]]:
-    """Keys and children of a container that Lightning looks into; nothing of anything else."""
+    """Returns keys and children of a container that Lightning looks into, and an empty list for anything else."""
     if type(node) in _DICTS:
         return list(node.items())
     if isinstance(node, tuple) and hasattr(node, "_fields"):

@@ -1,10 +1,13 @@
-"""A new length of epochs during training: what forbids it, what comes to grief by it, and how a Trainer comes to hear of it.
+"""How long epochs and the run are, when echoing is on: what users are told of it, and how a Trainer learns of a new length.
 
-The only public way is to let Lightning ask for the training loader again, once.
+With ``epoch_length="full_pass"`` a new factor changes the length of epochs. Lightning asks the loader for its length only when it
+asks for the loader itself. The only public way to tell it a new length during training is therefore to make it ask again, once
+(`Reload`).
 
-A schedule of the learning rate that is stepped with each batch, and built for ``trainer.estimated_stepping_batches``, is through
-before longer epochs are: `OneCycleLR` then fails, others train on at the rate where they end. That the estimate was read shows in
-when the Trainer has its training loader: before optimizers are configured, and not after (`Estimate`).
+A schedule of the learning rate that steps with each batch may be built for ``trainer.estimated_stepping_batches`` steps. If
+epochs get longer, it ends before the run does: ``OneCycleLR`` raises then, other schedules stay at the learning rate of their
+end. The Trainer needs its training loader for this estimate. So a Trainer that has the loader when optimizers are configured
+shows that the model has read the estimate (`StepsEstimate`).
 """
 
 from __future__ import annotations
@@ -15,39 +18,47 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.optim.lr_scheduler import OneCycleLR
 
-from lightning_echo.training.several import Echoed, parts_of
+from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.training.collection import Echoed, parts_of
 
-__all__ = ["Attached", "Estimate", "Reload", "check_factor", "too_short_schedules"]
+__all__ = ["Attached", "Reload", "StepsEstimate", "check_factor_during_training", "forecast", "too_short_schedules"]
+
+_SHORT_RUN_STEPS = 2000  # filling the buffer makes no difference in longer runs, and planning them takes time
+_NOTICEABLE = 1.03  # times as many passes
 
 
 class Attached(Protocol):
-    """What knows the Trainer of the run."""
+    """An object that knows the Trainer of the run, such as a data module."""
 
     @property
     def trainer(self) -> Any:
-        """The Trainer, None while there is none."""
+        """The Trainer; None while there is none."""
 
 
 class Reload:
-    """Sets ``trainer.reload_dataloaders_every_n_epochs``, and gives the user's setting back.
+    """Makes the Trainer ask for its training loader again, by ``trainer.reload_dataloaders_every_n_epochs``.
 
     Args:
-        attached: Asked for the Trainer.
+        attached: Knows the Trainer.
     """
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
-        self._users: int | None = None  # the Trainer's setting while ours stands in its place
+        self._users: int | None = None  # the user's setting while ours stands in its place
 
     def order(self) -> None:
-        """From the next epoch on Lightning asks for the loader again."""
+        """Makes Lightning ask for the loader again before the next epoch."""
         trainer = self._attached.trainer
         if self._users is None and trainer is not None:
             self._users = trainer.reload_dataloaders_every_n_epochs
             trainer.reload_dataloaders_every_n_epochs = 1
 
     def end(self) -> bool:
-        """Gives the Trainer's setting back; whether only we have asked for this reload."""
+        """Gives the Trainer the user's setting back.
+
+        Returns:
+            Whether the reload was ordered here alone: it was ordered, and the user's setting asks for none.
+        """
         users, self._users = self._users, None
         if users is None:
             return False
@@ -57,36 +68,41 @@ class Reload:
         return not users
 
 
-class Estimate:
-    """Whether the model of a ``fit`` has read ``trainer.estimated_stepping_batches`` to configure its optimizers.
+class StepsEstimate:
+    """Finds out whether the model of a ``fit`` has read ``trainer.estimated_stepping_batches`` to configure its optimizers.
 
     Attributes:
-        was_read: See there.
+        was_read: Whether it has.
     """
 
     def __init__(self) -> None:
         self.was_read = False
-        self._before: Any = None  # the optimizers of an earlier fit, or none: replaced when they are configured
+        self._optimizers_before: Any = None  # of an earlier fit, or none; the Trainer replaces them when it configures its own
 
-    def begin(self, trainer: Any) -> None:
-        """A ``fit`` is being set up."""
-        self.was_read, self._before = False, trainer.optimizers
+    def begin_fit(self, trainer: Any) -> None:
+        """To be called when a ``fit`` is set up."""
+        self.was_read, self._optimizers_before = False, trainer.optimizers
 
-    def asked(self, trainer: Any) -> None:
-        """The Trainer asks for its training loader."""
-        self.was_read |= trainer.optimizers is self._before
+    def loader_asked(self, trainer: Any) -> None:
+        """To be called when the Trainer asks for its training loader."""
+        self.was_read |= trainer.optimizers is self._optimizers_before
 
-    def configured(self, trainer: Any) -> None:
-        """Optimizers are configured, and nothing else has needed the training loader yet: as in ``on_fit_start``."""
+    def optimizers_configured(self, trainer: Any) -> None:
+        """To be called when optimizers are configured and nothing else has needed the training loader: in ``on_fit_start``."""
         self.was_read |= trainer.train_dataloader is not None
 
 
-def check_factor(trainer: pl.Trainer, echoed: Echoed, factor: float) -> None:
-    """Whether a factor could be set during training, now or later.
+def check_factor_during_training(trainer: pl.Trainer, echoed: Echoed, factor: float) -> None:
+    """Makes sure that a factor can be set during training, now or later.
+
+    Args:
+        trainer: Its schedules of the learning rate are checked.
+        echoed: The loaders that are echoed.
+        factor: The factor. It is not set.
 
     Raises:
-        ValueError: The loader's buffer cannot hold what it needs.
-        MisconfigurationException: It would make epochs longer than a schedule of the learning rate expects.
+        ValueError: A loader's buffer cannot hold what the factor needs.
+        MisconfigurationException: The factor makes epochs longer than a schedule of the learning rate expects.
     """
     loaders = parts_of(echoed).values()
     for loader in loaders:
@@ -103,12 +119,12 @@ def check_factor(trainer: pl.Trainer, echoed: Echoed, factor: float) -> None:
 
 
 def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> str:
-    """What to say of schedules that would be through before the run is, were the factor set; empty: there are none.
+    """Returns a warning about schedules of the learning rate that would end before the run; empty if there are none.
 
     Args:
         trainer: Its model has read ``estimated_stepping_batches``.
-        echoed: What it trains on.
-        factor: To be set during training, now or later.
+        echoed: The loaders that are echoed.
+        factor: The factor that is set during training, now or later.
     """
     growing = [each for each in parts_of(echoed).values() if each.epoch_length == "full_pass" and each.has_length]
     names = {type(config.scheduler).__name__: None for config in trainer.lr_scheduler_configs if config.interval == "step"}
@@ -118,7 +134,39 @@ def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> s
     return (
         f"{', '.join(names)} is stepped with each batch (interval='step'), and the model has read "
         f"trainer.estimated_stepping_batches: {steps:,} steps. With epoch_length='full_pass' a larger factor (up to {factor:g} "
-        "here) makes epochs longer: the schedule is through before the run is, which goes on at the learning rate of its end. "
-        "Use epoch_length='fixed', whose length never changes, or Trainer(max_epochs=-1, max_steps=...), or a schedule that is "
-        "stepped per epoch"
+        "here) makes epochs longer: the schedule ends before the run does, and the rest of the run has the learning rate of its "
+        "end. Use epoch_length='fixed', whose length never changes, or Trainer(max_epochs=-1, max_steps=...), or a schedule that "
+        "is stepped per epoch"
     )
+
+
+def forecast(trainer: Any, echoed: Echoed) -> str:
+    """Returns how many epochs, steps and passes over the data a run will have, as a line for users.
+
+    It is told when a run begins, because the factor changes what an epoch means. While the buffer fills, more of each batch is
+    fresh: in a short run this makes a difference, and is added.
+
+    Args:
+        trainer: Knows the number of epochs, and how many batches it takes in each.
+        echoed: The loaders that are echoed.
+
+    Returns:
+        The line; empty if the run has no known end, or no steps.
+    """
+    if not isinstance(echoed, EchoLoader):
+        others = f"; not echoed: {', '.join(echoed.not_echoed)}" if echoed.not_echoed else ""
+        return f"loaders that are echoed: {', '.join(echoed)}{others}"
+    factor = echoed.factor
+    if not echoed.has_length:
+        return f"an epoch ends where a pass over the data ends, and has factor {factor:g} times as many steps"
+    steps, limit, epochs = len(echoed), trainer.limit_train_batches, trainer.max_epochs
+    steps = int(steps * limit) if isinstance(limit, float) else min(steps, limit)
+    if epochs is None or epochs < 0 or not steps:
+        return ""
+    passes = epochs * steps / echoed.pass_batches / factor
+    unit = "pass" if f"{passes:.3g}" == "1" else "passes"
+    line = f"{epochs:,} epochs x {steps:,} steps = {passes:.3g} {unit} over the data at factor {factor:g}"
+    planned = echoed.passes_in(epochs * steps) if echoed.is_at_start and epochs * steps <= _SHORT_RUN_STEPS else None
+    if planned is not None and planned > _NOTICEABLE * passes:
+        line += f", {planned:.3g} with the fresh examples that fill the buffer first"
+    return line

@@ -1,9 +1,12 @@
-"""A data module that stands where the user's would stand and cannot be told apart from it.
+"""`StandIn`: a data module that takes the place of the user's and behaves like it.
 
-Hooks that the user's module overrides are bound on this instance, those that it does not override are left alone (Lightning
-compares code to find out), and every other attribute is read from and set on the user's module. Hooks may be put onto an instance
-later (``module.val_dataloader = ...``), so that they are bound anew when a trainer is attached. What a subclass defines itself is
-the subclass's own.
+* A hook that the user's module overrides is bound on this instance. All other hooks are left alone: Lightning compares code to
+  find out what is overridden.
+* Every other attribute is read from the user's module and set on it.
+* A subclass keeps what it defines itself.
+
+A user may put a hook on an instance later (``module.val_dataloader = ...``). Therefore hooks are bound anew whenever a Trainer is
+attached.
 """
 
 from __future__ import annotations
@@ -14,23 +17,22 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.parsing import save_hyperparameters
 
-from lightning_echo.training.one_fit import refuse_second_fit
-from lightning_echo.training.other_package import refuse_other_package
+from lightning_echo.training.refusals import refuse_other_package, refuse_second_fit
 
 __all__ = ["StandIn"]
 
 
 class StandIn(pl.LightningDataModule):
-    """Everything of it is the user's but what a subclass defines.
+    """Stands for the user's data module; everything of it is the user's, except what a subclass defines.
+
+    Attributes set on an instance go to the user's module, except properties of the subclass and names in its ``_own``.
 
     Args:
         datamodule: The user's data module.
 
-    Attributes set on an instance go to the user's module, except properties of the subclass and names in its ``_own``.
-
     Raises:
-        TypeError: ``datamodule``, or a trainer that is attached, is none of the package ``lightning``.
-        MisconfigurationException: A trainer is attached while another one's ``fit`` is under way.
+        TypeError: ``datamodule``, or a Trainer that is attached, does not come from the package ``lightning``.
+        MisconfigurationException: A Trainer is attached while another Trainer's ``fit`` uses the data module.
     """
 
     _own: tuple[str, ...] = ()
@@ -44,7 +46,7 @@ class StandIn(pl.LightningDataModule):
             )
         # The base class is not initialised: it would set its attributes anew, and they are the user's (see __setattr__).
         self.__dict__["_inner"] = datamodule
-        _put_hparams_right(datamodule)
+        _set_own_hparams(datamodule)
         self._bind_overridden()
 
     @property
@@ -65,7 +67,7 @@ class StandIn(pl.LightningDataModule):
         self._bind_overridden()
 
     def _bind_overridden(self) -> None:
-        """Puts what the user's module overrides of the base class onto this instance."""
+        """Binds on this instance what the user's module overrides of Lightning's base class."""
         inner, base = self._inner, pl.LightningDataModule
         for name in dir(base):
             if name.startswith("__") or self._defines(name):
@@ -77,12 +79,12 @@ class StandIn(pl.LightningDataModule):
 
     @classmethod
     def _defines(cls, name: str) -> bool:
-        """Whether a name is this class's or a subclass's, and not the base class's or the user's."""
+        """Returns whether this class, or a subclass, defines a name itself."""
         return any(name in vars(owner) for owner in cls.__mro__ if issubclass(owner, StandIn))
 
     def __getattr__(self, name: str) -> Any:
         if name in self._own or name == "_inner" or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(name)  # not there yet while it is built or unpickled
+            raise AttributeError(name)  # not set yet: the object is being built or unpickled
         return getattr(self._inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -94,11 +96,11 @@ class StandIn(pl.LightningDataModule):
                 self._bind_overridden()
 
 
-def _put_hparams_right(datamodule: pl.LightningDataModule) -> None:
-    """Makes the hyperparameters those that LightningCLI would have recorded without a stand-in.
+def _set_own_hparams(datamodule: pl.LightningDataModule) -> None:
+    """Gives the user's module the hyperparameters that LightningCLI would record for it without a stand-in.
 
-    Where it builds both, ``save_hyperparameters`` in the user's constructor records the configuration of the outer one. A data
-    module that reads its ``hparams`` in its own constructor cannot be helped this way.
+    Where LightningCLI builds both data modules, ``save_hyperparameters`` in the user's constructor records the configuration of
+    the outer one. A data module that reads its ``hparams`` in its own constructor still sees these.
     """
     outer = dict(datamodule.hparams)
     node = outer.get("datamodule")

@@ -1,13 +1,17 @@
-"""`TrainingEcho`: the training loader of a run, echoed: what `EchoDataModule` and `EchoCallback` have in common.
+"""`TrainingEcho`: echoes the training loader of a run, for `EchoDataModule` and for `EchoCallback`.
 
-It stands between who is asked for the training loader and who made it: it wraps what the user's ``train_dataloader`` returns
-(`Wrapping`), carries factor, place and counts from one loader to the next, and lets the Trainer hear of a new length of epochs.
-A collection of loaders is a loader for each of its leaves (`collection`), a single one the leaf without a name.
+It stands between the Trainer, which asks for the training loader, and the user's ``train_dataloader``, which makes it:
+
+* it wraps the user's loader, or the loaders of a collection (`Wrapping`),
+* it hands factor, place and counts on from one loader to the next,
+* it makes the Trainer learn of a new length of epochs (`Reload`).
+
+Each loader of a collection has its name (`collection`). A single loader has the empty name, so that both are treated alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -18,10 +22,16 @@ from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.loading.state import EchoStateError, is_state
-from lightning_echo.training.forecast import forecast
-from lightning_echo.training.lengths import Attached, Estimate, Reload, check_factor, too_short_schedules
-from lightning_echo.training.several import Echoed, common_factor, echoed_in, parts_of
-from lightning_echo.training.ties import Ties
+from lightning_echo.training.collection import Echoed, common_factor, echoed_in, names_in_words, parts_of
+from lightning_echo.training.lengths import (
+    Attached,
+    Reload,
+    StepsEstimate,
+    check_factor_during_training,
+    forecast,
+    too_short_schedules,
+)
+from lightning_echo.training.trainer_link import TrainerLink
 from lightning_echo.training.transfer import TransferHooks
 from lightning_echo.training.wrapping import Wrapping
 
@@ -29,21 +39,22 @@ __all__ = ["TrainingEcho"]
 
 
 class TrainingEcho:
-    """The training loader of a run, echoed.
+    """Echoes the training loader of a run.
 
     Args:
-        config: The options of the `EchoLoader`, or of those of a collection that are echoed, by name.
-        attached: Asked for the Trainer whenever it is needed.
-        owner: What the user has in hands: named where something must be set there and not on the loader.
-        way_out: What to do where the user's loader is an `EchoLoader` already, to end a sentence; None: it is taken as it is.
+        config: The options of the `EchoLoader`; or those of the loaders of a collection that are echoed, by name.
+        attached: Knows the Trainer. It is asked whenever the Trainer is needed.
+        owner_name: Name of the object that the user has, for messages: there the factor is set, and not on the loader.
+        way_out: The end of an error message for a user's loader that is an `EchoLoader` already; None: such a loader is taken as
+            it is.
         shard: Whether each rank gets its share of the data.
 
     Attributes:
-        is_asked: Whether the Trainer of this ``fit`` asks here for its loader, and so gets one that was wrapped here.
+        gives_loader: Whether the Trainer of this ``fit`` has asked here for its loader, and so got one that was wrapped here.
         estimate: Whether the model has asked how long the run will be.
 
     Raises:
-        TypeError: ``shard`` is no truth value.
+        TypeError: ``shard`` is neither True nor False.
     """
 
     def __init__(
@@ -51,27 +62,29 @@ class TrainingEcho:
         config: EchoConfig | Mapping[str, EchoConfig],
         attached: Attached,
         *,
-        owner: str,
+        owner_name: str,
         way_out: str | None = None,
         shard: bool = True,
     ) -> None:
         if not isinstance(shard, bool):
             raise TypeError(f"shard must be True or False, got {shard!r}")
-        self._wrapping = Wrapping(config, owner, way_out, shard)
-        self._attached, self._owner, self._reload = attached, owner, Reload(attached)
-        self._factor: float | None = None  # that was set, or was in force, while there was no loader
-        self._loader: Any = None  # what the Trainer has: an EchoLoader, or a collection with them
-        self._echoed: Echoed | None = None  # those in it
-        self._state: dict[str, Any] | None = None  # of a loader that does not exist yet
-        self._ties, self._transfer_hooks = Ties(attached, owner), TransferHooks()
-        self.is_asked = False
-        self.estimate = Estimate()
-        self._said = self._warned = False
+        self._wrapping = Wrapping(config, owner_name, way_out, shard)
+        self._attached, self._owner_name = attached, owner_name
+        self._reload, self._link, self._transfer_hooks = Reload(attached), TrainerLink(attached, owner_name), TransferHooks()
+        self._loader: Any = None  # what the Trainer has: an EchoLoader, or a collection with EchoLoaders
+        self._echoed: Echoed | None = None  # what is echoed of it
+        self._waiting_factor: float | None = None  # set, or in force, while there is no loader
+        self._waiting_state: dict[str, Any] | None = None  # loaded while there is no loader
+        self.gives_loader = False
+        self.estimate = StepsEstimate()
+        self._is_forecast_logged = self._is_schedule_warned = False
 
     @property
     def loader(self) -> Any:
-        """The `EchoLoader` in use, or the collection with them; None before the Trainer has asked, and with
-        ``Trainer(overfit_batches=...)``."""
+        """The `EchoLoader` in use, or the collection with `EchoLoader`s.
+
+        None before the Trainer has asked for it, and with ``Trainer(overfit_batches=...)``.
+        """
         return self._loader
 
     @property
@@ -82,18 +95,18 @@ class TrainingEcho:
 
     @property
     def factors(self) -> dict[str, float]:
-        """The echo factor last set of each loader; a single one has the empty name."""
+        """The echo factor last set, for each loader by name; a single loader has the empty name."""
         if self._echoed is not None:
             return {name: loader.factor for name, loader in self._parts.items()}
         configs = self._wrapping.configs.items()
-        return {name: float(config.factor) if self._factor is None else self._factor for name, config in configs}
+        return {name: float(config.factor) if self._waiting_factor is None else self._waiting_factor for name, config in configs}
 
     @property
     def factor(self) -> float:
         """The echo factor last set.
 
         Raises:
-            MisconfigurationException: There are several loaders with factors of their own.
+            MisconfigurationException: The loaders have different factors.
         """
         return common_factor(self.factors)
 
@@ -101,21 +114,21 @@ class TrainingEcho:
     def factor(self, value: float) -> None:
         value = options.check_factor(value)
         if self._echoed is None:
-            self._factor = value
+            self._waiting_factor = value
         elif set(self.factors.values()) != {value}:
             self._change_factor(self._echoed, value)
 
     def _change_factor(self, echoed: Echoed, value: float) -> None:
         trainer = self._attached.trainer
-        training = trainer is not None and trainer.training
-        full_passes = [part for part in self._parts.values() if part.epoch_length == "full_pass" and training]
+        is_training = trainer is not None and trainer.training
+        full_passes = [part for part in self._parts.values() if part.epoch_length == "full_pass" and is_training]
         if full_passes:
-            check_factor(trainer, echoed, value)
+            check_factor_during_training(trainer, echoed, value)
             self.expect_factor(value)
         full_passes = [part for part in full_passes if part.has_length]  # else Lightning finds out where an epoch ends
         for loader in self._parts.values():
             loader.check_factor(value)  # all of them, before any is set
-        if self.is_asked:  # then it answers the reload, and says the new length there
+        if self.gives_loader:  # then the reload comes here, and is told the new length
             for loader in full_passes:
                 loader.keep_length()
         for loader in self._parts.values():
@@ -123,99 +136,110 @@ class TrainingEcho:
         if full_passes:
             self._reload.order()
 
+    def check_one_factor(self) -> None:
+        """Makes sure that all loaders have the same factor, as they must before a controller sets one for all.
+
+        Raises:
+            MisconfigurationException: They have different factors.
+        """
+        common_factor(self.factors)
+
     def expect_factor(self, value: float) -> None:
-        """Warns once if a factor, set during training, would make the run longer than a schedule of the learning rate knows."""
-        if self._echoed is None or self._warned or not self.estimate.was_read:
+        """Warns once if a factor, set during training, would make the run longer than a schedule of the learning rate expects."""
+        if self._echoed is None or self._is_schedule_warned or not self.estimate.was_read:
             return
-        if said := too_short_schedules(self._attached.trainer, self._echoed, value):
-            self._warned = True
-            rank_zero_warn(f"lightning_echo: {said}")
+        if warning := too_short_schedules(self._attached.trainer, self._echoed, value):
+            self._is_schedule_warned = True
+            rank_zero_warn(f"lightning_echo: {warning}")
 
     # ------------------------------------------------------------------ loader
 
     def begin_fit(self, trainer: Any) -> None:
-        """A ``fit`` is being set up; to be called before its optimizers are."""
-        self._warned = False
-        self.estimate.begin(trainer)
+        """To be called when a ``fit`` is set up, before its optimizers are configured."""
+        self._is_schedule_warned = False
+        self.estimate.begin_fit(trainer)
 
-    def train_dataloader(self, ask: Callable[[], Any], *, is_dealt_out: bool = False) -> Any:
-        """What the Trainer gets: what the user's ``train_dataloader`` (``ask``) returns, echoed.
+    def train_dataloader(self, ask_user: Callable[[], Any], *, is_dealt_out: bool = False) -> Any:
+        """Returns what the Trainer gets: the user's loader, echoed.
 
         Args:
-            ask: Returns the user's loader, or a collection of them.
-            is_dealt_out: Whether Lightning has dealt the data out to the ranks already, where it does so.
+            ask_user: The user's ``train_dataloader``: returns a loader, or a collection of loaders.
+            is_dealt_out: Whether Lightning has already dealt the data out to the ranks, if it does so at all.
 
         Raises:
-            MisconfigurationException: The user's loader cannot be echoed, or is already.
+            MisconfigurationException: The user's loader cannot be echoed, or is echoed already.
         """
-        self.is_asked, only_for_length = True, self.end_own_reload()
+        self.gives_loader, is_own_reload = True, self.end_own_reload()
         if (trainer := self._attached.trainer) is not None:
-            self.estimate.asked(trainer)
+            self.estimate.loader_asked(trainer)
         if self._echoed is not None:
             for loader in self._parts.values():
                 loader.release_length()
-            if only_for_length:
+            if is_own_reload:  # the Trainer only has to hear of the new length
                 self._order_reload_after_resuming()
                 return self._loader
-        given = ask()
+        users = ask_user()
         if trainer is not None and trainer.overfit_batches > 0:
-            self.close()
-            factors = set(self.factors.values())
-            self._factor = factors.pop() if len(factors) == 1 else None
-            self._loader = self._echoed = None
+            self._stop_echoing()
             rank_zero_info("lightning_echo: Trainer(overfit_batches=...) trains on the same few batches; echoing is off")
-            return given
-        return self.use(self._wrapping.wrap(given, self._parts, self._factor, trainer, is_dealt_out=is_dealt_out))
+            return users
+        return self.use(self._wrapping.wrap(users, self._parts, self._waiting_factor, trainer, is_dealt_out=is_dealt_out))
+
+    def _stop_echoing(self) -> None:
+        self.close()
+        factors = set(self.factors.values())
+        self._waiting_factor = factors.pop() if len(factors) == 1 else None
+        self._loader = self._echoed = None
 
     def adopt(self, loader: Any) -> None:
-        """Takes a loader that the Trainer has already, and trains with now: an `EchoLoader`, or a collection with them.
+        """Takes over what the Trainer trains on already: an `EchoLoader`, or a collection with `EchoLoader`s.
 
         Raises:
-            MisconfigurationException: The factor to begin with would change the length of the epoch that is about to begin.
+            MisconfigurationException: The factor that was set before would change the length of the epoch that is about to begin.
         """
-        self.is_asked = False
+        self.gives_loader = False
+        factor = self._waiting_factor
         for part in parts_of(echoed_in(loader)).values():
-            if (
-                part.epoch_length == "full_pass"
-                and part.has_length
-                and self._echoed is None
-                and self._factor not in (None, part.factor)
-            ):
+            has_fixed_length = part.epoch_length == "full_pass" and part.has_length and self._echoed is None
+            if has_fixed_length and factor not in (None, part.factor):
                 raise MisconfigurationException(
-                    f"{self._owner} begins with factor {self._factor:g}, but the epoch's length is settled already: with "
-                    f"epoch_length='full_pass' pass EchoLoader(loader, {self._factor:g}, ...) to fit"
+                    f"{self._owner_name} begins with factor {factor:g}, but the epoch's length is settled already: with "
+                    f"epoch_length='full_pass' pass EchoLoader(loader, {factor:g}, ...) to fit"
                 )
         self.use(loader)
 
     def is_in_use(self, loader: Any) -> bool:
-        """Whether what a Trainer trains on is what it got here; Lightning makes a collection anew around its leaves."""
+        """Returns whether a Trainer trains on the loader in use. Lightning makes a new collection around the same loaders."""
         parts = parts_of(echoed_in(loader))
         return bool(parts) and parts.items() == self._parts.items()
 
     def use(self, loader: Any) -> Any:
-        """Makes a loader the one in use; it goes on where the one before stands, or with a state that waits for it."""
+        """Makes a loader the one in use, and returns it.
+
+        It goes on where the loader before it stands, or from a state that was loaded before there was a loader.
+        """
         before, self._loader, self._echoed = self._parts, loader, echoed_in(loader)
-        self._follow_transfer()
+        self._bind_transfer_hooks()
         for name, part in self._parts.items():
-            self._take(part, before.get(name), is_first=not before)
+            self._begin_use(part, before.get(name), is_first=not before)
         for name, part in before.items():
             if name not in self._parts:
                 part.close()
         if before and before.keys() != self._parts.keys():
             rank_zero_warn(
-                f"train_dataloader returned loaders named {_said(before)} before and returns {_said(self._parts)} now: those of "
-                "the same name go on, the others begin anew"
+                f"train_dataloader returned {names_in_words(before)} before and returns {names_in_words(self._parts)} now: "
+                "loaders with a name from before go on, the others begin anew"
             )
-        if self._state is not None:
-            self._load(self._state)
-            self._state = None
+        if self._waiting_state is not None:
+            self._load(self._waiting_state)
+            self._waiting_state = None
             self._order_reload_after_resuming()
-        self._say()
+        self._log_forecast()
         return loader
 
-    def _follow_transfer(self) -> None:
+    def _bind_transfer_hooks(self) -> None:
         if isinstance(self._echoed, EchoLoader):
-            self._transfer_hooks.follow(self._echoed, self._attached.trainer)
+            self._transfer_hooks.bind(self._echoed, self._attached.trainer)
             return
         self._transfer_hooks.unbind()
         for name, part in self._parts.items():
@@ -225,67 +249,73 @@ class TrainingEcho:
                     f"transferred together: use '{earliest(Needs.batches)}' there, or return a single loader"
                 )
 
-    def _take(self, loader: EchoLoader, before: EchoLoader | None, *, is_first: bool) -> None:
-        """One loader of those in use takes the place of the one of the same name."""
-        self._ties.tie(loader, self._loader)
+    def _begin_use(self, loader: EchoLoader, before: EchoLoader | None, *, is_first: bool) -> None:
+        """Puts one loader in the place of the one that had its name before.
+
+        Args:
+            loader: The new loader; may be the one before.
+            before: The loader of that name; None if there was none.
+            is_first: Whether no loader at all was in use before.
+        """
+        self._link.connect(loader, self._loader)
         if before is not None and before is not loader:
             before.close()
             loader.follow(before)
-        elif is_first and self._factor is not None:
-            loader.set_factor(self._factor)
-        self._ties.limit(loader)
+        elif is_first and self._waiting_factor is not None:
+            loader.set_factor(self._waiting_factor)
+        self._link.set_limit(loader)
 
-    def _say(self) -> None:
-        """Says once what the run will amount to."""
+    def _log_forecast(self) -> None:
+        """Tells the user once how long the run will be."""
         trainer, echoed = self._attached.trainer, self._echoed
-        if not self._said and trainer is not None and echoed is not None:
-            self._said = True
-            if said := forecast(trainer, echoed):
-                rank_zero_info(f"lightning_echo: {said}")
+        if not self._is_forecast_logged and trainer is not None and echoed is not None:
+            self._is_forecast_logged = True
+            if line := forecast(trainer, echoed):
+                rank_zero_info(f"lightning_echo: {line}")
 
     def close(self) -> None:
-        """Ends workers and thread; a later epoch starts them anew and goes on where this one stopped."""
+        """Ends workers and thread. A later epoch starts them anew and goes on where this one stopped."""
         self._transfer_hooks.unbind()
         for loader in self._parts.values():
             loader.close()
 
-    def let_go(self) -> None:
+    def disconnect(self) -> None:
         """Leaves the loaders to themselves, while there still is a Trainer: they may be the user's own, and used elsewhere."""
-        self._ties.untie(self._parts.values())
+        self._link.disconnect(self._parts.values())
 
     # ------------------------------------------------------------------ the length of epochs
 
     def _order_reload_after_resuming(self) -> None:
-        """A resumed epoch keeps its length; where the factor has changed since it began, the next one has another."""
+        """Orders a reload if a resumed epoch keeps its length although the factor has changed since it began."""
         if any(loader.keeps_length for loader in self._parts.values()):
             self._reload.order()
 
     def end_own_reload(self) -> bool:
-        """Gives the Trainer's setting back; whether only we have asked for this reload."""
+        """Gives the Trainer the user's setting of reloads back; returns whether the reload was ordered here alone."""
         return self._reload.end()
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The loader's state (``{"loaders": states by name}`` of a collection), or the one that waits for it; None: neither.
+        """Returns the state of the loader; of a collection ``{"loaders": {name: state}}``; None if there is none yet.
 
-        Saved beside what Lightning saves of the loader itself, since that is forgotten where the model reads
+        It is saved beside what Lightning saves of the loader itself: Lightning forgets that where the model reads
         ``trainer.estimated_stepping_batches``.
         """
         if self._echoed is None:
-            return self._state
+            return self._waiting_state
         if isinstance(self._echoed, EchoLoader):
             return self._echoed.state_dict()
         return {"loaders": {name: loader.state_dict() for name, loader in self._parts.items()}}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Goes on where a state was taken; None was saved before there was a loader: the start of the run.
+        """Goes on from a state. None was saved before there was a loader, and stands for the start of the run.
 
         Raises:
-            EchoStateError: The state is of other loaders.
+            EchoStateError: The state belongs to other loaders.
         """
         if self._echoed is None:
-            self._state = state
+            self._waiting_state = state
         elif state is None:
             for loader in self._parts.values():
                 loader.restart()
@@ -296,14 +326,9 @@ class TrainingEcho:
         states = state["loaders"] if not is_state(state) and "loaders" in state else {"": state}
         if states.keys() != self._parts.keys():
             raise EchoStateError(
-                f"the state is of {_said(states)}, here is {_said(self._parts)}: resume with the loaders that were echoed when it"
-                " was saved, under the same names, or start anew without the state"
+                f"the state belongs to {names_in_words(states)}, but this run has {names_in_words(self._parts)}: resume with the "
+                "loaders that were echoed when it was saved, under the same names, or start anew without the state"
             )
         for name, loader in self._parts.items():
-            self._ties.limit(loader)
+            self._link.set_limit(loader)
             loader.load_state_dict(states[name])
-
-
-def _said(loaders: Iterable[str]) -> str:
-    """The names of loaders, for people."""
-    return ", ".join(repr(name) for name in loaders) if set(loaders) != {""} else "a single loader"

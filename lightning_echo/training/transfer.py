@@ -1,20 +1,24 @@
-"""`TransferHooks`: for the time of a ``fit``, batches of ``after_transfer`` are put on the device once, and reused there.
+"""`TransferHooks`: put the batches of ``after_transfer`` on the device once, and reuse them there; bound during a ``fit``.
 
-Of such a loader Lightning gets a `BatchUse` in place of each batch. Two hooks know what that is; they are bound on the user's
-instances in the place of their own, and taken away again:
+With such a loader Lightning gets a `BatchUse` in place of each batch. Two hooks turn it into a batch on the device. They are
+bound on the user's instances in the place of the instances' own hooks, and taken away again. The third one stays as it is:
 
-    on_before_batch_transfer    prepares the host batch, at its first use by the user's hook; hands the use on
-    transfer_batch_to_device    at the first use, and after an in-place edit, by the user's hook; hands aliases on
-    on_after_batch_transfer     is the user's own, and gets a batch like any other, at every use
+============================ ================================================================================================
+``on_before_batch_transfer`` ours: at the first use of a batch, the user's hook prepares the batch on the host
+``transfer_batch_to_device`` ours: at the first use, and after an in-place edit, the user's hook moves the batch to the device;
+                             each use gets an alias of it
+``on_after_batch_transfer``  the user's own: gets a batch like any other, at every use
+============================ ================================================================================================
 
-Which instance it asks, model or data module, Lightning finds out by comparing code, and it looks through ``__wrapped__``: it
-decides, and warns, as without these hooks. All other batches, those of validation for one, go straight to the user's hook.
+Lightning decides which instance it asks, the model or the data module, by comparing code. It looks through ``__wrapped__``, so
+that it decides, and warns, as without these hooks. All other batches, such as those of validation, go straight to the user's
+hook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import Strategy
@@ -24,25 +28,26 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_echo.fetching.batches import BatchUse
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.training.hooks import BoundHooks
 from lightning_echo.training.stand_in import StandIn
 
 __all__ = ["TransferHooks"]
 
-_BEFORE, _TRANSFER = "on_before_batch_transfer", "transfer_batch_to_device"
-_NOTHING = object()
-_Answer = Callable[[BatchUse, Callable[[Any], Any]], Any]
+_PREPARE, _TRANSFER = "on_before_batch_transfer", "transfer_batch_to_device"
+_UsersHook: TypeAlias = Callable[[Any], Any]  # of a host batch; the other arguments of Lightning's call are filled in
+_Answer: TypeAlias = Callable[[BatchUse, _UsersHook], Any]
 
 
 class TransferHooks:
-    """The hooks of one run."""
+    """The transfer hooks of one run."""
 
     def __init__(self) -> None:
         self._loader: EchoLoader | None = None
-        self._bound: list[tuple[Any, str, Any]] = []  # instance, name, the attribute that was there
-        self._said = self._warned = False
+        self._hooks = BoundHooks()
+        self._is_memory_logged = self._is_edit_warned = False
 
-    def follow(self, loader: EchoLoader, trainer: Any) -> None:
-        """Binds the hooks if a Trainer trains on this loader and it needs them, else takes them away.
+    def bind(self, loader: EchoLoader, trainer: Any) -> None:
+        """Binds the hooks if a Trainer trains on this loader and the loader needs them, else takes them away.
 
         Raises:
             MisconfigurationException: The Trainer puts batches on the device by other means than these hooks.
@@ -54,39 +59,35 @@ class TransferHooks:
         if self._loader is not None:
             self._loader.is_transferred = False
         self._loader, loader.is_transferred = loader, True
-        for instance in () if self._bound else _asked(trainer):
-            for name, answer in ((_BEFORE, self._prepare), (_TRANSFER, self._transfer)):
-                self._bound.append((instance, name, vars(instance).get(name, _NOTHING)))
-                vars(instance)[name] = _Hook(getattr(instance, name), answer)
+        if self._hooks.are_bound:
+            return
+        for instance in _instances_asked(trainer):
+            for name, answer in ((_PREPARE, self._prepare), (_TRANSFER, self._transfer)):
+                self._hooks.bind(instance, name, _TransferHook(getattr(instance, name), answer))
 
     def unbind(self) -> None:
         """Gives the instances their own hooks back; may be called at any time."""
-        for instance, name, before in self._bound:
-            if isinstance(vars(instance).get(name), _Hook):  # else somebody has put another one there meanwhile
-                del vars(instance)[name]
-                if before is not _NOTHING:
-                    vars(instance)[name] = before
-        self._bound.clear()
-        self._said = self._warned = False
+        self._hooks.unbind()
+        self._is_memory_logged = self._is_edit_warned = False
         if self._loader is not None:
             self._loader.is_transferred = False
             self._loader = None
 
-    def _prepare(self, use: BatchUse, users_hook: Callable[[Any], Any]) -> BatchUse:
+    def _prepare(self, use: BatchUse, users_hook: _UsersHook) -> BatchUse:
         use.live.prepare(use.host, users_hook)
         return use
 
-    def _transfer(self, use: BatchUse, users_hook: Callable[[Any], Any]) -> Any:
-        if use.live.let_go_if_edited() and not self._warned:
-            self._warned = True
+    def _transfer(self, use: BatchUse, users_hook: _UsersHook) -> Any:
+        if use.live.let_go_if_edited() and not self._is_edit_warned:
+            self._is_edit_warned = True
             rank_zero_warn(
-                "lightning_echo: a batch was edited in place on the device. Its next use gets it unedited, by a fresh transfer "
-                "from the host; where each use edits its batch, each use is transferred. Do not edit batches in place (x = x * 2 "
-                f"instead of x *= 2), or use {earliest(Needs.batches).option}, which hands out copies"
+                "lightning_echo: a batch was edited in place on the device. Its next use gets the unedited batch, by a fresh "
+                "transfer from the host. If each use edits its batch, each use is transferred. Do not edit batches in place "
+                f"(x = x * 2 instead of x *= 2), or use {earliest(Needs.batches).option}, which hands out copies"
             )
         batch = use.live.transfer(users_hook, is_last=use.is_last)
-        if not self._said and self._loader is not None and use.live.nbytes:
-            self._said = True
+        if not self._is_memory_logged and self._loader is not None and use.live.nbytes:
+            self._is_memory_logged = True
             each, count = use.live.nbytes / 2**20, self._loader.buffer_size
             rank_zero_info(
                 f"lightning_echo: a live batch takes {each:.3g} MiB of device memory, buffer_size={count:,} of them "
@@ -95,10 +96,11 @@ class TransferHooks:
         return batch
 
 
-class _Hook:
+class _TransferHook:
     """Stands in the place of an instance's hook.
 
-    A copy of the instance, and one that is saved whole during training, has its own hook again: echoing belongs to this run.
+    Echoing belongs to this run alone. Therefore a copy of the instance, also one that is saved whole during training, has its own
+    hook again.
     """
 
     def __init__(self, users_hook: Callable[..., Any], answer: _Answer) -> None:
@@ -115,17 +117,22 @@ class _Hook:
 
 
 def _itself(value: Any) -> Any:
+    """Returns its argument: what a copy of a `_TransferHook` is made by."""
     return value
 
 
-def _asked(trainer: Any) -> list[Any]:
-    """Whom Lightning may ask. A `StandIn` takes its hooks anew from the user's data module whenever it is set up."""
+def _instances_asked(trainer: Any) -> list[Any]:
+    """Returns the instances whose hooks Lightning may ask.
+
+    The user's data module inside a `StandIn` is one of them: the stand-in copies its hooks whenever it is set up.
+    """
     model, datamodule = trainer.lightning_module, trainer.datamodule
     inner = datamodule.datamodule if isinstance(datamodule, StandIn) else None
     return [instance for instance in (model, inner, datamodule) if instance is not None]
 
 
 def _check_asks_hooks(trainer: Any, point: InsertionPoint) -> None:
+    """Raises a `MisconfigurationException` if the Trainer, or its model, transfers batches without the hooks."""
     way_out = f"use {earliest(Needs.batches).option}, where each use is transferred"
     strategy = type(trainer.strategy)
     for name in ("batch_to_device", "process_dataloader"):

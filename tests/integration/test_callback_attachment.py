@@ -443,7 +443,7 @@ def test_the_learning_rate_finder_leaves_position_and_counts_as_they_were(tmp_pa
 @pytest.mark.parametrize("echo", [EchoCallback(echo=EchoConfig(factor=2)), EchoCallback(TargetIdle())])
 def test_a_trainer_of_the_package_pytorch_lightning_is_refused_with_the_ways_out(echo: EchoCallback) -> None:
     theirs = type("Trainer", (), {"__module__": "pytorch_lightning.trainer.trainer", "callbacks": [echo], "datamodule": Data()})
-    with pytest.raises(TypeError, match=r"trainer Trainer is of the separate package pytorch_lightning.*EchoLoader\(loader"):
+    with pytest.raises(TypeError, match=r"trainer Trainer comes from the separate package pytorch_lightning.*EchoLoader\(loader"):
         echo.setup(theirs(), Recorder(), "fit")
 
 

@@ -266,7 +266,7 @@ def test_the_same_plain_loader_twice_is_echoed_twice() -> None:
 
 def test_a_factor_set_on_the_data_module_is_that_of_all_loaders() -> None:
     data = echoed("dict", loaders={"long": EchoConfig(2, seed=1), "short": EchoConfig(3, seed=1)})
-    with pytest.raises(MisconfigurationException, match=r"factors of their own \(long 2, short 3\)"):
+    with pytest.raises(MisconfigurationException, match=r"different echo factors \(long 2, short 3\)"):
         _ = data.factor
     assert "long factor 2, short factor 3" in str(data)
     run = several(data, callbacks=[SetFactor(data, {0: 4})], max_epochs=2)
@@ -344,7 +344,9 @@ def test_another_set_of_loaders_begins_anew_where_the_name_is_new_and_says_so() 
             workers.append(len(multiprocessing.active_children()))
 
     data = EchoDataModule(Changing(workers=1), FACTOR, insertion_point="after_augmentation", seed=SEED)
-    with pytest.warns(UserWarning, match="returned loaders named 'long', 'short' before and returns 'long', 'other' now"):
+    with pytest.warns(
+        UserWarning, match="returned loaders named 'long', 'short' before and returns loaders named 'long', 'other' now"
+    ):
         run = several(data, reload_dataloaders_every_n_epochs=1, max_epochs=2, callbacks=[Look()])
     assert workers == [2, 2]  # those of the loader that is gone have ended
     assert run.model.names == ["long", "other"]
@@ -427,5 +429,5 @@ def test_what_is_echoed_and_what_not_is_said_once(caplog: pytest.LogCaptureFixtu
     said = [
         each.getMessage() for each in caplog.records if "lightning_echo" in each.getMessage() or each.name == "lightning_echo"
     ]
-    assert said[0] == "lightning_echo: loaders that are echoed: short; left as they are: long"
+    assert said[0] == "lightning_echo: loaders that are echoed: short; not echoed: long"
     assert [each.split(", factor")[0] for each in said[1:]] == ["short: before_augmentation"]

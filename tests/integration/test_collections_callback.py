@@ -146,7 +146,7 @@ def test_a_schedule_begins_with_its_first_factor_for_all_and_full_passes_follow_
 
 @pytest.mark.parametrize("controller", [TargetIdle(), FactorSchedule({0: 2.0})])
 def test_a_controller_beside_factors_of_their_own_is_refused_before_training(controller: Controller) -> None:
-    message = r"factors of their own \(long 2, short 4\).*give all of them the same factor"
+    message = r"different echo factors \(long 2, short 4\).*give all of them the same factor"
     with pytest.raises(MisconfigurationException, match=message):
         several(Several(), named(controller, long=2, short=4))
     data = echoed("dict", loaders={"long": EchoConfig(2), "short": EchoConfig(4)})
@@ -200,7 +200,7 @@ def test_after_a_resume_echo_loaders_passed_to_fit_take_the_new_length_of_a_new_
 
 def test_a_controller_refuses_echo_loaders_with_factors_of_their_own_in_fit() -> None:
     loaders = {name: EchoLoader(plain_loader(name), factor, seed=1) for factor, name in enumerate(NAMES, 1)}
-    with pytest.raises(MisconfigurationException, match=r"factors of their own \(long 1, short 2\)"):
+    with pytest.raises(MisconfigurationException, match=r"different echo factors \(long 1, short 2\)"):
         in_fit(loaders, EchoCallback(TargetIdle()))
 
 

@@ -238,10 +238,14 @@ def test_states_are_plain_and_named_and_those_that_lightning_saves(tmp_path: Pat
 def test_a_state_of_other_loaders_is_refused_with_their_names(tmp_path: Path) -> None:
     save = SaveAt(tmp_path, [8])
     fit(echoed("dict"), model=SeveralRecorder(), callbacks=[save])
-    with pytest.raises(EchoStateError, match="the state is of 'long', 'short', here is '0', '1'"):
+    with pytest.raises(
+        EchoStateError, match="the state belongs to loaders named 'long', 'short', but this run has loaders named '0', '1'"
+    ):
         fit(echoed("list"), model=SeveralRecorder(), ckpt_path=save.path(8))
     single = EchoDataModule.from_dataloaders(plain_loader("long"), Several().val_dataloader(), factor=2)
-    with pytest.raises(EchoStateError, match="the state is of 'long', 'short', here is a single loader"):
+    with pytest.raises(
+        EchoStateError, match="the state belongs to loaders named 'long', 'short', but this run has a single loader"
+    ):
         fit(single, ckpt_path=save.path(8))
 
 
@@ -253,7 +257,9 @@ def test_a_state_of_a_single_loader_is_what_it_was_and_is_refused_for_several(tm
     assert "loaders" not in state
     assert "epoch_goes_on" not in state
     assert state.keys() == {*EchoLoader(plain_loader("long"), 2).state_dict(), "trainer"}
-    with pytest.raises(EchoStateError, match="the state is of a single loader, here is 'long', 'short'"):
+    with pytest.raises(
+        EchoStateError, match="the state belongs to a single loader, but this run has loaders named 'long', 'short'"
+    ):
         fit(echoed("dict"), model=SeveralRecorder(), ckpt_path=save.path(8))
 
 

@@ -71,7 +71,9 @@ def test_a_second_trainer_is_told_that_what_it_would_echo_is_in_use_and_the_firs
     }[same]
 
     def refused() -> None:
-        with pytest.raises(MisconfigurationException, match=f"^{message} is in use by another Trainer, whose fit is under way"):
+        with pytest.raises(
+            MisconfigurationException, match=f"^{message} is in use by another Trainer, whose fit is still running"
+        ):
             second()
 
     model = beside(first, refused)

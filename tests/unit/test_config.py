@@ -13,6 +13,7 @@ from omegaconf.errors import ConfigTypeError
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoConfig, EchoDataModule, EchoLoader, InsertionPoint
+from lightning_echo.config import read_options
 
 DEFAULTS = {"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "epoch_length": "fixed", "seed": None}
 OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard", "loaders"}  # no options of echoing
@@ -124,3 +125,22 @@ def test_every_insertion_point_has_its_name() -> None:
 def test_bad_values_are_refused_at_once(options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         EchoConfig(**options)
+
+
+# ---------------------------------------------------------------------- the options that a user gives
+
+
+def test_options_by_name_are_read_as_such() -> None:
+    assert read_options("echo", {"a": EchoConfig(factor=2)}) == {"a": EchoConfig(factor=2)}
+    assert read_options("echo", {"a": {"factor": 2}}) == {"a": EchoConfig(factor=2)}
+    with pytest.raises(ValueError, match="echo is empty"):
+        read_options("echo", {})
+    with pytest.raises(TypeError, match="echo must map names of loaders to an EchoConfig each, got 0: EchoConfig"):
+        read_options("echo", {0: EchoConfig(factor=2)})
+
+
+def test_options_of_all_loaders_are_read_from_a_mapping_too() -> None:
+    assert read_options("echo", {"factor": 2}) == EchoConfig(factor=2)
+    assert read_options("echo", None) is None
+    with pytest.raises(TypeError, match="echo must be an EchoConfig, a dict or DictConfig of its options"):
+        read_options("echo", 4)

@@ -28,7 +28,7 @@ from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.loading.sizing import free_memory_bytes
 from lightning_echo.protecting.copies import ThrowAwayCopies
 from lightning_echo.training.collection import leaves_of, with_leaves
-from lightning_echo.training.other_package import refuse_other_package
+from lightning_echo.training.refusals import refuse_other_package
 
 __all__ = ["TrainingData", "nothing"]
 

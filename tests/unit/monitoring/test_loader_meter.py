@@ -13,7 +13,7 @@ from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.monitoring.loader_meter import NOT_KNOWN, LoaderMeter, SecondsPerBatch, costs_of
-from lightning_echo.training.several import EchoLoaders
+from lightning_echo.training.collection import EchoLoaders
 from lightning_echo.workers.seconds import StageSeconds
 
 DEVICE = 0.01

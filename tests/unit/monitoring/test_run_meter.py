@@ -12,7 +12,7 @@ from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.timing import StepTimer
 from lightning_echo.monitoring.run_counts import Examples
 from lightning_echo.monitoring.run_meter import RunMeter
-from lightning_echo.training.several import EchoLoaders
+from lightning_echo.training.collection import EchoLoaders
 from lightning_echo.workers.seconds import StageSeconds
 
 FETCH = "[_TrainingEpochLoop].train_dataloader_next"
@@ -150,7 +150,7 @@ def test_a_plain_loader_with_workers_begins_anew_in_each_epoch(workers):
 
 
 def test_beside_a_plain_loader_with_workers_the_first_batch_is_taken_out_in_each_epoch():
-    loaders = Together({"a": Loader()}, beside=("b",))
+    loaders = Together({"a": Loader()}, not_echoed=("b",))
     for workers, expected in ((2, ([0.0] * 3, [9.0] * 3)), (0, ([0.0, 0.9, 0.9], [9.0, None, None]))):
         run = Run(loaders)
         run.meter.stop()

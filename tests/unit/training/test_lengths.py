@@ -1,15 +1,24 @@
-"""How a Trainer comes to hear of a new length, and what forbids one; the Trainers here have attributes and nothing else."""
+"""How long a run will be, how a Trainer learns of a new length, and what forbids one; the Trainers here only have attributes."""
 
+from collections import deque
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader
-from lightning_echo.training.lengths import Estimate, Reload, check_factor, too_short_schedules
+from lightning_echo.training.collection import EchoLoaders
+from lightning_echo.training.lengths import (
+    Reload,
+    StepsEstimate,
+    check_factor_during_training,
+    forecast,
+    too_short_schedules,
+)
 
 
 def attached(**attributes):
@@ -74,36 +83,36 @@ class TestReload:
         assert reload.end() is True
 
 
-class TestEstimate:
+class TestStepsEstimate:
     """Lightning sets optimizers when they are configured, and the training loader when it is asked for."""
 
     def estimate(self, optimizers):
-        trainer, estimate = SimpleNamespace(optimizers=optimizers, train_dataloader=None), Estimate()
-        estimate.begin(trainer)
+        trainer, estimate = SimpleNamespace(optimizers=optimizers, train_dataloader=None), StepsEstimate()
+        estimate.begin_fit(trainer)
         return estimate, trainer
 
     def test_a_loader_that_is_asked_for_before_optimizers_are_configured_was_read_for_the_estimate(self):
         estimate, trainer = self.estimate(["those of an earlier fit"])
-        estimate.asked(trainer)
+        estimate.loader_asked(trainer)
         assert estimate.was_read
 
     def test_one_that_is_asked_for_after_was_not(self):
         estimate, trainer = self.estimate([])
         trainer.optimizers = ["of this fit"]
-        estimate.configured(trainer)
-        estimate.asked(trainer)
+        estimate.optimizers_configured(trainer)
+        estimate.loader_asked(trainer)
         assert not estimate.was_read
 
     def test_one_that_is_there_when_optimizers_are_configured_was(self):
         estimate, trainer = self.estimate([])
         trainer.train_dataloader = ["batches"]
-        estimate.configured(trainer)
+        estimate.optimizers_configured(trainer)
         assert estimate.was_read
 
     def test_the_next_fit_begins_anew(self):
         estimate, trainer = self.estimate([])
-        estimate.asked(trainer)
-        estimate.begin(trainer)
+        estimate.loader_asked(trainer)
+        estimate.begin_fit(trainer)
         assert not estimate.was_read
 
 
@@ -111,7 +120,7 @@ class TestAFactorDuringTraining:
     @pytest.mark.parametrize("factor", [2.5, 8.0])
     def test_that_makes_epochs_longer_than_one_cycle_is_refused(self, factor):
         with pytest.raises(MisconfigurationException, match=r"'full_pass' and OneCycleLR: .* Use epoch_length='fixed'"):
-            check_factor(scheduled(one_cycle), echoed(), factor)
+            check_factor_during_training(scheduled(one_cycle), echoed(), factor)
 
     @pytest.mark.parametrize(
         ("make", "interval", "epoch_length", "factor"),
@@ -126,13 +135,13 @@ class TestAFactorDuringTraining:
     )
     def test_of_any_other_kind_is_not(self, make, interval, epoch_length, factor):
         loader = echoed(epoch_length=epoch_length)
-        assert check_factor(scheduled(make, interval), loader, factor) is None
+        assert check_factor_during_training(scheduled(make, interval), loader, factor) is None
         assert loader.factor == 2.0, "it is only asked"
 
     def test_that_the_buffer_cannot_hold_is_refused(self):
         loader = EchoLoader(DataLoader(range(22), 4), 1.5, insertion_point="after_augmentation", buffer_size=2)
         with pytest.raises(ValueError, match="buffer_size=2 is too small for factor=8"):
-            check_factor(scheduled(None), loader, 8.0)
+            check_factor_during_training(scheduled(None), loader, 8.0)
 
 
 class TestSchedulesThatAreThroughTooSoon:
@@ -157,3 +166,77 @@ class TestSchedulesThatAreThroughTooSoon:
     ):
         trainer = scheduled(make, interval, max_steps=max_steps)
         assert too_short_schedules(trainer, echoed(epoch_length=epoch_length), factor) == ""
+
+
+# ---------------------------------------------------------------------- the forecast
+
+
+def sixteen_batches(factor: float = 4.0, **options: Any) -> EchoLoader:
+    """Returns a loader of 16 batches in a pass."""
+    data: Any = list(range(64))
+    return EchoLoader(DataLoader(data, 4), factor, insertion_point="after_augmentation", **options)
+
+
+def trainer_for(max_epochs: int | None = 8, limit_train_batches: int | float = 1.0) -> Any:
+    return SimpleNamespace(max_epochs=max_epochs, limit_train_batches=limit_train_batches)
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "expected"),
+    [
+        ({}, {}, "8 epochs x 16 steps = 2 passes over the data at factor 4"),
+        ({"factor": 1.0}, {}, "8 epochs x 16 steps = 8 passes over the data at factor 1"),
+        ({}, {"max_epochs": 4}, "4 epochs x 16 steps = 1 pass over the data at factor 4"),
+        ({"epoch_length": "full_pass"}, {}, "8 epochs x 64 steps = 8 passes over the data at factor 4"),
+        ({}, {"limit_train_batches": 4}, "8 epochs x 4 steps = 0.5 passes over the data at factor 4"),
+        ({}, {"limit_train_batches": 100}, "8 epochs x 16 steps = 2 passes over the data at factor 4"),
+        ({}, {"limit_train_batches": 0.5}, "8 epochs x 8 steps = 1 pass over the data at factor 4"),
+        ({"factor": 2.5}, {"max_epochs": 1000}, "1,000 epochs x 16 steps = 400 passes over the data at factor 2.5"),
+    ],
+)
+def test_passes_are_the_steps_over_those_of_a_pass_and_the_factor(options: Any, told: Any, expected: str) -> None:
+    line = forecast(trainer_for(**told), sixteen_batches(**options))
+    assert line.split(", ")[0].startswith(expected.split(", ")[0])
+    assert line.startswith(expected)
+
+
+@pytest.mark.parametrize(("epochs", "factor", "workers"), [(2, 4.0, 0), (8, 4.0, 2), (3, 2.5, 1), (4, 2.0, 0)])
+def test_a_short_run_is_told_how_far_it_really_comes(epochs: int, factor: float, workers: int) -> None:
+    def make() -> EchoLoader:
+        plain = DataLoader(list(range(256)), 4, shuffle=True, num_workers=workers)  # type: ignore[arg-type]
+        return EchoLoader(plain, factor, insertion_point="after_augmentation", seed=3)
+
+    loader = make()
+    for _ in range(epochs):
+        deque(loader, maxlen=0)
+    loader.close()
+    line = forecast(trainer_for(max_epochs=epochs), make())
+    assert line.endswith(f", {loader.counts.fresh / 256:.3g} with the fresh examples that fill the buffer first")
+    assert forecast(trainer_for(max_epochs=epochs), loader) == line.rpartition(", ")[0], "a run that goes on has filled it"
+
+
+@pytest.mark.parametrize(("epochs", "factor"), [(400, 4.0), (8, 1.0)])
+def test_where_it_makes_no_difference_nothing_is_line_of_it(epochs: int, factor: float) -> None:
+    assert "fill the buffer" not in forecast(trainer_for(max_epochs=epochs), sixteen_batches(factor))
+
+
+@pytest.mark.parametrize("told", [{"max_epochs": None}, {"max_epochs": -1}, {"limit_train_batches": 0}])
+def test_nothing_is_line_of_a_run_without_an_end_or_without_steps(told: Any) -> None:
+    assert forecast(trainer_for(**told), sixteen_batches()) == ""
+
+
+def test_without_a_length_passes_end_epochs() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(8))
+
+    loader = EchoLoader(DataLoader(Stream(), 4), 3)
+    assert (
+        forecast(trainer_for(), loader) == "an epoch ends where a pass over the data ends, and has factor 3 times as many steps"
+    )
+
+
+def test_of_several_loaders_their_names_are_line() -> None:
+    loaders = {"scans": sixteen_batches(), "text": sixteen_batches()}
+    assert forecast(trainer_for(), EchoLoaders(loaders)) == "loaders that are echoed: scans, text"
+    assert forecast(trainer_for(), EchoLoaders(loaders, ("rest",))) == "loaders that are echoed: scans, text; not echoed: rest"

@@ -73,7 +73,7 @@ def follow(hooks: TransferHooks, model: Any, datamodule: Any = None, point: str 
     loader = EchoLoader(LOADERS, 2, insertion_point=point)
     strategy = SingleDeviceStrategy(HERE)
     told = {"training": True, "strategy": strategy, "lightning_module": model, "datamodule": datamodule, **trainer}
-    hooks.follow(loader, SimpleNamespace(**told))
+    hooks.bind(loader, SimpleNamespace(**told))
     return loader
 
 
@@ -173,7 +173,7 @@ def test_where_nobody_trains_nothing_is_bound(trainer: Any) -> None:
     model, hooks = Overrides(), TransferHooks()
     assert not follow(hooks, model, **trainer).is_transferred
     loader = EchoLoader(LOADERS, 2, insertion_point="after_transfer")
-    hooks.follow(loader, None)
+    hooks.bind(loader, None)
     assert not loader.is_transferred
     assert not set(NAMES) & set(vars(model))
 

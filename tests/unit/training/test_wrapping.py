@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoConfig, EchoLoader
-from lightning_echo.training.wrapping import Wrapping, read_options
+from lightning_echo.training.wrapping import Wrapping
 
 POINT = "after_augmentation"
 TRAINER = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 2, "rank": 1})
@@ -67,19 +67,3 @@ def test_an_error_names_the_loader_where_it_has_a_name(loader: Any, error: type[
     with pytest.raises(error) as named:
         wrapping().wrap({"a": loader, "b": plain()}, {}, None, None)
     assert str(named.value) == f"loader 'a': {alone.value}"
-
-
-def test_options_by_name_are_read_as_such() -> None:
-    assert read_options("echo", {"a": EchoConfig(factor=2)}) == {"a": EchoConfig(factor=2)}
-    assert read_options("echo", {"a": {"factor": 2}}) == {"a": EchoConfig(factor=2)}
-    with pytest.raises(ValueError, match="echo is empty"):
-        read_options("echo", {})
-    with pytest.raises(TypeError, match="echo must map names of loaders to an EchoConfig each, got 0: EchoConfig"):
-        read_options("echo", {0: EchoConfig(factor=2)})
-
-
-def test_options_of_all_loaders_are_read_from_a_mapping_too() -> None:
-    assert read_options("echo", {"factor": 2}) == EchoConfig(factor=2)
-    assert read_options("echo", None) is None
-    with pytest.raises(TypeError, match="echo must be an EchoConfig, a dict or DictConfig of its options"):
-        read_options("echo", 4)

@@ -5,35 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
+from trainers import trainer_at
 
 from lightning_echo import EchoLoader
-from lightning_echo.training.ties import Ties
-
-
-def counted(**numbers):
-    return SimpleNamespace(current=SimpleNamespace(**{"ready": 0, "started": 0, "processed": 0, "completed": 0, **numbers}))
-
-
-def trainer_at(batches=0, *, length=10, done=None, epochs=(1, 1, 0), **attributes):
-    """Returns a Trainer that has made ``batches`` ready, of which ``done`` are completed, in an epoch of ``length``."""
-    done = batches if done is None else done
-    ready, started, processed = epochs
-    return SimpleNamespace(
-        **{
-            "fit_loop": SimpleNamespace(
-                epoch_progress=counted(ready=ready, started=started, processed=processed),
-                epoch_loop=SimpleNamespace(batch_progress=counted(ready=batches, completed=done)),
-                batch_idx=batches - 1,
-                total_batch_idx=100 + batches - 1,
-            ),
-            "training": True,
-            "num_training_batches": length,
-            "is_last_batch": batches == length,
-            "ckpt_path": None,
-            "limit_train_batches": 0.5,
-            **attributes,
-        }
-    )
+from lightning_echo.training.trainer_link import TrainerLink
 
 
 class Stream(IterableDataset):
@@ -50,15 +25,15 @@ def loader():
     return loader_over(range(22))
 
 
-def tied(trainer, loader, trained_on=None):
+def connected(trainer, loader, trained_on=None):
     attached = SimpleNamespace(trainer=trainer)
-    ties = Ties(attached, "EchoCallback")
-    ties.tie(loader, loader if trained_on is None else trained_on)
-    return ties, attached
+    link = TrainerLink(attached, "EchoCallback")
+    link.connect(loader, loader if trained_on is None else trained_on)
+    return link, attached
 
 
 def test_a_loader_of_its_own_asks_where_the_trainer_is(loader):
-    tied(trainer_at(3, done=2, ckpt_path="x.ckpt"), loader)
+    connected(trainer_at(3, done=2, ckpt_path="x.ckpt"), loader)
     place = loader.trainer_place()
     assert (place.in_epoch, place.epoch_batches, place.in_step, place.limit) == (3, 10, True, 0.5)
     assert (place.ended, place.is_over, place.resumes) == (0, False, True)
@@ -68,55 +43,55 @@ def test_a_loader_of_its_own_asks_where_the_trainer_is(loader):
 
 @pytest.mark.parametrize(("epochs", "is_over"), [((2, 2, 2), True), ((2, 2, 1), False), ((2, 1, 1), False)])
 def test_an_epoch_is_over_when_all_that_were_begun_are(loader, epochs, is_over):
-    tied(trainer_at(epochs=epochs), loader)
+    connected(trainer_at(epochs=epochs), loader)
     assert loader.trainer_place().is_over is is_over
     assert loader.trainer_place().ended == epochs[2]
 
 
 @pytest.mark.parametrize("changed", [{"training": False}, {"num_training_batches": math.inf}])
 def test_where_nothing_is_trained_or_no_length_is_known_no_epoch_has_batches(loader, changed):
-    tied(trainer_at(3, **changed), loader)
+    connected(trainer_at(3, **changed), loader)
     assert loader.trainer_place().epoch_batches == -1
 
 
 @pytest.mark.parametrize(("batches", "goes_on"), [(0, False), (1, True), (9, True), (10, False)])
 def test_one_of_several_asks_whether_the_epoch_goes_on(loader, batches, goes_on):
-    tied(trainer_at(batches), loader, {"scans": loader, "text": [1, 2]})
+    connected(trainer_at(batches), loader, {"scans": loader, "text": [1, 2]})
     assert loader.epoch_goes_on() is goes_on
     assert loader.trainer_place is None
 
 
 def test_where_a_batch_is_fetched_ahead_the_loader_hears_which_one_is_in_use():
     loader = loader_over(Stream())
-    tied(trainer_at(3, length=math.inf), loader)
+    connected(trainer_at(3, length=math.inf), loader)
     assert loader.batches_used() == (103, 3)
 
 
 def test_where_none_is_it_does_not(loader):
-    tied(trainer_at(3), loader)
+    connected(trainer_at(3), loader)
     assert loader.batches_used is None
     stream = loader_over(Stream())
-    tied(trainer_at(3, length=10), stream)  # limit_train_batches gives it a length
+    connected(trainer_at(3, length=10), stream)  # limit_train_batches gives it a length
     assert stream.batches_used() is None
 
 
 def test_the_limit_is_that_of_the_trainer_if_there_is_one(loader):
-    ties, attached = tied(trainer_at(), loader)
-    ties.limit(loader)
+    link, attached = connected(trainer_at(), loader)
+    link.set_limit(loader)
     assert loader.limit_train_batches == 0.5
     attached.trainer = None
-    ties.limit(loader)
+    link.set_limit(loader)
     assert loader.limit_train_batches is None
 
 
 def test_without_a_trainer_nothing_is_known(loader):
-    tied(None, loader)
+    connected(None, loader)
     assert loader.trainer_place() is None
 
 
 def test_a_loader_that_is_left_keeps_the_last_answer_until_it_is_used(loader):
-    ties, attached = tied(trainer_at(3), loader, {"scans": loader})
-    ties.untie([loader])
+    link, attached = connected(trainer_at(3), loader, {"scans": loader})
+    link.disconnect([loader])
     attached.trainer = None
     assert loader.factor_owner == ""
     assert loader.limit_train_batches is None
@@ -126,8 +101,8 @@ def test_a_loader_that_is_left_keeps_the_last_answer_until_it_is_used(loader):
 
 
 def test_the_place_that_is_kept_is_none_of_a_training(loader):
-    ties, attached = tied(trainer_at(3, ckpt_path="x.ckpt"), loader)
-    ties.untie([loader])
+    link, attached = connected(trainer_at(3, ckpt_path="x.ckpt"), loader)
+    link.disconnect([loader])
     attached.trainer = None
     place = loader.trainer_place()
     assert (place.in_epoch, place.epoch_batches, place.resumes) == (3, -1, False)

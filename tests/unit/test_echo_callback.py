@@ -1,0 +1,159 @@
+"""`EchoCallback` by itself: its options, what it attaches to, and what is in its state; Trainers have only attributes here."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from torch.utils.data import DataLoader
+from trainers import trainer_at
+
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule, TargetIdle
+
+
+class Data(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(range(16), batch_size=4)  # type: ignore[arg-type, var-annotated]
+
+
+class Model(pl.LightningModule):
+    """Has no data."""
+
+
+def set_up(callback: EchoCallback, datamodule: Any = None, *, stage: str = "fit", others: Any = ()) -> Any:
+    """Returns a Trainer that has set the callback up."""
+    told = {
+        "callbacks": [callback, *others],
+        "datamodule": datamodule,
+        "strategy": SimpleNamespace(process_dataloader=lambda loader: loader),
+        "state": SimpleNamespace(fn=TrainerFn.FITTING, status=TrainerStatus.RUNNING),
+        "optimizers": [],
+        "reload_dataloaders_every_n_epochs": 0,
+        "overfit_batches": 0,
+        "max_epochs": -1,
+        "distributed_sampler_kwargs": None,
+    }
+    trainer = trainer_at(length=math.inf, epochs=(0, 0, 0), **told)
+    callback.setup(trainer, Model(), stage)
+    return trainer
+
+
+# ---------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"controller": 4}, TypeError, r"controller must be a Controller such as TargetIdle\(\), or None, got 4"),
+        ({"factor": "auto", "controller": FactorSchedule({0: 2})}, ValueError, "leave one of the two out"),
+        ({"factor": 2, "echo": EchoConfig(2)}, ValueError, r"has options in echo=EchoConfig.* and in factor=2: give all of them"),
+        ({"echo": {}}, ValueError, "echo is empty"),
+        ({"echo": 4}, TypeError, "echo must be an EchoConfig"),
+        ({"seed": "x"}, TypeError, "seed must be an integer"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        EchoCallback(**arguments)
+
+
+def test_auto_is_a_controller_with_its_defaults() -> None:
+    controller = EchoCallback(factor="auto").controller
+    assert type(controller) is TargetIdle
+    assert repr(controller) == repr(TargetIdle())
+    assert EchoCallback(factor=4).controller is None
+
+
+# ---------------------------------------------------------------------- the beginning and the end of a fit
+
+
+@pytest.mark.parametrize(("callback", "stage"), [(EchoCallback(), "fit"), (EchoCallback(factor=4), "validate")])
+def test_where_nothing_is_to_be_echoed_nothing_is_attached(callback: EchoCallback, stage: str) -> None:
+    data = Data()
+    trainer = set_up(callback, data, stage=stage)
+    before = vars(trainer.strategy).keys()
+    assert isinstance(data.train_dataloader(), DataLoader)
+    assert callback.attachment.trainer is None
+    callback.teardown(trainer, Model(), stage)
+    assert vars(trainer.strategy).keys() == before
+
+
+def test_options_are_those_of_the_loader_until_the_fit_ends() -> None:
+    callback, data = EchoCallback(factor=4, insertion_point="after_augmentation", seed=3), Data()
+    trainer = set_up(callback, data)
+    loader = data.train_dataloader()
+    assert (type(loader), loader.factor, loader.seed) == (EchoLoader, 4, 3)
+    callback.teardown(trainer, Model(), "fit")
+    assert isinstance(data.train_dataloader(), DataLoader)
+
+
+def test_the_first_factor_is_the_controllers() -> None:
+    data = Data()
+    set_up(EchoCallback(FactorSchedule({0: 3})), data)
+    assert data.train_dataloader().factor == 3
+    echoed = EchoDataModule(Data(), 2)
+    set_up(EchoCallback(FactorSchedule({0: 3})), echoed)
+    assert echoed.factor == 3
+
+
+def test_a_controller_does_not_begin_where_loaders_have_different_factors() -> None:
+    options = {"a": EchoConfig(2), "b": EchoConfig(4)}
+    for callback, data in (
+        (EchoCallback(FactorSchedule({0: 3}), echo=options), Data()),
+        (EchoCallback(FactorSchedule({0: 3})), EchoDataModule(Data(), loaders=options)),
+    ):
+        with pytest.raises(MisconfigurationException, match=r"different echo factors \(a 2, b 4\)"):
+            set_up(callback, data)
+
+
+def test_two_of_them_in_a_trainer_are_refused() -> None:
+    with pytest.raises(MisconfigurationException, match="the Trainer has 2 EchoCallbacks, of which only one can echo and decide"):
+        set_up(EchoCallback(), others=[EchoCallback(factor=2)])
+
+
+def test_a_second_fit_is_refused_and_leaves_the_first_one_echoed() -> None:
+    callback, data = EchoCallback(factor=4), Data()
+    set_up(callback, data)
+    with pytest.raises(MisconfigurationException, match=r"^EchoCallback is in use by another Trainer") as refused:
+        set_up(callback, Data())
+    callback.on_exception(SimpleNamespace(), Model(), refused.value)  # type: ignore[arg-type]  # of the Trainer that was refused
+    assert isinstance(data.train_dataloader(), EchoLoader)
+
+
+def test_a_data_module_that_leaves_the_factor_open_is_decided_for_by_a_callback_without_options() -> None:
+    callback, data = EchoCallback(), EchoDataModule(Data(), "auto")
+    set_up(callback, data)
+    assert data.factor == 1
+    assert callback.state_dict()["controller"] != {}
+    assert EchoCallback().state_dict()["controller"] == {}
+
+
+# ---------------------------------------------------------------------- state
+
+
+def test_the_state_says_whether_the_loader_was_echoed_here_and_where_it_stands() -> None:
+    callback, data = EchoCallback(factor=4), Data()
+    trainer = set_up(callback, data)
+    keys = {"epoch", "attached", "wrapped", "loader", "meter", "controller", "recent", "reports"}
+    state = callback.state_dict()
+    assert set(state) == keys
+    assert (state["attached"], state["wrapped"], state["loader"]) == (True, False, None)
+    loader = data.train_dataloader()
+    state = callback.state_dict()
+    assert (state["wrapped"], state["loader"]) == (True, loader.state_dict())
+    callback.teardown(trainer, Model(), "fit")
+    assert callback.state_dict()["attached"], "a checkpoint may be saved after the fit"
+
+
+@pytest.mark.parametrize(("callback", "kept"), [(EchoCallback(), False), (EchoCallback(factor=4), True)])
+def test_a_loaders_state_stays_in_the_checkpoint_only_where_it_can_be_taken(callback: EchoCallback, kept: bool) -> None:
+    trainer = set_up(callback, Data())
+    loop = {"combined_loader": [EchoLoader(DataLoader(range(16), 4), 4).state_dict()]}  # type: ignore[arg-type]
+    saved = {"callbacks": {callback.state_key: {"wrapped": True}}, "loops": {"fit_loop": {"state_dict": loop}}}
+    callback.on_load_checkpoint(trainer, Model(), saved)
+    assert ("combined_loader" in loop) is kept

@@ -1,0 +1,65 @@
+"""Hooks on instances: bound in the place of what was there, and taken away without a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_echo.training.hooks import BoundHooks
+
+
+class Data:
+    """Has a method, and nothing on the instance."""
+
+    def batches(self) -> list[int]:
+        return [1]
+
+
+def test_an_instance_without_an_attribute_of_its_own_has_that_of_its_class_again() -> None:
+    data, hooks = Data(), BoundHooks()
+    hooks.bind(data, "batches", lambda: [2])
+    assert data.batches() == [2]
+    hooks.unbind()
+    assert data.batches() == [1]
+    assert vars(data) == {}
+
+
+def test_an_instance_with_an_attribute_of_its_own_gets_it_back() -> None:
+    data, hooks = Data(), BoundHooks()
+    for own in (lambda: [3], None):  # None is an attribute like any other
+        vars(data)["batches"] = own
+        hooks.bind(data, "batches", lambda: [2])
+        hooks.unbind()
+        assert vars(data) == {"batches": own}
+
+
+def test_they_may_be_unbound_at_any_time_and_bound_again() -> None:
+    data, hooks = Data(), BoundHooks()
+    hooks.unbind()
+    for _ in range(2):
+        assert not hooks.are_bound
+        hooks.bind(data, "batches", lambda: [2])
+        assert hooks.are_bound
+        hooks.unbind()
+        hooks.unbind()
+        assert data.batches() == [1]
+
+
+def test_what_somebody_else_has_put_there_meanwhile_stays() -> None:
+    replaced, removed, hooks = Data(), Data(), BoundHooks()
+    for data in (replaced, removed):
+        hooks.bind(data, "batches", lambda: [2])
+    theirs: Any = lambda: [4]  # noqa: E731
+    replaced.batches = theirs  # type: ignore[method-assign]
+    del vars(removed)["batches"]
+    hooks.unbind()
+    assert vars(replaced) == {"batches": theirs}
+    assert vars(removed) == {}
+
+
+def test_a_stand_in_that_has_copied_the_hook_of_another_instance_loses_it_too() -> None:
+    inner, outer, hooks = Data(), Data(), BoundHooks()
+    hooks.bind(inner, "batches", lambda: [2])
+    hooks.bind(outer, "batches", lambda: [3])
+    vars(outer)["batches"] = inner.batches
+    hooks.unbind()
+    assert vars(inner) == vars(outer) == {}
