@@ -227,7 +227,7 @@ class Watch:
     def _filled_as_usual(self, samples: list[Any], found: list[weakref.ref[Placeholder]]) -> list[Any]:
         """What `_filled_by_look` does, in a third of the time; empty where one of the samples is not the usual one."""
         calls, places, filled = iter(self._calls), self._places, []
-        if len(self._calls) != len(places) * len(samples):
+        if not places or len(self._calls) != len(places) * len(samples):
             return []
         for sample in samples:
             if type(sample) is not tuple:

@@ -150,6 +150,15 @@ UNFITTING = {
 
 
 @pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("name", FITTING)
+def test_an_example_for_which_no_transform_is_called_is_refused_whatever_the_convention(name, many):
+    _, convention, names = FITTING[name]
+    data = Data(lambda self, index: (f"image {index}", index), convention, names)
+    with pytest.raises(SplitRefused, match="0 times where 1 would be expected"):
+        data.load_many([3]) if many else data.load(3)
+
+
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("name", UNFITTING)
 def test_what_does_not_fit_is_refused_with_the_reason(name, many):
     getitem, reason = UNFITTING[name]
