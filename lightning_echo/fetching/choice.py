@@ -16,7 +16,7 @@ from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.prove import ignores_index, read_plainly
 from lightning_echo.splitting.splits import Split, find_split, make_stages
-from lightning_echo.splitting.stages import Stages, WholeDataset
+from lightning_echo.splitting.stages import Stages, uncut_stages
 
 __all__ = ["Choice", "choose", "reads_whole_batches"]
 
@@ -88,10 +88,10 @@ def _choose_of_stream(point: InsertionPoint) -> Choice:
     reason = "the data set is a stream, which has no index"
     if point is InsertionPoint.auto:
         point = earliest(Needs.examples)
-        return Choice(point, reason, WholeDataset, *_of_whole(point), 0)
+        return Choice(point, reason, uncut_stages, *_of_whole(point), 0)
     if point not in points_from(Needs.examples):
         raise ValueError(f"{point.option} is impossible here: {reason}. Use {_ways_out(Needs.examples)}")
-    return Choice(point, "", WholeDataset, *_of_whole(point), 0)
+    return Choice(point, "", uncut_stages, *_of_whole(point), 0)
 
 
 def _ways_out(needs: Needs) -> str:
@@ -140,7 +140,7 @@ def _whole(source: Source, point: InsertionPoint, reason: str) -> Choice:
                 f"{type(dataset).__name__} returns what comes next, whatever index it is asked for: "
                 "an example that is read again after a resume is another one"
             )
-    return Choice(point, reason, WholeDataset, reused, redone, item_bytes, caution)
+    return Choice(point, reason, uncut_stages, reused, redone, item_bytes, caution)
 
 
 def _split(split: Split, *, is_asked: bool) -> Choice:

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 from lightning_echo import EchoLoader
 from lightning_echo.protecting.seeding import Seeding, seeders
-from lightning_echo.splitting.chains import cut_chain, is_deterministic, put_in_place
+from lightning_echo.splitting.chains import cut_chain, is_deterministic, recorder_like
 from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.splits import find_split, make_stages
 
@@ -284,13 +284,13 @@ def test_an_empty_compose_is_a_transform_too():
     behaves_like(dataset, make_stages(dataset))
 
 
-def test_the_stand_in_is_a_compose_and_leaves_the_original_as_it_is():
-    compose, kept = Compose([Scale(), RandNoise()]), []
-    taken = put_in_place(compose, kept.append)
-    assert isinstance(taken, Compose)
-    taken(torch.ones(1))
-    assert torch.equal(taken(torch.ones(1), end=1), torch.full((1,), 2.0))  # runs what is to be kept
-    assert len(kept) == 1
+def test_the_recorder_is_a_compose_and_leaves_the_original_as_it_is():
+    compose, recorded = Compose([Scale(), RandNoise()]), []
+    recorder = recorder_like(compose, recorded.append)
+    assert isinstance(recorder, Compose)
+    recorder(torch.ones(1))
+    assert torch.equal(recorder(torch.ones(1), end=1), torch.full((1,), 2.0))  # runs what is to be kept
+    assert len(recorded) == 1
     assert type(compose) is Compose
 
 

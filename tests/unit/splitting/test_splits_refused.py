@@ -115,7 +115,7 @@ WRONG = {
     ),
     "on the second element": (
         lambda self, index: (index, self.transform(self.image(index))),
-        "without its transform",
+        "does not return the result of its transform where transform.image. and target_transform.target. would",
     ),
     "by keyword": (
         lambda self, index: (self.transform(image=self.image(index)), index),
@@ -123,7 +123,7 @@ WRONG = {
     ),
     "inside a dict": (
         lambda self, index: {"image": self.transform(self.image(index)), "label": index},
-        "without its transform",
+        "does not return the result of its transform where transform.image. and target_transform.target. would",
     ),
     "beside a draw of its own": (
         lambda self, index: (self.transform(self.image(index)), index + random.random()),
