@@ -171,6 +171,13 @@ def test_what_does_not_fit_is_refused_with_the_reason(name, many):
         data.load_many([3]) if many else data.load(3)
 
 
+def test_a_data_set_that_no_longer_has_the_transform_of_its_convention_is_refused_when_it_calls_another():
+    """A ``worker_init_fn`` may have changed it after the proof."""
+    data = Data(lambda self, index: (self.transform("image"), index), Convention.transforms_joint)
+    with pytest.raises(SplitRefused, match="calls its transform 1 times where 0 would be expected"):
+        data.load(3)
+
+
 def test_one_that_does_not_fit_is_enough_to_refuse_a_batch():
     data = Data(lambda self, index: (self.transform("image") if index % 5 == 0 else "image", index))
     assert data.load_many([0, 5, 10]) == [("image", 0), ("image", 5), ("image", 10)]
