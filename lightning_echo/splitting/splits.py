@@ -107,7 +107,7 @@ def _refused(raw: bool) -> Iterator[None]:
     try:
         yield
     except SplitRefused as refused:
-        if not raw or isinstance(refused, ReadRefused):
+        if not raw:
             raise
         raise ReadRefused(refused.reason) from refused.__cause__
 

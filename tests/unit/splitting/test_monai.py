@@ -201,6 +201,11 @@ def test_where_resampling_may_be_put_off_it_stays_together(lazy):
     assert (names(first), names(rest)) == (["Scale"], ["Spacing", "RandNoise"])
 
 
+def test_without_a_random_member_resampling_is_reused_too():
+    first, rest = cut_chain(Compose([Scale(), Spacing()], lazy=True))
+    assert (names(first), rest) == (["Scale", "Spacing"], [])
+
+
 @pytest.mark.parametrize(
     ("transform", "expected"),
     [
@@ -212,6 +217,9 @@ def test_where_resampling_may_be_put_off_it_stays_together(lazy):
         (Lambda(Scale()), True),
         (Lambda(v2.Resize(8)), True),
         (Lambda([v2.RandomCrop(8)]), False),
+        (Lambda({"image": lambda value: value}), False),
+        (Lambda({"image": Scale()}), True),
+        (Scale(np.float32), True),
         (OneOf([Scale()]), False),  # chooses
         (type("Scale", (Scale,), {})(), False),  # a user's own
     ],
@@ -224,6 +232,9 @@ def test_where_resampling_may_be_put_off_it_stays_together(lazy):
         "a transform",
         "torchvision",
         "random inside",
+        "a function inside",
+        "a transform inside",
+        "a class",
         "OneOf",
         "own",
     ],
@@ -292,6 +303,12 @@ def test_the_recorder_is_a_compose_and_leaves_the_original_as_it_is():
     assert torch.equal(recorder(torch.ones(1), end=1), torch.full((1,), 2.0))  # runs what is to be kept
     assert len(recorded) == 1
     assert type(compose) is Compose
+
+
+def test_the_recorder_hands_on_values_by_position_which_no_convention_fits():
+    recorded = []
+    recorder_like(Compose([Scale(), RandNoise()]), lambda *values: recorded.append(values))("image", 0, 1)
+    assert recorded == [("image", 0, 1)]
 
 
 class TestSeeding:

@@ -222,6 +222,14 @@ class TestRouting:
         assert [stages.augment(place, stages.load(place)) for place in range(3)] == [28, -64, 20]
         assert [subset[place] for place in range(3)] == [28, -64, 20]
 
+    def test_a_subset_of_a_subset_of_a_concat(self):
+        first, second = Squares(), StagedDataset.of(Numbers(5, 10), augment=double)
+        concat = ConcatDataset([first, second])
+        inner = Subset(concat, [12, 3])
+        subset = Subset(inner, [1, 0])
+        stages = subset_stages(subset, subset_stages(inner, concat_stages(concat, [method_stages(first), method_stages(second)])))
+        assert [stages.augment(place, stages.load(place)) for place in range(2)] == [-9, 24]
+
     def test_names_of_different_data_sets_are_joined_without_repeats(self):
         flips = Stages(abs, abs, reused=("load", "Resize"), redone=("Flip",))
         crops = Stages(abs, abs, reused=("load", "Pad"), redone=("Crop", "Flip"))

@@ -207,6 +207,19 @@ class Single(Plain):
         return self
 
 
+class SingleInSlots:
+    """Its copy is itself, and it has no attributes but those in slots."""
+
+    __slots__ = ("transform",)
+    __getitem__, __len__ = Plain.__getitem__, Plain.__len__
+
+    def __init__(self):
+        self.transform = add
+
+    def __copy__(self):
+        return self
+
+
 class OfTheClass(Plain):
     transform = staticmethod(add)
 
@@ -237,6 +250,7 @@ KINDS = {
     "a weak reference": (Weak, ZERO),
     "one state for all": (OneState, "a copy of OneState is not independent of it"),
     "a single one": (Single, "a copy of Single is not independent of it"),
+    "a single one in slots": (SingleInSlots, "a copy of SingleInSlots is not independent of it"),
     "of the class": (OfTheClass, SPLIT),
 }
 
