@@ -211,7 +211,7 @@ def data_sets_inside(dataset: Any, role: Role) -> Sequence[Any]:
 def pass_on(dataset: Any, role: Role, index: Any) -> tuple[int, Any]:
     """Returns the number of the data set inside that ``dataset`` passes an index on to, and the index there."""
     if role is Role.concat:
-        return locate(dataset.cumulative_sizes, int(index))
+        return locate(dataset.cumulative_sizes, index)
     return 0, dataset.indices[index] if role is Role.subset else index
 
 
@@ -223,7 +223,7 @@ def locate(ends: list[int], index: int) -> tuple[int, int]:
         index: May be negative.
     """
     if index < 0:
-        index += ends[-1]
+        index = index + ends[-1]  # not in place: it may be an element of a tensor of the user's
     place = bisect.bisect_right(ends, index)
     return place, index - ends[place - 1] if place else index
 

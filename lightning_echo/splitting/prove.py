@@ -29,7 +29,7 @@ from lightning_echo.protecting.seeding import seeders
 from lightning_echo.protecting.weight import nbytes
 from lightning_echo.splitting.cut import SplitRefused, leaves
 from lightning_echo.splitting.describe import Description, Role, data_sets_inside, pass_on
-from lightning_echo.splitting.staged import read_batch
+from lightning_echo.splitting.staged import AugmentedDataset, read_batch
 from lightning_echo.splitting.stages import Stages
 
 __all__ = ["PlainRead", "ignores_index", "indices_to_read", "prove", "read_plainly"]
@@ -59,13 +59,20 @@ def _ends(description: Description, dataset: Any) -> Sequence[Any]:
     if inside and description.role is Role.concat:
         starts = zip(inside, [0, *dataset.cumulative_sizes], strict=False)
         return [start + index for (part, held), start in starts for index in _ends(part, held)]
-    if not hasattr(type(dataset), "__len__"):
+    if not _has_length(dataset):
         return [0]
     every = range(len(dataset))
     if len(leaves(description)) > 1:
         found = _first_and_last(description, dataset, every)
         return sorted({index for pair in found.values() for index in pair})
     return [*every[:1], *every[-1:]]
+
+
+def _has_length(dataset: Any) -> bool:
+    """Returns whether ``len(dataset)`` works; a named cut has the length of the data set inside it."""
+    while isinstance(dataset, AugmentedDataset):
+        dataset = dataset._inner
+    return hasattr(type(dataset), "__len__")
 
 
 def _first_and_last(description: Description, dataset: Any, indices: Sequence[Any]) -> dict[int, tuple[Any, Any]]:

@@ -5,7 +5,7 @@ import pickle
 import pytest
 from torchvision.transforms import v2
 
-from lightning_echo.splitting.cut import SplitRefused, cut, leaves, pruned
+from lightning_echo.splitting.cut import ReadRefused, SplitRefused, cut, leaves, pruned
 from lightning_echo.splitting.describe import Chain, Convention, Description, Role, describe
 from lightning_echo.splitting.splits import make_stages
 
@@ -101,6 +101,13 @@ def test_it_can_be_printed_and_sent():
     found = cut(dataset, (Convention.transform, Convention.protocol), raw=False)
     assert str(found) == "Files: reuse [load, Resize], redo [Flip]\nFiles: reuse [load], redo [augment]"
     assert pickle.loads(pickle.dumps(found)) == found
+
+
+@pytest.mark.parametrize("kind", [SplitRefused, ReadRefused])
+def test_a_refusal_that_torch_has_made_again_from_its_message_names_the_way_out_once(kind):
+    again = kind(f"Caught {kind.__name__} in DataLoader worker process 0.\nOriginal Traceback ...\n{kind('it is round')}")
+    assert str(again).count("it is round. ") == str(again).count("StagedDataset.of(") == 1
+    assert str(again).startswith(f"Caught {kind.__name__} in")
 
 
 class Files:

@@ -148,6 +148,20 @@ def test_a_pair_that_says_nothing_new_is_no_way_of_its_own():
     assert Convention.transforms_joint not in describe(dataset).conventions
     dataset.transform = None  # the pair holds another one
     assert describe(dataset).conventions == (Convention.transforms_joint,)
+    dataset = datasets.FakeData(3, target_transform=v2.Identity())
+    dataset.target_transform = None
+    assert describe(dataset).conventions == (Convention.transforms_joint,)
+
+
+@pytest.mark.parametrize("name", ["transform", "target_transform", "transforms", "_transform", "_target_transform"])
+def test_an_empty_place_for_transforms_shows_the_convention(name):
+    class Empty(Dataset):
+        __getitem__ = must_not_run
+
+    dataset = Empty()
+    assert describe(dataset).conventions == ()
+    setattr(dataset, name, None)
+    assert describe(dataset).conventions == (Convention.transform,)
 
 
 @pytest.mark.parametrize(

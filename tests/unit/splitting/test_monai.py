@@ -17,6 +17,7 @@ from lightning_echo import EchoLoader
 from lightning_echo.protecting.seeding import Seeding, seeders
 from lightning_echo.splitting.chains import cut_chain, is_deterministic, recorder_like
 from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.prove import read_plainly
 from lightning_echo.splitting.splits import find_split, make_stages
 
 
@@ -324,6 +325,16 @@ class TestSeeding:
 
         assert drawn(1) == drawn(1) != drawn(2)
         assert len({*drawn(1), *drawn(2)}) == 4  # two transforms never draw in step
+
+    def test_the_proof_seeds_no_transform_that_its_copies_share_with_the_user(self):
+        class Shared(RandNoise):
+            def __deepcopy__(self, memo):
+                return self
+
+        dataset = Plain(items(), Shared())
+        assert set(seeders(dataset)) == {id(dataset.transform)}
+        read_plainly(dataset, [0])
+        assert vars(dataset.transform) == {}  # seeding sets R
 
     @pytest.mark.parametrize("kind", [Plain, Cache])
     def test_two_trainings_from_one_seed_draw_the_same_and_uses_differ(self, kind):

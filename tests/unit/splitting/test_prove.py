@@ -79,7 +79,11 @@ class TestIndices:
             def __getitem__(self, index):
                 return index
 
-        assert to_read(Endless()) == {0: (0, 0)}
+        class EndlessRaw(Endless):
+            read = decode = staticmethod(abs)
+
+        assert to_read(Endless()) == to_read(StagedDataset.of(Endless(), augment=abs)) == {0: (0, 0)}
+        assert to_read(StagedDataset.of(EndlessRaw(), augment=abs), raw=True) == {1: (0, 0)}
         assert to_read(Numbers(1)) == {0: (0, 0)}
         assert to_read(Numbers(0)) == {}
 

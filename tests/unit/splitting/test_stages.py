@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,6 +85,18 @@ class TestStagedDataset:
         dataset = Numbers()
         vars(dataset).update(attributes)
         assert is_staged(dataset) is expected
+
+    @pytest.mark.parametrize("annotation", [str, "str", Path, "Path"])
+    def test_a_method_that_takes_a_path_does_not_count(self, annotation):
+        def load(source):
+            raise AssertionError("called")
+
+        load.__annotations__["source"] = annotation
+        dataset = Numbers()
+        vars(dataset).update(load=load, augment=double)
+        assert not is_staged(dataset)
+        load.__annotations__["source"] = int
+        assert is_staged(dataset)
 
 
 class TestNamedCut:
