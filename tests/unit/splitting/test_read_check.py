@@ -171,6 +171,21 @@ def test_what_does_not_fit_is_refused_with_the_reason(name, many):
         data.load_many([3]) if many else data.load(3)
 
 
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(
+    ("getitem", "convention", "names"),
+    [
+        (lambda self, i: (self.transform("image"), i), Convention.transform_image, ("transform",)),
+        (lambda self, i: (self.target_transform(i), self.transform("image")), Convention.transform, PAIR),
+    ],
+    ids=["by position where the convention names the values", "image and target exchanged"],
+)
+def test_a_result_of_another_call_than_the_convention_makes_is_refused(getitem, convention, names, many):
+    data = Data(getitem, convention, names)
+    with pytest.raises(SplitRefused, match="does not return the result of its transform where"):
+        data.load_many([3]) if many else data.load(3)
+
+
 def test_a_data_set_that_no_longer_has_the_transform_of_its_convention_is_refused_when_it_calls_another():
     """A ``worker_init_fn`` may have changed it after the proof."""
     data = Data(lambda self, index: (self.transform("image"), index), Convention.transforms_joint)
