@@ -16,7 +16,7 @@ from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.prove import ignores_index, read_plainly
 from lightning_echo.splitting.splits import Split, find_split, make_stages
-from lightning_echo.splitting.stages import Stages, WholeDataset
+from lightning_echo.splitting.stages import Stages, uncut_stages
 
 __all__ = ["Choice", "choose", "reads_whole_batches"]
 
@@ -143,7 +143,7 @@ def _uncut_after_a_look(source: Source, point: InsertionPoint, reason: str) -> C
 def _uncut(point: InsertionPoint, reason: str, item_bytes: int = 0, caution: str = "") -> Choice:
     """Returns a choice that leaves the data set as it is: reading and decoding are then one stage, "load"."""
     reused = ["load", *(stage for stage in point.properties.reused if stage not in ("read", "decode"))]
-    return Choice(point, reason, WholeDataset, tuple(reused), point.properties.redone, item_bytes, caution)
+    return Choice(point, reason, uncut_stages, tuple(reused), point.properties.redone, item_bytes, caution)
 
 
 def _cut(split: Split, *, is_asked: bool) -> Choice:

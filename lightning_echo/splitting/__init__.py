@@ -1,18 +1,42 @@
 """Where a data set is cut: into what an echo reuses and what each use redoes, with the proof that this changes nothing.
 
-A data set goes through four steps, which stand in a row in ``splits.py``. Each is a file, and none knows of the next one:
+A data set goes through four steps. `splits.py` runs them in a row. Each step is a file that knows nothing of the next one:
 
-* ``describe(dataset)`` looks at it once: the data sets inside, how they lead to each other, how each may call its transforms,
-  and their names. It returns a frozen value that can be printed and sent; it makes no function and calls none of the user's.
-* ``cut(description, ...)`` cuts that at an insertion point: for each data set inside, what is reused and what is redone.
-* ``make(cut, dataset)`` makes the functions, `Stages`: of a throw-away copy for the proof, and in each worker, where the data set
-  is described again (a ``worker_init_fn`` may have changed it) and cut in the way that was proved.
-* ``prove(dataset, make, ...)`` compares what the stages return with what the data set returns.
+1. ``describe(dataset)`` looks at the data set once: the data sets inside it, how it passes indices on to them, the conventions
+   that each may follow, and the names of their transforms. It returns a value that can be printed and sent. 2.
+   ``cut(description, raw=...)`` cuts that value at an insertion point: what is reused and what is redone of each data set
+   inside. 3. ``make(cut, dataset)`` makes the functions, `Stages`: once of a throw-away copy for the proof, and once in each
+   worker. There the data set is described again, because a ``worker_init_fn`` may have changed it, and cut in the way that was
+   proved. 4. ``prove(dataset, make, ...)`` compares what the stages return with what the data set returns.
 
-In: a data set and whether raw bytes are to be reused. Out: `Stages` (two functions: load and augment), or a `SplitRefused` with
+While training runs, `fallback.py` watches each read. An example that does not fit the split is read whole for each use.
+
+>>> from functools import partial
+>>> import torch
+>>> from lightning_echo.splitting.cut import cut
+>>> from lightning_echo.splitting.describe import describe
+>>> from lightning_echo.splitting.make import make
+>>> from lightning_echo.splitting.prove import prove, read_plainly
+>>> class Ones(torch.utils.data.Dataset):
+...     transform = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Dropout())
+...     def __getitem__(self, index):
+...         return self.transform(torch.ones(3)), index
+>>> description = describe(Ones())
+>>> print(description)
+0: Ones reads (transform: Identity | Dropout; transform(image) and target_transform(target); transform(*sample); ...)
+>>> where = cut(description, raw=False)
+>>> print(where)
+Ones: reuse [load, Identity], redo [Dropout]
+>>> stages = make(where, Ones())
+>>> stages.load(7)
+(tensor([1., 1., 1.]), 7)
+>>> prove(Ones(), partial(make, where), read_plainly(Ones(), [0, 7])) > 0  # the bytes of an example; SplitRefused if it is wrong
+True
+
+In: a data set, and whether raw items are to be reused. Out: `Stages` (two functions, load and augment), or a `SplitRefused` with
 the reason.
 
 May import: the insertion points, ``planning``, ``protecting``. A change must not break: both stages in a row return what the data
-set returns, random numbers included; the user's objects are left as they are; each read is watched, and read whole where it does
-not fit.
+set returns, random numbers included; the user's objects stay as they are; each read is watched, and an example that does not fit
+is read whole.
 """

@@ -1,16 +1,21 @@
-"""A chain of transforms: which of them are random, and where the chain is cut: before the first random one.
+"""A chain of transforms is cut before its first random one.
 
-What stands before the cut is the same each time and is reused; from the first random transform on, all is redone. Only what
-stands in a list of exact classes, v1 and v2, is deterministic. Everything else counts as random: subclasses, ``Lambda``,
-functions, containers with anything else in them. Nothing less is safe: RandomHorizontalFlip, RandAugment, GaussianNoise and a
-dozen other random classes of v2 show no sign from outside, while a transform taken for random by mistake costs only time.
+An echo reuses what stands before the cut. Each use redoes everything from the first random transform on.
 
-MONAI's transforms say themselves whether they are random (``RandomizableTrait``), which its own caches go by. All others of
-MONAI are deterministic unless they call somebody else's code (``Lambda``, ``CropForeground(select_fn=...)``). MONAI's
-``Compose`` is more than its members in a row: it maps lists of samples, hands on overrides, puts off resampling (``lazy``). So
-it is never taken apart: ``compose(value, end=k)`` runs what stands before the cut, ``compose(value, start=k)`` the rest.
+A transform counts as deterministic only if its exact class stands in a list, of torchvision's v1 and v2. Everything else counts
+as
+random: subclasses, ``Lambda``, functions, containers that hold anything else. Nothing less is safe: RandomHorizontalFlip,
+RandAugment, GaussianNoise and a dozen other random classes of v2 show no sign of it from outside. A transform that is wrongly
+taken for random costs only time.
 
-Classes are known by qualified name, so that neither torchvision nor MONAI need be imported.
+MONAI's transforms show by their base classes whether they are random (``RandomizableTrait``), and MONAI's own caches trust that.
+All of its others are deterministic, unless they call a function of the user's (``Lambda``, ``CropForeground(select_fn=...)``).
+
+MONAI's ``Compose`` does more than call its members in a row: it maps lists of samples, hands on overrides, and puts off
+resampling (``lazy``). So it is never taken apart: ``compose(value, end=k)`` runs the part before the cut, ``compose(value,
+start=k)`` the rest.
+
+A class is recognized by its qualified name, so that neither torchvision nor MONAI is imported here.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Part", "Transform", "chained", "cut_chain", "is_deterministic", "names_in", "put_in_place"]
+__all__ = ["ComposePart", "Transform", "chained", "cut_chain", "is_deterministic", "names_of", "recorder_like"]
 
 Transform = Callable[..., Any]
 
@@ -40,7 +45,7 @@ _DETERMINISTIC_BY_MODULE = {
         TenCrop ToPILImage ToTensor
         """,
     "torchvision.transforms._transforms_video": "CenterCropVideo NormalizeVideo ToTensorVideo",
-    # What the transforms of a set of weights are made of.
+    # The transforms that come with pretrained weights.
     "torchvision.transforms._presets": """
         ImageClassification ObjectDetection SemanticSegmentation VideoClassification
         """,
@@ -67,34 +72,36 @@ _MONAI_LAZY = "monai.transforms.traits.LazyTrait"
 
 
 def cut_chain(transform: Transform | None) -> tuple[list[Transform], list[Transform]]:
-    """Returns the transforms before the first random one and the rest, containers taken apart.
+    """Returns the transforms before the first random one, and the rest; containers are taken apart.
 
     >>> cut_chain(torch.nn.Sequential(torch.nn.Identity(), torch.nn.Dropout(), torch.nn.Identity()))
     ([Identity()], [Dropout(p=0.5, inplace=False), Identity()])
     """
     transforms = [] if transform is None else _taken_apart(transform)
-    place = next((place for place, single in enumerate(transforms) if not is_deterministic(single)), len(transforms))
-    return transforms[:place], transforms[place:]
+    cut = next((number for number, single in enumerate(transforms) if not is_deterministic(single)), len(transforms))
+    return transforms[:cut], transforms[cut:]
 
 
 def is_deterministic(transform: Transform) -> bool:
-    """Whether ``transform`` stands in the list and calls nobody else's code, or is one of MONAI's that does neither."""
-    if isinstance(transform, Part):
-        return transform.is_first
+    """Returns whether it is certain that ``transform`` draws no random numbers and calls no function of the user's."""
+    if isinstance(transform, ComposePart):
+        return transform.is_before_cut
     return _is_listed(transform) or _is_deterministic_of_monai(transform)
 
 
-def names_in(transform: Transform) -> tuple[str, ...]:
-    """Returns what people call ``transform``, or those that it consists of: a function's own name, else that of the class."""
-    return transform.names if isinstance(transform, Part) else (str(getattr(transform, "__name__", type(transform).__name__)),)
+def names_of(transform: Transform) -> tuple[str, ...]:
+    """Returns the name of ``transform``, or the names of its members: a function's own name, otherwise that of the class."""
+    if isinstance(transform, ComposePart):
+        return transform.names
+    return (str(getattr(transform, "__name__", type(transform).__name__)),)
 
 
 def chained(transforms: list[Transform], joint: bool) -> Transform | None:
-    """Returns one function that applies ``transforms`` in order, None if there is none.
+    """Returns one function that applies ``transforms`` in order; None if there are none.
 
     Args:
-        transforms: what `cut_chain` returned.
-        joint: whether each takes and returns several values (image and target), as v2 transforms may.
+        transforms: One of the two lists that `cut_chain` returned.
+        joint: Whether each takes and returns several values (image and target), as v2 transforms may.
     """
     if len(transforms) < 2:
         return transforms[0] if transforms else None
@@ -112,65 +119,67 @@ def chained(transforms: list[Transform], joint: bool) -> Transform | None:
     return several_values if joint else one_value
 
 
-def put_in_place(transform: Transform, keep: Transform) -> Transform:
-    """Returns what can be put in the place of ``transform`` in a data set, to keep what it is called with.
+def recorder_like(transform: Transform, record: Transform) -> Transform:
+    """Returns a function that calls ``record``, and that a data set accepts in the place of ``transform``.
 
-    MONAI's caching data sets run the first members of their ``Compose`` themselves (``end=k``) and the others at each read
-    (``start=k``). They get a ``Compose``, since they ask for that, which runs what they want to keep.
+    That is ``record`` itself, unless ``transform`` is MONAI's ``Compose``. MONAI's caching data sets ask whether their
+    transform is one, run its first members themselves (``end=k``) and the others at each read (``start=k``). They get a
+    ``Compose`` which runs the members before the cut and calls ``record`` for the rest.
 
     Args:
-        transform: Left as it is.
-        keep: Called with the value, or with one at which the part before the cut has ended.
+        transform: Is not changed.
+        record: Called with the value that the transform is called with. If the data set has run members by itself, it is called
+            with the value at the cut instead, marked as such for `ComposePart`.
     """
     if not _is_compose(transform):
-        return keep
+        return record
     compose: Any = transform
-    kind, cut = type(compose), _place_in_compose(compose)
+    kind, cut = type(compose), _members_before_cut(compose)
 
     def call(self: Any, value: Any, *range_: Any, start: int = 0, end: int | None = None, **options: Any) -> Any:
         if range_:
-            return keep(value, *range_)  # nobody calls it like that: it is refused
+            return record(value, *range_)  # no known data set calls it like that: the check of the read refuses it
         if end is not None:
             return kind.__call__(self, value, start=start, end=end, **options)
         if not start:
-            return keep(value)
-        if start > cut:
+            return record(value)
+        if start > cut:  # too late to begin at the cut: the keyword makes the check refuse the read, and names the reason
             name = type(compose.transforms[cut]).__name__
-            return keep(value, **{f"start={start} (and {name}, number {cut}, counts as random)": start})
-        return keep(_Begun(kind.__call__(self, value, start=start, end=cut, **options)))
+            return record(value, **{f"start={start} (and {name}, number {cut}, counts as random)": start})
+        return record(_AtCut(kind.__call__(self, value, start=start, end=cut, **options)))
 
-    taken: Any = types.new_class(kind.__name__, (kind,), exec_body=lambda body: body.update(__call__=call))
-    made: Transform = object.__new__(taken)
+    recording: Any = types.new_class(kind.__name__, (kind,), exec_body=lambda body: body.update(__call__=call))
+    made: Transform = object.__new__(recording)
     made.__dict__.update(vars(compose))
     return made
 
 
-class Part:
-    """Some members of MONAI's ``Compose`` in a row, as a transform.
+class ComposePart:
+    """Some members of MONAI's ``Compose`` in a row, as one transform.
 
     Args:
         compose: MONAI's.
-        start: The first member.
-        end: The one after the last; None: all that follow.
+        start: The number of the first member.
+        end: The number of the member after the last one; None: all that follow.
 
     Attributes:
-        names: What people call the members.
-        is_first: Whether it is what stands before the cut.
+        names: The names of the members.
+        is_before_cut: Whether this is the part before the cut.
     """
 
     def __init__(self, compose: Any, start: int, end: int | None) -> None:
         self._compose, self._start, self._end = compose, start, end
         self.names = _member_names(compose.transforms[start:end])
-        self.is_first = end is not None
+        self.is_before_cut = end is not None
 
     def __call__(self, value: Any) -> Any:
-        if type(value) is _Begun:  # the data set has run the first members itself
+        if type(value) is _AtCut:  # only the part before the cut gets one: the data set has done its work
             return value.value
         return self._compose(value, start=self._start, end=self._end)
 
 
-class _Begun:
-    """What the first part has returned already."""
+class _AtCut:
+    """A value that has gone through all members before the cut."""
 
     __slots__ = ("value",)
 
@@ -191,7 +200,7 @@ def _is_listed(transform: Transform) -> bool:
     return (
         _qualified_name(type(transform)) in _DETERMINISTIC
         and not _has_hooks(transform)
-        and not callable(getattr(transform, "labels_getter", None))  # SanitizeBoundingBoxes: the user's function
+        and not callable(getattr(transform, "labels_getter", None))  # a function of the user's, in SanitizeBoundingBoxes
     )
 
 
@@ -207,27 +216,28 @@ def _qualified_name(kind: type) -> str:
 
 
 def _is_compose(transform: Any) -> bool:
-    """Whether it is MONAI's ``Compose`` itself, and no subclass (``OneOf``, ``SomeOf``, ``RandomOrder``)."""
+    """Returns whether it is MONAI's ``Compose`` itself, and no subclass (``OneOf``, ``SomeOf``, ``RandomOrder``)."""
     return _qualified_name(type(transform)) == _MONAI_COMPOSE
 
 
-def _parts_of(compose: Any) -> list[Part]:
-    """The part before the first random member and the rest; without those that are empty."""
-    cut, count = _place_in_compose(compose), len(compose.transforms)
-    first, rest = [Part(compose, 0, cut)] if cut else [], [Part(compose, cut, None)] if cut < count else []
-    return first + rest
+def _parts_of(compose: Any) -> list[ComposePart]:
+    """Returns the part before the first random member, and the rest; an empty part is left out."""
+    cut, count = _members_before_cut(compose), len(compose.transforms)
+    before = [ComposePart(compose, 0, cut)] if cut else []
+    return before if cut == count else [*before, ComposePart(compose, cut, None)]
 
 
-def _place_in_compose(compose: Any) -> int:
-    """The number of members before the first random one.
+def _members_before_cut(compose: Any) -> int:
+    """Returns how many members stand before the cut: those before the first random one.
 
-    Where resampling may be put off, those that do it go together: what is before the cut is carried out there.
+    If ``compose`` may put off resampling, the members that resample must stay together, because what is put off is carried out at
+    the cut. Then the cut is before the first of them.
     """
     members = compose.transforms
-    cut = next((i for i, member in enumerate(members) if not _is_deterministic_member(member)), len(members))
-    if cut < len(members) and compose.lazy is not False:
-        return next((i for i in range(cut) if _MONAI_LAZY in map(_qualified_name, type(members[i]).__mro__)), cut)
-    return cut
+    cut = next((number for number, member in enumerate(members) if not _is_deterministic_member(member)), len(members))
+    if cut == len(members) or compose.lazy is False:
+        return cut
+    return next((number for number, member in enumerate(members[:cut]) if _MONAI_LAZY in _names_of_bases(member)), cut)
 
 
 def _is_deterministic_member(member: Any) -> bool:
@@ -235,31 +245,36 @@ def _is_deterministic_member(member: Any) -> bool:
 
 
 def _is_deterministic_of_monai(transform: Any) -> bool:
-    """Whether a transform is one of MONAI's that draws no random numbers and calls nobody else's code."""
+    """Returns whether a transform is one of MONAI's that draws no random numbers and calls no function of the user's."""
     if _is_compose(transform):
         return all(_is_deterministic_of_monai(member) for member in transform.transforms)
-    kind = type(transform)
-    bases = {_qualified_name(base) for base in kind.__mro__}
+    bases = _names_of_bases(transform)
     return (
-        kind.__module__.startswith("monai.transforms.")
+        type(transform).__module__.startswith("monai.transforms.")
         and _MONAI_TRANSFORM in bases
         and not bases & _MONAI_RANDOM
-        and all(_is_own(held) for held in _held_by(transform))
+        and not any(_is_users_function(value) for value in _attribute_values(transform))
     )
 
 
-def _held_by(transform: Any) -> list[Any]:
-    """What its attributes hold, and the members of containers among them."""
-    held = list(vars(transform).values())
-    members = [list(value.values()) if isinstance(value, dict) else value for value in held]
-    return held + [member for value in members if isinstance(value, list | tuple) for member in value]
+def _names_of_bases(value: Any) -> set[str]:
+    return {_qualified_name(base) for base in type(value).__mro__}
 
 
-def _is_own(value: Any) -> bool:
-    """Whether it is no function, or one of MONAI's: its other transforms, its predicates."""
+def _attribute_values(transform: Any) -> list[Any]:
+    """Returns the values of its attributes, and the members of the containers among them."""
+    values = list(vars(transform).values())
+    containers = [list(value.values()) if isinstance(value, dict) else value for value in values]
+    return values + [member for container in containers if isinstance(container, list | tuple) for member in container]
+
+
+def _is_users_function(value: Any) -> bool:
+    """Returns whether it can be called, and is neither a class nor MONAI's: a function of its or a deterministic transform."""
     if not callable(value) or isinstance(value, type):
-        return True
-    return value.__module__.startswith("monai.") if isinstance(value, types.FunctionType) else _is_deterministic_member(value)
+        return False
+    if isinstance(value, types.FunctionType):
+        return not value.__module__.startswith("monai.")
+    return not _is_deterministic_member(value)
 
 
 def _member_names(members: Sequence[Any]) -> tuple[str, ...]:

@@ -1,25 +1,27 @@
 """The second step: a description is cut at a point, into what is reused and what is redone of each data set inside.
 
-There are two points: before the augmentation, and after reading (``raw``). A description goes in and a value comes out; the data
+There are two points: before the augmentation, and after reading (``raw``). A description goes in and a value comes out. The data
 set itself is not needed.
+
+A *leaf* is a data set that is cut, and that does not pass its indices on to data sets which are cut inside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
-from lightning_echo.splitting.describe import NOTHING, Chain, Convention, DataSet, Leads
+from lightning_echo.splitting.describe import NOTHING, Chain, Convention, Description, Role
 
-__all__ = ["Cut", "CutLeaf", "ReadRefused", "SplitRefused", "candidates", "cut", "leaves", "led_to"]
+__all__ = ["Cut", "CutLeaf", "ReadRefused", "SplitRefused", "candidates", "cut", "leaves", "pruned"]
 
 
 class SplitRefused(ValueError):
     """A data set cannot be split before its augmentation.
 
     Attributes:
-        reason: why, without the way out that the message adds.
+        reason: Why, without the way out that the message adds.
     """
 
     where = "before its augmentation"
@@ -32,8 +34,8 @@ class SplitRefused(ValueError):
     def reason(self) -> str:
         return str(self.args[0])
 
-    def __str__(self) -> str:  # not in args: a worker's exception is built again from its message
-        if self.reason.startswith("Caught "):  # as torch says of a worker's, which has said the rest already
+    def __str__(self) -> str:  # the way out is not in args: torch makes a worker's exception again from its whole message
+        if self.reason.startswith("Caught "):  # which begins like this, and has the way out already
             return self.reason
         return f"the data set cannot be split {self.where}: {self.reason}. {self.way_out}"
 
@@ -51,18 +53,18 @@ class ReadRefused(SplitRefused):
 
 @dataclass(frozen=True)
 class CutLeaf:
-    """Where a data set that reads examples by itself is cut.
+    """Where a leaf is cut.
 
     Attributes:
-        dataset: The description of the data set.
+        description: Its description.
         convention: How it is taken apart.
-        image: What is applied to the image, or to the whole sample.
-        target: What is applied to the target alone.
+        image: What it applies to the image, or to the whole sample.
+        target: What it applies to the target alone.
         reused: What an echo reuses, for people.
-        redone: What each use redoes.
+        redone: What each use redoes, for people.
     """
 
-    dataset: DataSet
+    description: Description
     convention: Convention
     image: Chain
     target: Chain
@@ -72,41 +74,59 @@ class CutLeaf:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a data set is cut, and each of those inside it.
+    """Where a data set is cut.
 
     Attributes:
-        dataset: The description of the data set.
-        raw: Whether it is cut after reading, not before its augmentation.
-        leaves: Those that read examples, as they are met.
+        description: Its description, which ends at the leaves.
+        leaves: Where each leaf is cut, in the order in which they are met.
     """
 
-    dataset: DataSet
-    raw: bool
+    description: Description
     leaves: tuple[CutLeaf, ...]
 
     def __str__(self) -> str:
-        said = (f"{cut.dataset.name}: reuse [{', '.join(cut.reused)}], redo [{', '.join(cut.redone)}]" for cut in self.leaves)
-        return "\n".join(said)
+        lines = (
+            f"{leaf.description.name}: reuse [{', '.join(leaf.reused)}], redo [{', '.join(leaf.redone)}]" for leaf in self.leaves
+        )
+        return "\n".join(lines)
 
 
-def cut(dataset: DataSet, conventions: Sequence[Convention] = (), *, raw: bool) -> Cut:
+def cut(description: Description, conventions: Sequence[Convention] = (), *, raw: bool) -> Cut:
     """Returns where a data set is cut.
 
     Args:
-        dataset: Its description.
-        conventions: How to take those inside apart, as they are met; where there is none, in the likeliest way.
+        description: Describes the data set.
+        conventions: How to take the leaves apart, in the order in which they are met. A leaf for which none is given is taken
+            apart in the likeliest way.
         raw: Whether to cut after reading.
 
     Raises:
-        SplitRefused: Nothing shows where to cut, or a data set does not show that convention.
+        SplitRefused: A leaf shows no way to cut it, or not the one that is given.
     """
-    found = leaves(dataset, raw)
-    given: dict[int, Convention] = {leaf.number: way for leaf, way in zip(found, conventions, strict=False)}
-    return Cut(dataset, raw, tuple(_cut_leaf(leaf, given.get(leaf.number), raw) for leaf in found))
+    description = pruned(description, raw)
+    found = leaves(description)
+    given: dict[int, Convention] = {leaf.number: convention for leaf, convention in zip(found, conventions, strict=False)}
+    return Cut(description, tuple(_cut_leaf(leaf, given.get(leaf.number), raw) for leaf in found))
 
 
-def candidates(leaf: DataSet, raw: bool) -> tuple[Convention, ...]:
-    """Returns how a data set that reads examples may be cut, the likeliest first.
+def pruned(description: Description, raw: bool) -> Description:
+    """Returns a description that ends at the leaves: a named cut that is cut by itself has no data sets inside.
+
+    A named cut is always cut by itself before the augmentation, which is what it adds. After reading it is, if it decodes.
+    """
+    if description.role is Role.named_cut and (Convention.read in description.raw_conventions or not raw):
+        return replace(description, inside=())
+    return replace(description, inside=tuple(pruned(part, raw) for part in description.inside))
+
+
+def leaves(description: Description) -> list[Description]:
+    """Returns the distinct leaves of a pruned description, in the order in which they are met."""
+    found = [leaf for part in description.inside for leaf in leaves(part)] if description.inside else [description]
+    return list({leaf.number: leaf for leaf in found}.values())
+
+
+def candidates(leaf: Description, raw: bool) -> tuple[Convention, ...]:
+    """Returns how a leaf may be cut, the likeliest way first.
 
     Raises:
         SplitRefused: It shows no way.
@@ -121,20 +141,7 @@ def candidates(leaf: DataSet, raw: bool) -> tuple[Convention, ...]:
     return found
 
 
-def leaves(dataset: DataSet, raw: bool) -> list[DataSet]:
-    """Returns the distinct data sets that read examples, as they are met."""
-    inside = led_to(dataset, raw)
-    found = [leaf for part in inside for leaf in leaves(part, raw)] if inside else [dataset]
-    return list({leaf.number: leaf for leaf in found}.values())
-
-
-def led_to(dataset: DataSet, raw: bool) -> tuple[DataSet, ...]:
-    """Returns the data sets that ``dataset`` only leads to; none where it is cut by itself."""
-    is_cut_inside = dataset.leads is not Leads.named_cut or (raw and Convention.read not in dataset.raw_conventions)
-    return dataset.inside if is_cut_inside else ()
-
-
-def _cut_leaf(leaf: DataSet, convention: Convention | None, raw: bool) -> CutLeaf:
+def _cut_leaf(leaf: Description, convention: Convention | None, raw: bool) -> CutLeaf:
     if convention is None or raw:
         found = candidates(leaf, raw)
         convention = convention or found[0]
@@ -152,13 +159,12 @@ def _cut_leaf(leaf: DataSet, convention: Convention | None, raw: bool) -> CutLea
     return CutLeaf(leaf, convention, image, target, ("load", *reused), redone)
 
 
-def _chains(leaf: DataSet, convention: Convention) -> tuple[Chain, Chain]:
-    """What is applied to the image (or to all), and what to the target alone."""
-    name = "transforms" if convention.name.startswith("transforms") else "transform"
-    images = [chain for chain in leaf.chains if chain.name == name] or [NOTHING]
+def _chains(leaf: Description, convention: Convention) -> tuple[Chain, Chain]:
+    """Returns what is applied to the image (or to the whole sample), and what to the target alone."""
+    images = [chain for chain in leaf.chains if chain.name == convention.attribute] or [NOTHING]
     targets = [chain for chain in leaf.chains if chain.name == "target_transform"]
     if convention not in (Convention.transform, Convention.folder):
-        targets = images[1:]  # of torchvision's pair
+        targets = images[1:]  # the second one of torchvision's pair
     return images[0], (targets or [NOTHING])[0]
 
 

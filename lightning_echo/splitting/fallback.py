@@ -1,13 +1,17 @@
-"""Stages as workers run them: an example that does not fit the split is noticed when it is read, and is never echoed.
+"""The stages as workers run them: an example that does not fit the split is noticed when it is read, and is never echoed.
 
-A split was proved on two examples. Here every read is watched: what the data set does with its transforms (watch.py), whether
-loading draws random numbers, whether it fails where the data set by itself does not. An example of which that is true is read
-whole for each use, by the data set itself, so that nothing of it is left out, done twice or frozen. That takes the time of a read
-each time. So it is said, and refused where more than a third of the examples are like that, or where the user asked for this
-insertion point.
+A split was proved on two examples. While training runs, every read is watched for three things:
 
-Random numbers are watched over all reads of a batch, since that takes longer than the rest. Where they were drawn, the examples
-of that batch are read again one by one, and so are those of all batches that follow.
+* The data set uses its transforms otherwise than its convention says (`read_check.py`).
+* Loading draws random numbers.
+* Loading fails although the data set by itself does not.
+
+If one of them happens, the data set itself reads that example whole for each use. So nothing of it is left out, done twice or
+frozen. That takes the time of a read each time. So the user is told, and training ends with an error if more than a third of the
+examples are like that, or at the first one if the user asked for this insertion point.
+
+Random numbers are watched over all reads of a batch at once, because that takes longer than the rest. If some were drawn, the
+examples of that batch are read again one by one, and so are those of all batches that follow.
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ from lightning_echo.insertion import Needs, earliest
 from lightning_echo.protecting.generators import places_of_generators
 from lightning_echo.protecting.randomness import DrawingTrap, preserved_random_states
 from lightning_echo.splitting.cut import SplitRefused
-from lightning_echo.splitting.staged import batched
+from lightning_echo.splitting.staged import read_batch
 from lightning_echo.splitting.stages import Load, Stages
 
 __all__ = ["WHOLE", "WatchedStages"]
 
-_MOST_WHOLE = 1 / 3  # of the examples read
+_LARGEST_MISFIT_SHARE = 1 / 3  # of the examples read
 _ENOUGH_READS = 128  # before that share says anything
 
 
@@ -37,15 +41,18 @@ WHOLE = _Whole.read_for_each_use
 
 
 class WatchedStages(Stages):
-    """The stages of a data set that was split, watched.
+    """The stages of a data set that was split. Every read is watched.
+
+    Reads are watched for random numbers only between `begin` and `end`: an example that is not kept may draw them.
 
     Args:
         stages: What they consist of. Their ``load`` raises `SplitRefused` for an example that does not fit.
-        dataset: The data set, for examples that are read whole.
-        refusal: Raised where an example is not read whole but refused; None: only where there are too many of them.
+        dataset: The data set. It reads examples whole.
+        refusal: Raised for the first example that does not fit, which is then not read whole; None: such examples are read whole,
+            and `SplitRefused` is raised if there are too many of them.
 
     Attributes:
-        note: What is to be said about examples that are read whole; empty if nothing is, or it was said.
+        note: What the user should be told about examples that are read whole; empty if there is nothing to tell.
     """
 
     __slots__ = (
@@ -53,11 +60,11 @@ class WatchedStages(Stages):
         "_dataset",
         "_is_checking",
         "_load_one",
+        "_misfits",
         "_reads",
         "_refusal",
         "_stages",
         "_trap",
-        "_wholes",
         "note",
     )
 
@@ -74,26 +81,26 @@ class WatchedStages(Stages):
         self._trap = DrawingTrap([place.state for place in places_of_generators(dataset)])
         many = stages.load_many
         self._load_one: Load = stages.load if many is None else lambda index: many([index])[0]
-        self._checks_each = False  # whether random states are looked at for each example, and not for each batch
-        self._is_checking = False  # whether they are, of the batch that is loaded now
-        self._reads = self._wholes = 0
+        self._checks_each = False  # whether random states are compared after each example, and not after each batch
+        self._is_checking = False  # whether a batch is being loaded for which they are compared
+        self._reads = self._misfits = 0
         self.note = ""
 
     def begin(self) -> None:
-        """Examples of a batch are going to be loaded, and kept."""
+        """To be called before the examples of a batch are loaded, if some of them are kept."""
         self._is_checking = True
         if not self._checks_each:
             self._trap.set()
 
     def must_repeat(self) -> bool:
-        """Whether random numbers were drawn since `begin`, so that all that was loaded must be loaded again, one by one."""
+        """Returns whether random numbers were drawn since `begin`: all examples of the batch must be loaded again, one by one."""
         if self._checks_each or not self._trap.who_drew():
             return False
         self._checks_each = True
         return True
 
     def end(self) -> None:
-        """All examples of the batch are loaded; the global generators are to be seeded for what is redone."""
+        """To be called when all examples of the batch are loaded. The caller then seeds the global generators anew."""
         self._is_checking = False
 
     def _load(self, index: Any) -> Any:
@@ -102,12 +109,12 @@ class WatchedStages(Stages):
             return self._checked(index) if self._is_checking and self._checks_each else self._load_one(index)
         except SplitRefused as refused:
             reason = refused.reason
-        except Exception as error:  # whatever the data set raises: by itself it may not
+        except Exception as error:  # whatever the data set raises; if it fails by itself as well, that error comes through
             with preserved_random_states():
                 self._read_whole(index)
             reason = f"loading it in stages raised {type(error).__name__}: {error}"
-        self._wholes += 1
-        self._say_or_refuse(index, reason)
+        self._misfits += 1
+        self._tell_or_refuse(index, reason)
         return WHOLE
 
     def _load_many(self, indices: list[Any]) -> list[Any]:
@@ -117,14 +124,15 @@ class WatchedStages(Stages):
                 loaded = self._stages.load_many(indices)
                 self._reads += len(indices)
                 return loaded
-            except SplitRefused:  # one of them at least
+            except SplitRefused:  # one of them at least does not fit: which one is found below
                 pass
-            except Exception:  # as above
+            except Exception:  # as in _load
                 with preserved_random_states():
-                    self._read_whole_many(indices)
+                    read_batch(self._dataset, indices)
         return [self._load(index) for index in indices]
 
     def _checked(self, index: Any) -> Any:
+        """Loads one example, and raises `SplitRefused` if that draws random numbers."""
         self._trap.set()
         example = self._load_one(index)
         if who := self._trap.who_drew():
@@ -135,24 +143,19 @@ class WatchedStages(Stages):
         return self._read_whole(index) if example is WHOLE else self._stages.augment(index, example)
 
     def _read_whole(self, index: Any) -> Any:
-        return self._read_whole_many([index])[0]
+        return read_batch(self._dataset, [index])[0]
 
-    def _read_whole_many(self, indices: list[Any]) -> list[Any]:
-        """As the plain loader reads them."""
-        many = batched(self._dataset)
-        return [self._dataset[index] for index in indices] if many is None else many(indices)
-
-    def _say_or_refuse(self, index: Any, reason: str) -> None:
+    def _tell_or_refuse(self, index: Any, reason: str) -> None:
         if self._refusal is not None:
             raise self._refusal(f"example {index!r}: {reason}")
-        if self._reads >= _ENOUGH_READS and self._wholes > _MOST_WHOLE * self._reads:
+        if self._reads >= _ENOUGH_READS and self._misfits > _LARGEST_MISFIT_SHARE * self._reads:
             raise SplitRefused(
-                f"{self._wholes} of the {self._reads} examples that this process has read do not fit (the last one, {index!r}: "
+                f"{self._misfits} of the {self._reads} examples that this process has read do not fit (the last one, {index!r}: "
                 f"{reason})"
             )
-        if self._wholes == 1:
+        if self._misfits == 1:
             self.note = (
-                f"example {index!r} does not fit the split of the data set: {reason}. It is read whole for each use, and so is "
-                f"each one like it, which takes the time of a read each time. Use {earliest(Needs.examples).option} if there "
+                f"example {index!r} does not fit the split of the data set: {reason}. This example and each one like it is read "
+                f"whole for each use, which takes the time of a read each time. Use {earliest(Needs.examples).option} if there "
                 "are many"
             )

@@ -1,36 +1,39 @@
-"""The third step: the functions that a worker runs are made, of a data set that was described and cut.
+"""The third step: the functions that a worker runs are made, for a data set that was described and cut.
 
-A data set that has the stages as methods is called by them. Where a data set follows a convention, a shallow copy gets another
-function in place of each transform (not None: many data sets call their transform without asking), which keeps what it is called
-with (watch.py). That is the source; the transforms before the cut are applied to it once, the others for each use.
+There are three kinds of data sets:
 
-After reading, a data set has ``read(index)`` and ``decode(raw)`` (`StagedDataset`, as a base class or only in shape;
-``StagedDataset.of(..., decode=...)``); or it is torchvision's ``DatasetFolder``, whose raw item is the content of the file, and
-the target. What its default loader does is written down here; the proof (prove.py) compares the two.
+* One that only passes indices on (``Subset``, ``ConcatDataset``) gets the stages of those inside, and passes indices on to them.
+* One that has the stages as methods is called by them. torchvision's ``DatasetFolder`` belongs to these after reading. Its raw
+  item is the content of the file, and the target. What its default loader does is repeated here, and the proof compares the two.
+* One that follows a convention is copied, and the copy gets a recorder in the place of each transform (`read_check.py`). It does
+  not get None, because many data sets call their transform without asking. The copy loads; the transforms before the cut are
+  applied once to what it loads, the others for each use.
 
-The user's objects are left as they are, and no example is read.
+Nothing is changed in the user's objects, and no example is read.
 """
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import getattr_static
 from operator import attrgetter
 from types import MemberDescriptorType
 from typing import Any
 
+from torch.utils.data import ConcatDataset, Subset
+
 from lightning_echo.protecting.copies import shallow_copy
 from lightning_echo.protecting.holders import blank
-from lightning_echo.splitting.chains import Transform, chained, cut_chain, put_in_place
-from lightning_echo.splitting.cut import Cut, CutLeaf, SplitRefused, led_to
-from lightning_echo.splitting.describe import Chain, Convention, DataSet, Leads, held_by
-from lightning_echo.splitting.staged import AugmentedDataset, batched
-from lightning_echo.splitting.stages import AugmentedStages, ConcatStages, ProtocolStages, Stages, SubsetStages, then, unchanged
-from lightning_echo.splitting.watch import NAMES, LookedAt, Placeholder, Watch, elements_of, like
+from lightning_echo.splitting.chains import Transform, chained, cut_chain, recorder_like
+from lightning_echo.splitting.cut import Cut, CutLeaf, SplitRefused
+from lightning_echo.splitting.describe import Chain, Convention, Description, Role, data_sets_inside, locate
+from lightning_echo.splitting.read_check import LookedAt, Placeholder, ReadCheck, elements_of, like
+from lightning_echo.splitting.staged import AugmentedDataset, LoadMany, batched, load_of
+from lightning_echo.splitting.stages import Stages, unchanged
 
-__all__ = ["make"]
+__all__ = ["concat_stages", "make", "method_stages", "subset_stages"]
 
 
 def make(cut: Cut, dataset: Any) -> Stages:
@@ -38,38 +41,121 @@ def make(cut: Cut, dataset: Any) -> Stages:
 
     Args:
         cut: Where it is cut.
-        dataset: The one that was described, or a copy of it; left as it is.
+        dataset: The data set that was described, or a copy of it. It is not changed.
 
     Raises:
-        SplitRefused: The transforms cannot be taken out; from ``load``: they are called otherwise than the convention says.
+        SplitRefused: The transforms cannot be taken out. ``load`` raises it if the data set uses them otherwise than the
+            convention says.
     """
-    cuts = {leaf.dataset.number: leaf for leaf in cut.leaves}
-    known: dict[int, Stages] = {}
+    leaves = {leaf.description.number: leaf for leaf in cut.leaves}
+    made: dict[int, Stages] = {}
 
-    def made(described: DataSet, dataset: Any) -> Stages:
-        if described.number not in known:
-            leaf = cuts.get(described.number)
-            if leaf is None:
-                inside = list(map(made, led_to(described, cut.raw), held_by(dataset, described.leads)))
-                known[described.number] = _ROUTED[described.leads](dataset, inside)
+    def stages_of(description: Description, dataset: Any) -> Stages:
+        number, role = description.number, description.role
+        if number not in made:
+            if number in leaves:
+                made[number] = _leaf_stages(leaves[number], dataset)
             else:
-                known[described.number] = _OF_METHODS.get(leaf.convention, _of_transforms)(leaf, dataset)
-        return known[described.number]
+                inside = list(map(stages_of, description.inside, data_sets_inside(dataset, role)))
+                made[number] = _routed_stages(role, dataset, inside)
+        return made[number]
 
-    return made(cut.dataset, dataset)
-
-
-_ROUTED: dict[Leads, Callable[[Any, list[Stages]], Stages]] = {
-    Leads.subset: lambda subset, inside: SubsetStages(subset, inside[0]),
-    Leads.concat: ConcatStages,
-    Leads.named_cut: lambda named, inside: AugmentedStages(named, inside[0]),
-}
+    return stages_of(cut.description, dataset)
 
 
-# --- a data set by its methods -------------------------------------------------------------------------------------
+def _leaf_stages(leaf: CutLeaf, dataset: Any) -> Stages:
+    if leaf.convention is Convention.protocol:
+        return method_stages(dataset)
+    if leaf.convention is Convention.read:
+        return _read_stages(leaf, dataset)
+    if leaf.convention is Convention.folder:
+        return _folder_stages(leaf, dataset)
+    return _transform_stages(leaf, dataset)
 
 
-def _of_read(leaf: CutLeaf, dataset: Any) -> Stages:
+def _routed_stages(role: Role, dataset: Any, inside: list[Stages]) -> Stages:
+    if role is Role.subset:
+        return subset_stages(dataset, inside[0])
+    if role is Role.concat:
+        return concat_stages(dataset, inside)
+    return _named_cut_stages(dataset, inside[0])
+
+
+# --- data sets that pass indices on --------------------------------------------------------------------------------
+
+
+def subset_stages(subset: Subset[Any], inner: Stages) -> Stages:
+    """Returns the stages of ``subset``, made of the stages of the data set inside."""
+    load, many, augment = inner.load, inner.load_many, inner.augment
+    return Stages(
+        lambda index: load(subset.indices[index]),
+        # The usual case costs nothing more.
+        (lambda index, example: augment(subset.indices[index], example)) if inner.augment_routes else augment,
+        reused=inner.reused,
+        redone=inner.redone,
+        load_many=None if many is None else (lambda indices: many([subset.indices[index] for index in indices])),
+        augment_routes=inner.augment_routes,
+    )
+
+
+def concat_stages(concat: ConcatDataset[Any], inside: list[Stages]) -> Stages:
+    """Returns the stages of ``concat``, made of the stages of the data sets inside. It reads no whole batches."""
+    ends = concat.cumulative_sizes
+
+    def load(index: Any) -> Any:
+        place, index = locate(ends, index)
+        return inside[place].load(index)
+
+    def augment(index: Any, example: Any) -> Any:
+        place, index = locate(ends, index)
+        return inside[place].augment(index, example)
+
+    redoes = any(stages.augment is not unchanged for stages in inside)
+    return Stages(
+        load,
+        augment if redoes else unchanged,
+        reused=_without_repeats(name for stages in inside for name in stages.reused),
+        redone=_without_repeats(name for stages in inside for name in stages.redone),
+        augment_routes=redoes,
+    )
+
+
+def _without_repeats(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _named_cut_stages(dataset: AugmentedDataset, inner: Stages) -> Stages:
+    """Returns the stages of a named cut that is cut inside, which redoes what it augments as well."""
+    redo, augment = inner.augment, dataset._augment_one
+    return Stages(
+        inner.load,
+        lambda index, raw: augment(redo(index, raw)),
+        reused=inner.reused,
+        redone=(*inner.redone, "augment"),
+        load_many=inner.load_many,
+        augment_routes=inner.augment_routes,
+    )
+
+
+# --- data sets that have the stages as methods ---------------------------------------------------------------------
+
+
+def method_stages(dataset: Any) -> Stages:
+    """Returns the stages of a data set that has ``load`` and ``augment`` as methods.
+
+    >>> from lightning_echo import StagedDataset
+    >>> method_stages(StagedDataset.of([1, 2], augment=float)).augment(0, 1)
+    1.0
+    """
+    load, augment, load_many = load_of(dataset), dataset.augment, None
+    if isinstance(dataset, AugmentedDataset):
+        augment, load_many = dataset._augment_one, _then(batched(dataset._inner), dataset._decode_one)
+        if dataset._decode_one is None:  # the usual case costs nothing more
+            load = dataset._inner.__getitem__
+    return Stages(load, lambda index, example: augment(example), reused=("load",), redone=("augment",), load_many=load_many)
+
+
+def _read_stages(leaf: CutLeaf, dataset: Any) -> Stages:
     decode, augment = dataset.decode, getattr(dataset, "augment", None)
     return Stages(
         dataset.read,
@@ -80,7 +166,7 @@ def _of_read(leaf: CutLeaf, dataset: Any) -> Stages:
     )
 
 
-def _of_folder(leaf: CutLeaf, dataset: Any) -> Stages:
+def _folder_stages(leaf: CutLeaf, dataset: Any) -> Stages:
     open_image = sys.modules["PIL.Image"].open
 
     def read(index: Any) -> tuple[bytes, Any]:
@@ -89,7 +175,7 @@ def _of_folder(leaf: CutLeaf, dataset: Any) -> Stages:
             return file.read(), target
 
     def redo(index: Any, raw: tuple[bytes, Any]) -> tuple[Any, Any]:
-        # default_loader, then DatasetFolder.__getitem__
+        # What default_loader does, then what DatasetFolder.__getitem__ does.
         image, target = open_image(io.BytesIO(raw[0])).convert("RGB"), raw[1]
         if dataset.transform is not None:
             image = dataset.transform(image)
@@ -100,106 +186,58 @@ def _of_folder(leaf: CutLeaf, dataset: Any) -> Stages:
     return Stages(read, redo, reused=leaf.reused, redone=leaf.redone)
 
 
-_OF_METHODS: dict[Convention, Callable[[CutLeaf, Any], Stages]] = {
-    Convention.protocol: lambda leaf, dataset: ProtocolStages(dataset),
-    Convention.read: _of_read,
-    Convention.folder: _of_folder,
-}
+def _then(load_many: LoadMany | None, function: Callable[[Any], Any] | None) -> LoadMany | None:
+    """Returns ``load_many`` with ``function`` applied to each sample; either may be missing."""
+    if load_many is None or function is None:
+        return load_many
+    return lambda indices: [function(sample) for sample in load_many(indices)]
 
 
-# --- a data set by its transforms ----------------------------------------------------------------------------------
+# --- data sets that hold transforms --------------------------------------------------------------------------------
 
 
-def _of_transforms(leaf: CutLeaf, dataset: Any) -> Stages:
-    (image_reused, image_redone), (target_reused, target_redone) = (_held(dataset, chain) for chain in (leaf.image, leaf.target))
-    watch = Watch(leaf.convention, in_order=bool(image_redone and target_redone))
-    source = _without_transforms(dataset, leaf.dataset.chains, watch.stand_in)
-    load, load_many = watch.watched(source.__getitem__), batched(source)
+def _transform_stages(leaf: CutLeaf, dataset: Any) -> Stages:
+    chains = leaf.description.chains
+    (image_reused, image_redone), (target_reused, target_redone) = (_cut(dataset, chain) for chain in (leaf.image, leaf.target))
+    check = ReadCheck(leaf.convention, {chain.name for chain in chains}, in_order=bool(image_redone and target_redone))
+    source = _without_transforms(dataset, chains, check.recorder)
+    load, load_many = check.checked(source.__getitem__), batched(source)
     if load_many is not None:
-        load_many = watch.watched_many(load_many)
-    way = Convention.transform if leaf.target.path else leaf.convention  # a pair, too, is applied to one after the other
-    before, after = _on_sample(image_reused, target_reused, way), _on_sample(image_redone, target_redone, way)
+        load_many = check.checked_many(load_many)
+    # A pair that the data set calls as one is applied as torchvision does it: one after the other.
+    applied_as = Convention.transform if leaf.target.path else leaf.convention
+    before = _on_sample(image_reused, target_reused, applied_as)
+    after = _on_sample(image_redone, target_redone, applied_as)
     return Stages(
         load if before is None else lambda index: before(load(index)),
         unchanged if after is None else lambda index, example: after(example),
         reused=leaf.reused,
         redone=leaf.redone,
-        load_many=then(load_many, before),
+        load_many=_then(load_many, before),
     )
 
 
-def _held(dataset: Any, chain: Chain) -> tuple[list[Transform], list[Transform]]:
-    """The transforms of a chain before the first random one, and the rest."""
+def _cut(dataset: Any, chain: Chain) -> tuple[list[Transform], list[Transform]]:
+    """Returns the transforms of a chain before the first random one, and the rest."""
     return cut_chain(attrgetter(chain.path)(dataset) if chain.path else None)
 
 
-def _without_transforms(dataset: Any, chains: tuple[Chain, ...], stand_in: Callable[[str], Transform]) -> Any:
-    """Returns a shallow copy with another function in the place of each transform, and leaves everything else as it was."""
-    source = shallow_copy(dataset)
-    if source is dataset or getattr(source, "__dict__", None) is getattr(dataset, "__dict__", source):
-        raise SplitRefused(f"a copy of {type(dataset).__name__} is not independent of it")
-    for attribute, name in {chain.attribute: chain.name for chain in chains}.items():
-        _replace(source, dataset, attribute, put_in_place(getattr(dataset, attribute), stand_in(name)))
-    return source
-
-
-def _replace(source: Any, original: Any, name: str, value: Transform) -> None:
-    """Sets an attribute of a shallow copy, where Python finds it first and nobody else does: no code of the data set's runs.
-
-    Raises:
-        SplitRefused: It cannot be set, or not for the copy alone.
-    """
-    what, descriptor = f"{type(original).__name__}.{name}", getattr_static(type(original), name, None)
-    if isinstance(descriptor, MemberDescriptorType):  # of __slots__
-        descriptor.__set__(source, value)
-    elif isinstance(descriptor, property):
-        source.__dict__.update(_set_by(descriptor, original, value, what))
-    elif hasattr(type(descriptor), "__set__") or not hasattr(source, "__dict__"):
-        raise SplitRefused(f"{what} cannot be replaced")
-    else:
-        source.__dict__[name] = value
-    if getattr(source, name) is not value:
-        raise SplitRefused(f"{what} cannot be replaced: it stays what it was")
-
-
-def _set_by(descriptor: property, original: Any, value: Transform, what: str) -> dict[str, Any]:
-    """Returns the attributes of the instance that a property's setter sets to ``value``.
-
-    The setter runs on an object that has a placeholder in the place of each attribute, so that it cannot reach what the instance
-    shares with others: a wrapper would set the transform of the data set inside.
-    """
-    if descriptor.fset is None:
-        raise SplitRefused(f"{what} cannot be replaced: it is a property without a setter")
-    probe = blank(original)
-    probe.__dict__.update({name: Placeholder() for name in vars(original)})
-    reason = ""
-    try:
-        descriptor.fset(probe, value)
-    except LookedAt:
-        reason = "its setter needs or changes what other objects share"
-    except Exception as error:  # the data set's own code
-        reason = f"its setter raised {type(error).__name__}: {error}"
-    changed = {name: item for name, item in vars(probe).items() if type(item) is not Placeholder}
-    if not reason and (not changed or any(item is not value for item in changed.values())):
-        reason = "its setter sets something else"
-    if reason:
-        raise SplitRefused(f"{what} cannot be replaced in a copy alone: {reason}")
-    return changed
-
-
 def _on_sample(image: list[Transform], target: list[Transform], convention: Convention) -> Transform | None:
-    """Returns a function that applies transforms where the convention says: sample in, sample out."""
-    joint = convention in (Convention.transform_joint, Convention.transforms_joint)
-    on_image, on_target = chained(image, joint), chained(target, joint=False)
+    """Returns a function that applies transforms to a sample as the convention says; None if there are none."""
+    on_image, on_target = chained(image, convention.is_joint), chained(target, joint=False)
     if on_image is None and on_target is None:
         return None
-    if on_image is not None and joint:
-        return lambda sample: on_image(*sample)
-    if on_image is not None and convention is Convention.transform_whole:
-        return on_image
-    if on_image is not None and convention in NAMES:
-        return _on_named(on_image, NAMES[convention])
+    if on_image is not None:
+        if convention.is_joint:
+            return lambda sample: on_image(*sample)
+        if convention is Convention.transform_whole:
+            return on_image
+        if convention.keywords:
+            return _on_named(on_image, convention.keywords)
+    return _on_elements(on_image, on_target)
 
+
+def _on_elements(on_image: Transform | None, on_target: Transform | None) -> Transform:
     def on_elements(sample: Any) -> Any:
         if on_target is None and type(sample) is tuple:  # the usual case
             return (on_image(sample[0]), *sample[1:])  # type: ignore[misc]
@@ -221,3 +259,67 @@ def _on_named(transform: Transform, names: tuple[str, ...]) -> Transform:
         return like(sample, [*(transformed[name] for name in names), *elements[len(names) :]])
 
     return on_named
+
+
+# --- taking the transforms out -------------------------------------------------------------------------------------
+
+
+def _without_transforms(dataset: Any, chains: tuple[Chain, ...], recorder: Callable[[str], Transform]) -> Any:
+    """Returns a shallow copy that has a recorder in the place of each transform, and changes nothing else.
+
+    Raises:
+        SplitRefused: It cannot be done without a change of the user's objects.
+    """
+    source = shallow_copy(dataset)
+    if source is dataset or getattr(source, "__dict__", None) is getattr(dataset, "__dict__", source):
+        raise SplitRefused(f"a copy of {type(dataset).__name__} is not independent of it")
+    for attribute, name in {chain.attribute: chain.name for chain in chains}.items():
+        _replace(source, dataset, attribute, recorder_like(getattr(dataset, attribute), recorder(name)))
+    return source
+
+
+def _replace(source: Any, original: Any, name: str, value: Transform) -> None:
+    """Sets an attribute of a shallow copy where Python finds it first, without running code of the data set's on the copy.
+
+    Raises:
+        SplitRefused: It cannot be set, or not for the copy alone.
+    """
+    what, descriptor = f"{type(original).__name__}.{name}", getattr_static(type(original), name, None)
+    if isinstance(descriptor, MemberDescriptorType):  # of __slots__
+        descriptor.__set__(source, value)
+    elif isinstance(descriptor, property):
+        source.__dict__.update(_set_by(descriptor, original, value, what))
+    elif hasattr(type(descriptor), "__set__") or not hasattr(source, "__dict__"):
+        raise SplitRefused(f"{what} cannot be replaced")
+    else:
+        source.__dict__[name] = value
+    if getattr(source, name) is not value:
+        raise SplitRefused(f"{what} cannot be replaced: it stays what it was")
+
+
+def _set_by(descriptor: property, original: Any, value: Transform, what: str) -> dict[str, Any]:
+    """Returns the attributes of the instance that a property's setter sets to ``value``.
+
+    The setter runs on an object that has a placeholder in the place of each attribute. So it cannot reach what the instance
+    shares with others: the setter of a wrapper would set the transform of the data set inside.
+
+    Raises:
+        SplitRefused: There is no setter, or it does anything else than to set attributes to ``value``.
+    """
+    if descriptor.fset is None:
+        raise SplitRefused(f"{what} cannot be replaced: it is a property without a setter")
+    probe = blank(original)
+    probe.__dict__.update({name: Placeholder() for name in vars(original)})
+    reason = ""
+    try:
+        descriptor.fset(probe, value)
+    except LookedAt:
+        reason = "its setter needs or changes what other objects share"
+    except Exception as error:  # the data set's own code
+        reason = f"its setter raised {type(error).__name__}: {error}"
+    changed = {name: item for name, item in vars(probe).items() if type(item) is not Placeholder}
+    if not reason and (not changed or any(item is not value for item in changed.values())):
+        reason = "its setter sets something else"
+    if reason:
+        raise SplitRefused(f"{what} cannot be replaced in a copy alone: {reason}")
+    return changed

@@ -1,11 +1,10 @@
-"""The proof that a split is right: what the data set returns and what the two stages return are the same.
+"""The fourth step: the proof that a split is right. What the data set returns and what the two stages return are the same.
 
-A batch of two examples is read twice, once as the plain loader reads it and once in stages, under the same
-seeds. It shows that
+A batch of two examples is read twice under the same seeds: once as the plain loader reads it, and once in stages. This shows that
 
-* both are equal, and drew the same random numbers, so that nothing random was left out or done twice;
-* loading by itself draws none, neither from the three global states nor from a generator of the data set;
-* augmenting needs nothing but a copy of the loaded example: both are loaded before the first is augmented.
+* both are equal, and drew the same random numbers, so that nothing random is left out or done twice;
+* loading draws no random numbers, neither from the three global generators nor from one that the data set holds;
+* augmenting needs nothing but a copy of the loaded example: both examples are loaded before the first one is augmented.
 
 Everything runs on throw-away copies, and the global random states are put back.
 """
@@ -13,7 +12,7 @@ Everything runs on throw-away copies, and the global random states are put back.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +24,83 @@ from lightning_echo.protecting.copies import ThrowAwayCopy
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.generators import Place, places_of_generators
 from lightning_echo.protecting.protect import copy_example
+from lightning_echo.protecting.randomness import preserved_random_states, seed_all
 from lightning_echo.protecting.seeding import seeders
 from lightning_echo.protecting.weight import nbytes
-from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.cut import SplitRefused, leaves
+from lightning_echo.splitting.describe import Description, Role, data_sets_inside, pass_on
+from lightning_echo.splitting.staged import AugmentedDataset, read_batch
 from lightning_echo.splitting.stages import Stages
 
+__all__ = ["PlainRead", "ignores_index", "indices_to_read", "prove", "read_plainly"]
+
 _SEED = 1907_05550
+
+
+# --- which examples are read ---------------------------------------------------------------------------------------
+
+
+def indices_to_read(description: Description, dataset: Any, indices: Sequence[Any] | None) -> dict[int, tuple[Any, Any]]:
+    """Returns for each leaf, by its number, the first and the last index that lead to it; a leaf without one is left out.
+
+    Args:
+        description: Describes the data set; it ends at the leaves.
+        dataset: Is not read.
+        indices: Those that can be read, in order; None: all.
+    """
+    return _first_and_last(description, dataset, _ends(description, dataset) if indices is None else indices)
+
+
+def _ends(description: Description, dataset: Any) -> Sequence[Any]:
+    """Returns indices in order, among them the first and the last one that lead to each leaf."""
+    inside = list(zip(description.inside, data_sets_inside(dataset, description.role), strict=False))
+    if inside and description.role is Role.named_cut:
+        return _ends(*inside[0])
+    if inside and description.role is Role.concat:
+        starts = zip(inside, [0, *dataset.cumulative_sizes], strict=False)
+        return [start + index for (part, held), start in starts for index in _ends(part, held)]
+    if not _has_length(dataset):
+        return [0]
+    every = range(len(dataset))
+    if len(leaves(description)) > 1:
+        found = _first_and_last(description, dataset, every)
+        return sorted({index for pair in found.values() for index in pair})
+    return [*every[:1], *every[-1:]]
+
+
+def _has_length(dataset: Any) -> bool:
+    """Returns whether ``len(dataset)`` works; a named cut has the length of the data set inside it."""
+    while isinstance(dataset, AugmentedDataset):
+        dataset = dataset._inner
+    return hasattr(type(dataset), "__len__")
+
+
+def _first_and_last(description: Description, dataset: Any, indices: Sequence[Any]) -> dict[int, tuple[Any, Any]]:
+    """Returns for each leaf, by its number, the first and the last one of the indices that lead to it.
+
+    It does not look at more of them than it needs.
+    """
+    count = len(leaves(description))
+    first: dict[int, Any] = {}
+    last: dict[int, Any] = {}
+    for found, order in ((first, indices), (last, reversed(indices))):
+        for index in order:
+            found.setdefault(_leaf_at(description, dataset, index), index)
+            if len(found) == count:
+                break
+    return {leaf: (index, last[leaf]) for leaf, index in first.items()}
+
+
+def _leaf_at(description: Description, dataset: Any, index: Any) -> int:
+    """Returns the number of the leaf that an index leads to."""
+    while description.inside:
+        place, index = pass_on(dataset, description.role, index)
+        dataset = data_sets_inside(dataset, description.role)[place]
+        description = description.inside[place]
+    return description.number
+
+
+# --- what the data set returns by itself ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -38,9 +108,9 @@ class PlainRead:
     """What a data set returns by itself.
 
     Attributes:
-        indices: what was read, in order.
-        examples: what came.
-        states: the global random states afterwards.
+        indices: What was read, in order.
+        examples: What the data set returned.
+        states: The global random states afterwards.
     """
 
     indices: list[Any]
@@ -49,32 +119,51 @@ class PlainRead:
 
 
 def read_plainly(dataset: Any, indices: list[Any]) -> PlainRead:
-    """Reads examples as the plain loader does, from a throw-away copy; exceptions are the data set's own."""
+    """Reads examples as the plain loader does, from a throw-away copy. Exceptions are the data set's own."""
     with _seeded():
         copied = _seeded_copy(dataset).dataset
-        return PlainRead(indices, _read_all(copied, indices), _global_states())
+        return PlainRead(indices, read_batch(copied, indices), _global_states())
 
 
-def _read_all(dataset: Any, indices: list[Any]) -> list[Any]:
-    many = getattr(dataset, "__getitems__", None)
-    return list(many(indices)) if callable(many) else [dataset[index] for index in indices]
+def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
+    """Returns whether a data set returns what comes next, whatever index it is asked for (TorchIO's ``Queue``).
+
+    After a first read, ``one`` and ``other`` are read from the same state of the data set and under the same seeds. The data set
+    ignores its index if both give the same, and it is not what the first read gave.
+
+    Args:
+        dataset: Is read from throw-away copies.
+        one: An index.
+        other: Another index.
+    """
+    try:
+        with _seeded():
+            begun = _seeded_copy(dataset).dataset
+            first = read_batch(begun, [one])
+        again = read_plainly(begun, [one]).examples
+        return difference(first, again) is not None and difference(again, read_plainly(begun, [other]).examples) is None
+    except Exception:  # whatever the data set raises: what is needed of it has been read
+        return False
+
+
+# --- the proof -----------------------------------------------------------------------------------------------------
 
 
 def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, again: bool = True) -> int:
     """Checks that stages return what the data set returns by itself.
 
     Args:
-        dataset: the data set that ``plain`` was read from.
-        make: makes the stages of a copy of it.
-        plain: what they have to return.
-        again: whether to begin again where a second plain read is another: a data set may return something else the first time
-            that an example is read (MONAI's ``PersistentDataset``, which then finds it on disk).
+        dataset: The data set that ``plain`` was read from.
+        make: Makes the stages of a copy of it.
+        plain: What they have to return.
+        again: Whether to begin again if a second plain read differs from the first. A data set may return something else the
+            first time that an example is read (MONAI's ``PersistentDataset``, which then finds it on disk).
 
     Returns:
         The bytes of the largest reused example.
 
     Raises:
-        SplitRefused: they return something else, or cannot be run one without the other.
+        SplitRefused: The stages return something else, or one cannot run without the other.
     """
     with _seeded():
         throw_away = _seeded_copy(dataset)
@@ -92,39 +181,17 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
     if again:
         return prove(dataset, make, second, again=False)
     raise SplitRefused(
-        f"{_read(plain.indices)} came out differently when read again under the same seeds ({where_again}), so that no split "
+        f"{_named(plain.indices)} came out differently when read again under the same seeds ({where_again}), so that no split "
         "can be proved; it may draw from a generator that cannot be copied"
     )
 
 
-def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
-    """Whether a data set returns what comes next, whatever index it is asked for (TorchIO's ``Queue``).
-
-    After a first read, ``one`` and ``other`` are read from the same state of the data set and under the same seeds: what comes is
-    the same for both, and not what came at first.
-
-    Args:
-        dataset: is read from throw-away copies.
-        one: an index.
-        other: another one.
-    """
-    try:
-        with _seeded():
-            begun = _seeded_copy(dataset).dataset
-            first = _read_all(begun, [one])
-        again = read_plainly(begun, [one]).examples
-        return difference(first, again) is not None and difference(again, read_plainly(begun, [other]).examples) is None
-    except Exception:  # whatever the data set raises: what is needed of it has been read
-        return False
-
-
 def _load(stages: Stages, indices: list[Any], places: list[Place]) -> list[Any]:
     before, private = _global_states(), [place.state() for place in places]
-    with _only_in_stages(f"loading {_read(indices)}"):
+    with _only_in_stages(f"loading {_named(indices)}"):
         loaded = [stages.load(index) for index in indices] if stages.load_many is None else stages.load_many(indices)
     what = f"what would be reused ({', '.join(stages.reused)}) draws random numbers"
-    drew = [name for name, state in _global_states().items() if difference(before[name], state)]
-    if drew:
+    if drew := _moved(before):
         raise SplitRefused(f"{what} from {' and '.join(drew)}")
     if difference(private, [place.state() for place in places]):
         raise SplitRefused(f"{what} from a generator that the data set holds")
@@ -136,29 +203,29 @@ def _load(stages: Stages, indices: list[Any], places: list[Place]) -> list[Any]:
 def _augment(stages: Stages, indices: list[Any], loaded: list[Any]) -> list[Any]:
     augmented = []
     for index, example in zip(indices, loaded, strict=True):
-        with _only_in_stages(f"{stages.redoing} {_read([index])}"):
+        with _only_in_stages(f"{stages.redoing} {_named([index])}"):
             augmented.append(stages.augment(index, copy_example(example)))
     return augmented
 
 
 def _where_different(plain: PlainRead, augmented: list[Any]) -> str | None:
+    """Returns what is different, if anything is."""
     for index, left, right in zip(plain.indices, plain.examples, augmented, strict=True):
         where = difference(left, right)
         if where is not None:
-            return f"{_read([index])} is not what its stages return under the same seeds ({where})"
+            return f"{_named([index])} is not what its stages return under the same seeds ({where})"
     return None
 
 
 def _who_drew(states: dict[str, Any]) -> str | None:
-    drew = [name for name, state in _global_states().items() if difference(states[name], state)]
-    if not drew:
-        return None
-    return f"it does not draw the same random numbers ({', '.join(drew)}) by itself and in stages"
+    """Returns which global generators are not in the given states, if any are not."""
+    drew = _moved(states)
+    return f"it does not draw the same random numbers ({', '.join(drew)}) by itself and in stages" if drew else None
 
 
 @contextmanager
 def _only_in_stages(doing: str) -> Iterator[None]:
-    """Turns exceptions into a refusal: the data set by itself raised none."""
+    """Turns exceptions into a refusal: by itself, the data set raised none."""
     try:
         yield
     except SplitRefused:
@@ -167,21 +234,29 @@ def _only_in_stages(doing: str) -> Iterator[None]:
         raise SplitRefused(f"{doing} in stages raised {type(error).__name__}: {error}") from error
 
 
-def _read(indices: list[Any]) -> str:
+def _named(indices: list[Any]) -> str:
     return " and ".join(f"dataset[{index}]" for index in indices)
 
 
+# --- seeds and random states ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Seeds the global generators, and puts their states back afterwards."""
+    with preserved_random_states():
+        seed_all(_SEED)
+        yield
+
+
 def _seeded_copy(dataset: Any) -> ThrowAwayCopy:
-    """A copy to be thrown away, whose transforms with generators of their own are seeded, but those that it shares."""
+    """Returns a copy to throw away. Generators of its transforms are seeded, unless the original shares them."""
     throw_away = ThrowAwayCopy(dataset)
     shared = seeders(dataset).keys()
-    for place, (identity, seed) in enumerate(seeders(throw_away.dataset).items()):
+    for number, (identity, seed) in enumerate(seeders(throw_away.dataset).items()):
         if identity not in shared:
-            seed(_SEED + place)
+            seed(_SEED + number)
     return throw_away
-
-
-# --- the three global random states ------------------------------------------------------------------------
 
 
 def _global_states() -> dict[str, Any]:
@@ -192,17 +267,6 @@ def _global_states() -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _seeded() -> Iterator[None]:
-    """Seeds the global states, and puts them back."""
-    states = _global_states()
-    try:
-        # Not torch.manual_seed: it also seeds every GPU, and nothing would put that back.
-        torch.default_generator.manual_seed(_SEED)
-        np.random.seed(_SEED)
-        random.seed(_SEED)
-        yield
-    finally:
-        torch.default_generator.set_state(states["torch"])
-        np.random.set_state(states["numpy"])
-        random.setstate(states["random"])
+def _moved(states: dict[str, Any]) -> list[str]:
+    """Returns the names of the global generators that are not in the given states."""
+    return [name for name, state in _global_states().items() if difference(states[name], state)]

@@ -1,4 +1,7 @@
-"""Data sets that say themselves where they can be cut, by having the stages as methods."""
+"""Data sets that have the stages as methods, and so show themselves where they can be cut.
+
+`StagedDataset` is the public base class. Any data set whose methods have the same shape counts as well.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,27 @@ from torch.utils.data import Dataset, IterableDataset
 
 from lightning_echo.protecting.holders import is_subset
 
+__all__ = ["AugmentedDataset", "LoadMany", "StagedDataset", "batched", "is_raw", "is_staged", "load_of", "read_batch"]
+
 LoadMany = Callable[[list[Any]], list[Any]]
 
 
 class StagedDataset(Dataset[Any]):
-    """A map-style data set in stages, which says itself where it can be echoed.
+    """A map-style data set in stages, which shows itself where it can be cut.
 
-    Write ``load`` and ``augment``, for ``before_augmentation``; or ``read``, ``decode`` and ``augment``, for
-    ``after_read`` as well: ``load`` is then ``read`` and ``decode``. Or give any data set the same methods: what
-    counts is that they are callable (one that does not augment needs no ``augment`` for ``after_read``). What is
-    reused (``load``, or ``read``) must not draw random numbers (an echo repeats what it drew), and each later stage
-    must need nothing but what the one before it returned (between the stages of one example, those of others run).
-    Both are checked before training.
+    Write one of the two:
+
+    * ``load`` and ``augment``, for ``before_augmentation``;
+    * ``read``, ``decode`` and ``augment``, for ``after_read`` as well: ``load`` is then ``read`` and ``decode``.
+
+    A data set of another class may have the same methods instead: they only need to be callable. For ``after_read`` it needs no
+    ``augment`` if it does not augment.
+
+    The stages must keep two rules, and both are checked before training:
+
+    * What is reused (``load``, or ``read``) must not draw random numbers: an echo would repeat what it drew.
+    * Each later stage must need nothing but what the stage before it returned: between the stages of one example, the stages of
+      other examples run.
 
     >>> class Squares(StagedDataset):
     ...     def load(self, index):
@@ -52,15 +64,15 @@ class StagedDataset(Dataset[Any]):
         raise NotImplementedError(f"{type(self).__name__} must implement load(index), or read(index) and decode(raw)")
 
     def decode(self, raw: Any) -> Any:
-        """Returns the example that a raw item holds. It may draw random numbers, at ``after_read``."""
+        """Returns the example that a raw item holds. At ``after_read`` it may draw random numbers."""
         raise NotImplementedError(f"{type(self).__name__} must implement load(index), or read(index) and decode(raw)")
 
     def load(self, index: Any) -> Any:
-        """Returns the example at ``index`` as far as it is the same each time: read, decoded, resized."""
+        """Returns the part of the work on the example at ``index`` that gives the same each time: read, decoded, resized."""
         return self.decode(self.read(index))
 
     def augment(self, example: Any) -> Any:
-        """Returns what the model's collate function gets for this use of ``example``, which it may edit."""
+        """Returns what the collate function gets for this use of ``example``. It may edit ``example`` in place."""
         raise NotImplementedError(f"{type(self).__name__} must implement augment(example)")
 
     def __getitem__(self, index: Any) -> Any:
@@ -71,11 +83,10 @@ class StagedDataset(Dataset[Any]):
         """Returns ``dataset`` with ``augment`` applied to its examples, cut between the two.
 
         Args:
-            dataset: a map-style data set from which the augmentation was taken out, and the decoding too where
-                ``decode`` is given.
-            augment: what is redone for each use: one example in, one out.
-            decode: turns an item of ``dataset``, which is raw then, into an example. ``after_read`` cuts before it.
-                Without it, that point is inside ``dataset``, if anywhere.
+            dataset: A map-style data set that does not augment. If ``decode`` is given, it does not decode either.
+            augment: Redone for each use: one example in, one out.
+            decode: Turns an item of ``dataset``, which is then a raw item, into an example. ``after_read`` cuts before it.
+                Without it, ``after_read`` cuts inside ``dataset``, if that can be cut.
 
         Raises:
             TypeError: ``augment`` or ``decode`` is not callable, or ``dataset`` is a stream.
@@ -89,9 +100,9 @@ class StagedDataset(Dataset[Any]):
 
 
 class AugmentedDataset(StagedDataset):
-    """What `StagedDataset.of` returns. Other attributes are those of the data set inside, read and set."""
+    """What `StagedDataset.of` returns: a named cut. All other attributes are read from the data set inside, and set there."""
 
-    # Where to find them in __dict__, so that no attribute of the data set is hidden.
+    # The only attributes of its own. Their names must not hide an attribute of the data set inside.
     _OWN = ("_inner", "_augment_one", "_decode_one")
 
     def __init__(self, dataset: Any, augment: Callable[[Any], Any], decode: Callable[[Any], Any] | None = None) -> None:
@@ -113,15 +124,14 @@ class AugmentedDataset(StagedDataset):
         return self._augment_one(example)
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
-        # Defined even where it only loops: forwarded by __getattr__, it would leave out the augmentation.
-        read_many = batched(self._inner) or (lambda indices: [self._inner[index] for index in indices])
-        return [self._augment_one(self.decode(raw)) for raw in read_many(indices)]
+        # Always defined: the __getitems__ of the data set inside would leave out the augmentation.
+        return [self._augment_one(self.decode(raw)) for raw in read_batch(self._inner, indices)]
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        # Its own are missing only before it is unpickled; the inner one's special methods do not augment.
+        # Its own attributes are missing only while it is being unpickled. Special methods of the data set inside do not augment.
         if name in self._OWN or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._inner, name)
@@ -134,10 +144,10 @@ class AugmentedDataset(StagedDataset):
 
 
 def is_staged(dataset: Any) -> bool:
-    """Whether ``dataset`` has the shape of a `StagedDataset`; whether it behaves so, the proof decides.
+    """Returns whether ``dataset`` has the methods of a `StagedDataset`. The proof finds out whether they do what they should.
 
-    The proof calls ``load(0)`` or ``read(0)``, and ``open(0)`` in an unrelated ``load(path)`` would close standard
-    input, so that what plainly takes a path is not even tried.
+    A method that plainly takes a path does not count. The proof calls ``load(0)`` or ``read(0)``, and an unrelated ``load(path)``
+    may then call ``open(0)``, which closes the standard input.
     """
     if isinstance(dataset, StagedDataset):
         return True
@@ -145,20 +155,20 @@ def is_staged(dataset: Any) -> bool:
 
 
 def is_raw(dataset: Any) -> bool:
-    """Whether ``dataset`` has ``read(index)`` and ``decode(raw)``; where it does not augment, it needs no ``augment``.
+    """Returns whether ``dataset`` has ``read(index)`` and ``decode(raw)``. If it does not augment, it needs no ``augment``.
 
     A `StagedDataset` that implements ``load`` may use both names for helpers, like any other data set.
     """
     if isinstance(dataset, AugmentedDataset):
         return dataset._decode_one is not None
     if isinstance(dataset, StagedDataset):
-        own = [_is_own(getattr(dataset, name), getattr(StagedDataset, name)) for name in ("read", "decode", "load")]
-        return own == [True, True, False] or (own == [True, True, True] and _has_read_and_decode(dataset))
+        reads, decodes, loads = (_overrides(dataset, name) for name in ("read", "decode", "load"))
+        return reads and decodes and (not loads or _has_read_and_decode(dataset))
     return _has_read_and_decode(dataset) and (not callable(getattr(dataset, "augment", None)) or _is_stage(dataset, "augment"))
 
 
 def load_of(dataset: Any) -> Callable[[Any], Any]:
-    """Returns the ``load`` of a data set that is staged, made of ``read`` and ``decode`` where it has none."""
+    """Returns the ``load`` of a staged data set. If it has none, it is made of ``read`` and ``decode``."""
     if isinstance(dataset, StagedDataset) or _is_stage(dataset, "load"):
         load: Callable[[Any], Any] = dataset.load
         return load
@@ -166,12 +176,13 @@ def load_of(dataset: Any) -> Callable[[Any], Any]:
 
 
 def _has_read_and_decode(dataset: Any) -> bool:
-    # What decode is called with came from read, so that it may well be named for a file.
+    # decode gets what read returned, so that its parameter may well be named for a file.
     return _is_stage(dataset, "read") and _is_stage(dataset, "decode", may_take_path=True)
 
 
-def _is_own(method: Any, base: Any) -> bool:
-    return getattr(method, "__func__", method) is not base
+def _overrides(dataset: StagedDataset, name: str) -> bool:
+    method = getattr(dataset, name)
+    return getattr(method, "__func__", method) is not getattr(StagedDataset, name)
 
 
 def _is_stage(dataset: Any, name: str, *, may_take_path: bool = False) -> bool:
@@ -182,8 +193,8 @@ def _is_stage(dataset: Any, name: str, *, may_take_path: bool = False) -> bool:
 _NO_INDEX = re.compile("path|file|fname|dir|folder|root|url|uri")
 
 
-def _takes_one(stage: Callable[..., Any], may_be_path: bool) -> bool:
-    """Whether ``stage`` can be called with one value, which need not be a path."""
+def _takes_one(stage: Callable[..., Any], may_take_path: bool) -> bool:
+    """Returns whether ``stage`` can be called with one value; unless ``may_take_path``, the value must not be a path."""
     try:
         signature = inspect.signature(stage)
         signature.bind(None)
@@ -193,11 +204,14 @@ def _takes_one(stage: Callable[..., Any], may_be_path: bool) -> bool:
         return True
     first = next(iter(signature.parameters.values()))
     takes_path = _NO_INDEX.search(first.name) or first.annotation in (str, "str", Path, "Path")
-    return may_be_path or not takes_path
+    return may_take_path or not takes_path
 
 
 def batched(dataset: Any) -> LoadMany | None:
-    """Returns ``dataset.__getitems__`` where it reads whole batches: that of a ``Subset`` may only loop."""
+    """Returns ``dataset.__getitems__`` if it reads a whole batch in one call, otherwise None.
+
+    A ``Subset`` and a named cut always have one, which only loops if the data set inside has none.
+    """
     innermost = dataset
     while True:
         if is_subset(innermost):
@@ -210,3 +224,9 @@ def batched(dataset: Any) -> LoadMany | None:
         return None
     many: LoadMany = dataset.__getitems__
     return many
+
+
+def read_batch(dataset: Any, indices: list[Any]) -> list[Any]:
+    """Returns examples, read as a plain ``DataLoader`` reads those of a batch."""
+    many = getattr(dataset, "__getitems__", None)
+    return list(many(indices)) if callable(many) else [dataset[index] for index in indices]

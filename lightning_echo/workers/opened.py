@@ -23,8 +23,8 @@ def decoding(stages: Stages) -> Stages:
     Args:
         stages: changed.
 
-    >>> from lightning_echo.splitting.stages import WholeDataset
-    >>> decoding(WholeDataset([10, 20])).load(1)
+    >>> from lightning_echo.splitting.stages import uncut_stages
+    >>> decoding(uncut_stages([10, 20])).load(1)
     20
     """
     load, load_many = stages.load, stages.load_many

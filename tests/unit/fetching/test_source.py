@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.worker_processes import WorkerProcesses
-from lightning_echo.splitting.stages import WholeDataset
+from lightning_echo.splitting.stages import uncut_stages
 from lightning_echo.workers.dataset import Request
 
 DATA = TensorDataset(torch.arange(12))
@@ -169,7 +169,7 @@ def test_the_length_is_asked_for_anew_and_needed_only_where_the_loader_is_rebuil
 
 
 def whole(dataset):
-    return WholeDataset(dataset)
+    return uncut_stages(dataset)
 
 
 def rebuilt(workers=None, **options):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lightning_echo.protecting.holders import is_concat, is_subset
-from lightning_echo.splitting.stages import locate
+from lightning_echo.splitting.describe import locate
 
 
 class Numbers(Dataset):

@@ -12,7 +12,7 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from lightning_echo.splitting.chains import cut_chain, names_in
+from lightning_echo.splitting.chains import cut_chain, names_of
 
 # Written down from torchvision's documentation, and checked below against what draws random numbers.
 DETERMINISTIC_V2 = {
@@ -223,5 +223,5 @@ def test_names_are_those_of_classes_and_functions():
     def brighten(image):
         return image
 
-    names = [name for one in (v2.RandomResizedCrop(4), brighten, torch.nn.Identity()) for name in names_in(one)]
+    names = [name for one in (v2.RandomResizedCrop(4), brighten, torch.nn.Identity()) for name in names_of(one)]
     assert names == ["RandomResizedCrop", "brighten", "Identity"]

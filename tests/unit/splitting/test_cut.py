@@ -5,8 +5,8 @@ import pickle
 import pytest
 from torchvision.transforms import v2
 
-from lightning_echo.splitting.cut import SplitRefused, cut, leaves, led_to
-from lightning_echo.splitting.describe import Chain, Convention, DataSet, Leads, describe
+from lightning_echo.splitting.cut import ReadRefused, SplitRefused, cut, leaves, pruned
+from lightning_echo.splitting.describe import Chain, Convention, Description, Role, describe
 from lightning_echo.splitting.splits import make_stages
 
 IMAGE, TARGET = Chain("transform", ("Resize",), ("Flip",)), Chain("target_transform", ("Pad",), ("Noise",))
@@ -15,11 +15,11 @@ JOINT = Chain("transforms", ("ToImage",), ("Mix",))
 
 
 def leaf(number=0, *, chains=(), conventions=(), raw=(), **attributes):
-    return DataSet(number, "Files", chains=chains, conventions=conventions, raw_conventions=raw, **attributes)
+    return Description(number, "Files", chains=chains, conventions=conventions, raw_conventions=raw, **attributes)
 
 
-def routed(leads, *inside, number=9):
-    return DataSet(number, "Router", leads, inside)
+def routed(role, *inside, number=9):
+    return Description(number, "Router", role, inside)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_after_reading_all_else_is_redone(convention, options, redone):
 
 def test_the_likeliest_way_is_taken_where_none_is_given():
     ways = (Convention.transform, Convention.transform_whole)
-    dataset = routed(Leads.concat, leaf(1, conventions=ways), leaf(2, conventions=ways))
+    dataset = routed(Role.concat, leaf(1, conventions=ways), leaf(2, conventions=ways))
     assert [part.convention for part in cut(dataset, raw=False).leaves] == [ways[0], ways[0]]
     assert [part.convention for part in cut(dataset, ways[1:], raw=False).leaves] == [ways[1], ways[0]]
     assert [part.convention for part in cut(dataset, ways[::-1], raw=False).leaves] == [ways[1], ways[0]]
@@ -67,17 +67,18 @@ def test_the_likeliest_way_is_taken_where_none_is_given():
 
 def test_a_data_set_that_is_met_twice_is_cut_once():
     one, two = leaf(1), leaf(2)
-    dataset = routed(Leads.concat, routed(Leads.subset, two, number=3), one, two)
-    assert leaves(dataset, raw=False) == [two, one]
+    dataset = routed(Role.concat, routed(Role.subset, two, number=3), one, two)
+    assert leaves(pruned(dataset, raw=False)) == [two, one]
 
 
 def test_what_a_named_cut_augments_is_cut_inside_only_after_reading_and_where_it_does_not_decode():
     inside = leaf(1, raw=(Convention.read,))
     for decodes, raw, is_inside in [(False, False, False), (True, False, False), (False, True, True), (True, True, False)]:
         own = (Convention.read,) if decodes else ()
-        named = DataSet(0, "Named", Leads.named_cut, (inside,), conventions=(Convention.protocol,), raw_conventions=own)
-        assert led_to(named, raw) == ((inside,) if is_inside else ())
-        assert leaves(named, raw) == [inside if is_inside else named]
+        named = Description(0, "Named", Role.named_cut, (inside,), conventions=(Convention.protocol,), raw_conventions=own)
+        assert pruned(named, raw).inside == ((inside,) if is_inside else ())
+        found = leaves(pruned(routed(Role.subset, named), raw))
+        assert [part.number for part in found] == [1 if is_inside else 0]
 
 
 @pytest.mark.parametrize(
@@ -96,10 +97,17 @@ def test_what_shows_no_way_is_refused(dataset, given, raw, reason):
 
 
 def test_it_can_be_printed_and_sent():
-    dataset = routed(Leads.concat, leaf(1, chains=(IMAGE,), conventions=(Convention.transform,)), leaf(2, conventions=("any",)))
+    dataset = routed(Role.concat, leaf(1, chains=(IMAGE,), conventions=(Convention.transform,)), leaf(2, conventions=("any",)))
     found = cut(dataset, (Convention.transform, Convention.protocol), raw=False)
     assert str(found) == "Files: reuse [load, Resize], redo [Flip]\nFiles: reuse [load], redo [augment]"
     assert pickle.loads(pickle.dumps(found)) == found
+
+
+@pytest.mark.parametrize("kind", [SplitRefused, ReadRefused])
+def test_a_refusal_that_torch_has_made_again_from_its_message_names_the_way_out_once(kind):
+    again = kind(f"Caught {kind.__name__} in DataLoader worker process 0.\nOriginal Traceback ...\n{kind('it is round')}")
+    assert str(again).count("it is round. ") == str(again).count("StagedDataset.of(") == 1
+    assert str(again).startswith(f"Caught {kind.__name__} in")
 
 
 class Files:

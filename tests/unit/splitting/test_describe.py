@@ -9,7 +9,7 @@ from torchvision import datasets
 from torchvision.datasets import folder, vision
 from torchvision.transforms import v2
 
-from lightning_echo.splitting.describe import Chain, Convention, Leads, describe
+from lightning_echo.splitting.describe import Chain, Convention, Role, describe
 from lightning_echo.splitting.staged import StagedDataset
 
 RESIZE_AND_FLIP = v2.Compose([v2.Resize(8), v2.RandomHorizontalFlip(), v2.ToImage()])
@@ -148,26 +148,40 @@ def test_a_pair_that_says_nothing_new_is_no_way_of_its_own():
     assert Convention.transforms_joint not in describe(dataset).conventions
     dataset.transform = None  # the pair holds another one
     assert describe(dataset).conventions == (Convention.transforms_joint,)
+    dataset = datasets.FakeData(3, target_transform=v2.Identity())
+    dataset.target_transform = None
+    assert describe(dataset).conventions == (Convention.transforms_joint,)
+
+
+@pytest.mark.parametrize("name", ["transform", "target_transform", "transforms", "_transform", "_target_transform"])
+def test_an_empty_place_for_transforms_shows_the_convention(name):
+    class Empty(Dataset):
+        __getitem__ = must_not_run
+
+    dataset = Empty()
+    assert describe(dataset).conventions == ()
+    setattr(dataset, name, None)
+    assert describe(dataset).conventions == (Convention.transform,)
 
 
 @pytest.mark.parametrize(
-    ("make", "leads"),
+    ("make", "role"),
     [
-        (lambda: Subset(Untouchable(), [0]), Leads.subset),
-        (lambda: StagedDataset.of(Untouchable(), augment=abs), Leads.named_cut),
-        (Untouchable, Leads.itself),
-        (lambda: type("Staged", (Subset,), {"load": must_not_run, "augment": must_not_run})(Untouchable(), [0]), Leads.itself),
+        (lambda: Subset(Untouchable(), [0]), Role.subset),
+        (lambda: StagedDataset.of(Untouchable(), augment=abs), Role.named_cut),
+        (Untouchable, Role.reader),
+        (lambda: type("Staged", (Subset,), {"load": must_not_run, "augment": must_not_run})(Untouchable(), [0]), Role.reader),
         (
             lambda: type("Own", (Subset,), {"__getitem__": must_not_run, "__getitems__": must_not_run})(Untouchable(), [0]),
-            Leads.itself,
+            Role.reader,
         ),
     ],
     ids=["subset", "named cut", "leaf", "a subset with stages", "a subset that reads"],
 )
-def test_only_what_does_nothing_else_leads_to_others(make, leads):
+def test_only_what_does_nothing_else_leads_to_others(make, role):
     described = describe(make())
-    assert described.leads is leads
-    assert [part.name for part in described.inside] == (["Untouchable"] if leads is not Leads.itself else [])
+    assert described.role is role
+    assert [part.name for part in described.inside] == (["Untouchable"] if role is not Role.reader else [])
 
 
 def test_a_stream_shows_no_way():

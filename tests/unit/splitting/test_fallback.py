@@ -1,6 +1,7 @@
 """Examples that do not fit a split are read whole for each use; too many of them, or an insertion point asked for, end it."""
 
 import pytest
+import torch
 from torch.utils.data import Dataset
 
 from lightning_echo.protecting.protect import copy_example
@@ -102,3 +103,60 @@ def test_an_example_that_neither_can_be_loaded_nor_read_whole_raises_what_the_da
     for refusal in (None, SplitRefused):
         with pytest.raises(OSError, match="broken file"):
             watched(Broken(), refusal).load(5)
+
+
+def test_draws_are_looked_for_only_in_examples_that_are_kept_and_from_the_first_on_one_by_one():
+    class Drawing(Partly):
+        def __getitem__(self, index):
+            if index == 1:
+                torch.rand(())
+            return super().__getitem__(index)
+
+    stages = watched(Drawing())
+    stages.begin()
+    assert [stages.load(index) for index in (0, 1)] == [(0, "label"), (1, "label")]
+    assert stages.must_repeat()
+    assert [stages.load(index) for index in (0, 1)] == [(0, "label"), WHOLE]
+    stages.end()
+    assert "loading it draws random numbers from torch" in stages.note
+    assert stages.load(1) == (1, "label")  # for a single use: nothing is repeated
+    stages.begin()
+    assert [stages.load(index) for index in (0, 1)] == [(0, "label"), WHOLE]
+    assert not stages.must_repeat()
+
+
+def test_a_call_that_fails_by_itself_as_well_raises_what_the_data_set_raises():
+    class OneAtATime(PartlyInCalls):
+        def __getitems__(self, indices):
+            if len(indices) > 1:
+                raise OSError("one at a time")
+            return super().__getitems__(indices)
+
+    stages = watched(OneAtATime())
+    with pytest.raises(OSError, match="one at a time"):
+        stages.load_many([1, 2])
+    assert stages.load_many([1]) == [(1, "label")]
+
+
+def test_examples_that_were_read_in_calls_count_as_read():
+    stages = watched(PartlyInCalls(*range(1000, 1200)))
+    stages.load_many(list(range(600)))
+    assert stages.load_many(list(range(1000, 1200))) == [WHOLE] * 200  # of 800
+
+
+def test_what_reading_an_example_whole_draws_is_not_taken_for_a_draw_of_loading():
+    class FailsInStages(Partly):
+        @staticmethod
+        def transform(number):
+            return number + torch.rand(())
+
+        def __getitem__(self, index):
+            if "transform" in vars(self):
+                raise RuntimeError("exchanged")
+            return super().__getitem__(index)
+
+    stages = watched(FailsInStages())
+    stages.begin()
+    assert stages.load(1) is WHOLE
+    assert not stages.must_repeat()
+    assert "loading it in stages raised RuntimeError: exchanged" in stages.note

@@ -15,8 +15,9 @@ from torchvision.transforms import v2
 
 from lightning_echo import EchoLoader
 from lightning_echo.protecting.seeding import Seeding, seeders
-from lightning_echo.splitting.chains import cut_chain, is_deterministic, put_in_place
+from lightning_echo.splitting.chains import cut_chain, is_deterministic, recorder_like
 from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.prove import read_plainly
 from lightning_echo.splitting.splits import find_split, make_stages
 
 
@@ -201,6 +202,11 @@ def test_where_resampling_may_be_put_off_it_stays_together(lazy):
     assert (names(first), names(rest)) == (["Scale"], ["Spacing", "RandNoise"])
 
 
+def test_without_a_random_member_resampling_is_reused_too():
+    first, rest = cut_chain(Compose([Scale(), Spacing()], lazy=True))
+    assert (names(first), rest) == (["Scale", "Spacing"], [])
+
+
 @pytest.mark.parametrize(
     ("transform", "expected"),
     [
@@ -212,6 +218,9 @@ def test_where_resampling_may_be_put_off_it_stays_together(lazy):
         (Lambda(Scale()), True),
         (Lambda(v2.Resize(8)), True),
         (Lambda([v2.RandomCrop(8)]), False),
+        (Lambda({"image": lambda value: value}), False),
+        (Lambda({"image": Scale()}), True),
+        (Scale(np.float32), True),
         (OneOf([Scale()]), False),  # chooses
         (type("Scale", (Scale,), {})(), False),  # a user's own
     ],
@@ -224,6 +233,9 @@ def test_where_resampling_may_be_put_off_it_stays_together(lazy):
         "a transform",
         "torchvision",
         "random inside",
+        "a function inside",
+        "a transform inside",
+        "a class",
         "OneOf",
         "own",
     ],
@@ -284,14 +296,20 @@ def test_an_empty_compose_is_a_transform_too():
     behaves_like(dataset, make_stages(dataset))
 
 
-def test_the_stand_in_is_a_compose_and_leaves_the_original_as_it_is():
-    compose, kept = Compose([Scale(), RandNoise()]), []
-    taken = put_in_place(compose, kept.append)
-    assert isinstance(taken, Compose)
-    taken(torch.ones(1))
-    assert torch.equal(taken(torch.ones(1), end=1), torch.full((1,), 2.0))  # runs what is to be kept
-    assert len(kept) == 1
+def test_the_recorder_is_a_compose_and_leaves_the_original_as_it_is():
+    compose, recorded = Compose([Scale(), RandNoise()]), []
+    recorder = recorder_like(compose, recorded.append)
+    assert isinstance(recorder, Compose)
+    recorder(torch.ones(1))
+    assert torch.equal(recorder(torch.ones(1), end=1), torch.full((1,), 2.0))  # runs what is to be kept
+    assert len(recorded) == 1
     assert type(compose) is Compose
+
+
+def test_the_recorder_hands_on_values_by_position_which_no_convention_fits():
+    recorded = []
+    recorder_like(Compose([Scale(), RandNoise()]), lambda *values: recorded.append(values))("image", 0, 1)
+    assert recorded == [("image", 0, 1)]
 
 
 class TestSeeding:
@@ -307,6 +325,16 @@ class TestSeeding:
 
         assert drawn(1) == drawn(1) != drawn(2)
         assert len({*drawn(1), *drawn(2)}) == 4  # two transforms never draw in step
+
+    def test_the_proof_seeds_no_transform_that_its_copies_share_with_the_user(self):
+        class Shared(RandNoise):
+            def __deepcopy__(self, memo):
+                return self
+
+        dataset = Plain(items(), Shared())
+        assert set(seeders(dataset)) == {id(dataset.transform)}
+        read_plainly(dataset, [0])
+        assert vars(dataset.transform) == {}  # seeding sets R
 
     @pytest.mark.parametrize("kind", [Plain, Cache])
     def test_two_trainings_from_one_seed_draw_the_same_and_uses_differ(self, kind):

@@ -23,9 +23,9 @@ from torchvision.datasets import folder as torchvision_folder
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.describe import Convention
+from lightning_echo.splitting.make import method_stages
 from lightning_echo.splitting.splits import find_split, make_stages
 from lightning_echo.splitting.staged import StagedDataset, is_raw, is_staged
-from lightning_echo.splitting.stages import ProtocolStages
 
 
 class TestProtocol:
@@ -183,7 +183,7 @@ class TestNamedCut:
         inner = BatchedRaws()
         dataset = StagedDataset.of(inner, decode=int, augment=lambda example: -example)
         assert make_stages(dataset, raw=True).load_many([5, 2]) == [b"5", b"2"]
-        assert ProtocolStages(dataset).load_many([3]) == [3]
+        assert method_stages(dataset).load_many([3]) == [3]
         assert [batch.tolist() for batch in DataLoader(dataset, batch_size=4)] == [[0, -1, -2, -3], [-4, -5]]
         assert inner.calls == [[5, 2], [3], [0, 1, 2, 3], [4, 5]]
         assert find_split(dataset, raw=True).redone == ("decode", "augment")
@@ -294,9 +294,7 @@ class TestFolders:
         ],
     )
     def test_another_loader_is_refused(self, images, options, reason):
-        with pytest.raises(
-            ReadRefused, match=rf"{reason}, so that how its files are decoded is not known\. Give it read\(index\)"
-        ):
+        with pytest.raises(ReadRefused, match=rf"{reason}, so it is not known how its files are decoded\. Give it read\(index\)"):
             find_split(datasets.ImageFolder(images, **options), raw=True)
 
     @pytest.mark.parametrize("method", ["__getitem__", "__getitems__"])

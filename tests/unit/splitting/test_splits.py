@@ -79,6 +79,11 @@ class TestNested:
         with pytest.raises(SplitRefused, match="TensorDataset has neither"):
             find_split(ConcatDataset([good, TensorDataset(torch.zeros(3))]))
 
+    def test_the_estimated_memory_is_that_of_the_largest_example_of_all(self):
+        small, large = (StagedDataset.of([torch.zeros(size)], augment=torch.neg) for size in (10, 1000))
+        for parts in ([small, large], [large, small]):
+            assert 4000 <= find_split(ConcatDataset(parts)).example_bytes < 4200
+
     def test_mixed_conventions(self):
         staged = StagedDataset.of(Arrays(), augment=flip_or_not)
         dataset = ConcatDataset([Arrays(transform=v2.RandomHorizontalFlip()), staged])

@@ -115,7 +115,7 @@ WRONG = {
     ),
     "on the second element": (
         lambda self, index: (index, self.transform(self.image(index))),
-        "without its transform",
+        "does not return the result of its transform where transform.image. and target_transform.target. would",
     ),
     "by keyword": (
         lambda self, index: (self.transform(image=self.image(index)), index),
@@ -123,7 +123,7 @@ WRONG = {
     ),
     "inside a dict": (
         lambda self, index: {"image": self.transform(self.image(index)), "label": index},
-        "without its transform",
+        "does not return the result of its transform where transform.image. and target_transform.target. would",
     ),
     "beside a draw of its own": (
         lambda self, index: (self.transform(self.image(index)), index + random.random()),
@@ -152,6 +152,25 @@ class TestRefused:
         assert str(refused.value).endswith("or use insertion_point='after_augmentation'")
         assert "StagedDataset" in str(refused.value)
         assert "StagedDataset" not in refused.value.reason
+
+    def test_the_order_of_image_and_target_counts_where_both_draw(self):
+        """Also where it is another one than in the examples that the proof has read."""
+
+        class TargetFirst(Arrays):
+            def __getitem__(self, index):
+                target = self.target_transform(index)
+                return self.transform(self.image(index)), target
+
+        def noise(value):
+            return value + random.random()
+
+        with pytest.raises(SplitRefused, match="it calls its target_transform before the transform of the image"):
+            make_stages(TargetFirst(transform=noise, target_transform=noise)).load(1)
+        for transforms in (
+            {"transform": v2.Identity(), "target_transform": noise},
+            {"transform": noise, "target_transform": v2.Identity()},
+        ):
+            assert make_stages(TargetFirst(**transforms)).load(1)[1] == 1
 
     def test_a_transform_whose_draws_cannot_be_repeated(self):
         generator = random.Random(0)

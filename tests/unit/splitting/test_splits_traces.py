@@ -60,6 +60,13 @@ class TestNoTrace:
         for dataset in (Unreadable(transform=CROP_AND_FLIP), Staged()):
             assert make_stages(ConcatDataset([Subset(dataset, [0, 1]), dataset])).redone
 
+    def test_indices_in_a_tensor_stay_as_they_are(self):
+        dataset = ConcatDataset([Arrays(2, transform=CROP_AND_FLIP), Arrays(3, transform=CROP_AND_FLIP)])
+        subset = Subset(dataset, torch.tensor([-1, 1, -4]))
+        stages = make_stages(subset, find_split(subset).conventions)
+        assert behaves_like(subset, stages)
+        assert subset.indices.tolist() == [-1, 1, -4]
+
     def test_stages_follow_what_a_worker_init_fn_has_set(self):
         dataset = Arrays(transform=v2.RandomHorizontalFlip())
         split = find_split(dataset)

@@ -2,14 +2,16 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, random_split
 
 from lightning_echo.protecting.holders import is_concat, is_subset
+from lightning_echo.splitting.make import concat_stages, method_stages, subset_stages
 from lightning_echo.splitting.staged import StagedDataset, is_staged
-from lightning_echo.splitting.stages import ConcatStages, ProtocolStages, Stages, SubsetStages, WholeDataset, unchanged
+from lightning_echo.splitting.stages import Stages, unchanged, uncut_stages
 
 
 class Squares(StagedDataset):
@@ -83,6 +85,18 @@ class TestStagedDataset:
         dataset = Numbers()
         vars(dataset).update(attributes)
         assert is_staged(dataset) is expected
+
+    @pytest.mark.parametrize("annotation", [str, "str", Path, "Path"])
+    def test_a_method_that_takes_a_path_does_not_count(self, annotation):
+        def load(source):
+            raise AssertionError("called")
+
+        load.__annotations__["source"] = annotation
+        dataset = Numbers()
+        vars(dataset).update(load=load, augment=double)
+        assert not is_staged(dataset)
+        load.__annotations__["source"] = int
+        assert is_staged(dataset)
 
 
 class TestNamedCut:
@@ -178,7 +192,7 @@ class TestRouting:
     @pytest.mark.parametrize("indices", [[7, 2, 5], range(9, 0, -3), torch.tensor([4, 0]), (3,)])
     def test_a_subset_leads_to_the_indices_that_it_chooses(self, indices):
         subset = Subset(Squares(), indices)
-        stages = SubsetStages(subset, ProtocolStages(Squares()))
+        stages = subset_stages(subset, method_stages(Squares()))
         expected = [int(index) ** 2 for index in indices]
         assert [stages.load(place) for place in range(len(indices))] == expected
         assert [stages.augment(place, stages.load(place)) for place in range(len(indices))] == [-n for n in expected]
@@ -186,7 +200,7 @@ class TestRouting:
     def test_a_concat_leads_each_example_to_the_stages_that_it_came_from(self):
         parts = [Numbers(3, 0), Numbers(0), Numbers(4, 100)]
         concat = ConcatDataset(parts)
-        stages = ConcatStages(
+        stages = concat_stages(
             concat,
             [
                 Stages(
@@ -205,7 +219,7 @@ class TestRouting:
 
     def test_a_concat_of_which_nothing_is_redone_redoes_nothing(self):
         concat = ConcatDataset([Numbers(2), Subset(Numbers(9), [8])])
-        stages = ConcatStages(concat, [WholeDataset(part) for part in concat.datasets])
+        stages = concat_stages(concat, [uncut_stages(part) for part in concat.datasets])
         assert stages.augment is unchanged
         assert [stages.load(index) for index in range(3)] == [0, 1, 8]
 
@@ -214,23 +228,31 @@ class TestRouting:
         inside = [Subset(first, [9, 8]), second]
         concat = ConcatDataset(inside)
         subset = Subset(concat, [6, 1, 2])
-        stages = SubsetStages(
+        stages = subset_stages(
             subset,
-            ConcatStages(concat, [SubsetStages(inside[0], ProtocolStages(first)), ProtocolStages(second)]),
+            concat_stages(concat, [subset_stages(inside[0], method_stages(first)), method_stages(second)]),
         )
         assert [stages.augment(place, stages.load(place)) for place in range(3)] == [28, -64, 20]
         assert [subset[place] for place in range(3)] == [28, -64, 20]
 
+    def test_a_subset_of_a_subset_of_a_concat(self):
+        first, second = Squares(), StagedDataset.of(Numbers(5, 10), augment=double)
+        concat = ConcatDataset([first, second])
+        inner = Subset(concat, [12, 3])
+        subset = Subset(inner, [1, 0])
+        stages = subset_stages(subset, subset_stages(inner, concat_stages(concat, [method_stages(first), method_stages(second)])))
+        assert [stages.augment(place, stages.load(place)) for place in range(2)] == [-9, 24]
+
     def test_names_of_different_data_sets_are_joined_without_repeats(self):
         flips = Stages(abs, abs, reused=("load", "Resize"), redone=("Flip",))
         crops = Stages(abs, abs, reused=("load", "Pad"), redone=("Crop", "Flip"))
-        stages = ConcatStages(ConcatDataset([Numbers(), Numbers()]), [flips, crops])
+        stages = concat_stages(ConcatDataset([Numbers(), Numbers()]), [flips, crops])
         assert repr(stages) == "reuse [load, Resize, Pad], redo [Flip, Crop]"
 
 
-class TestWholeDataset:
+class TestUncutStages:
     def test_nothing_is_redone(self):
-        stages = WholeDataset(Numbers(4, 5))
+        stages = uncut_stages(Numbers(4, 5))
         example = stages.load(2)
         assert example == 7
         assert stages.augment(2, example) is example
@@ -239,7 +261,7 @@ class TestWholeDataset:
     def test_batched_reading_is_kept_through_subsets_and_named_cuts(self):
         inner = Batched(10, 100)
         dataset = Subset(StagedDataset.of(Subset(inner, [5, 6, 7, 8]), augment=double), [3, 0])
-        assert WholeDataset(dataset).load_many([0, 1]) == [216, 210]
+        assert uncut_stages(dataset).load_many([0, 1]) == [216, 210]
         assert inner.calls == [[8, 5]]
 
     @pytest.mark.parametrize(
@@ -254,13 +276,13 @@ class TestWholeDataset:
         ids=["leaf", "subset", "subset of subset", "named cut", "concat"],
     )
     def test_what_only_loops_is_not_taken_for_batched_reading(self, dataset):
-        assert WholeDataset(dataset).load_many is None
+        assert uncut_stages(dataset).load_many is None
 
 
 class TestBatchedLoading:
     def test_a_named_cut_loads_a_batch_in_one_call(self):
         inner = Batched(8, 10)
-        stages = ProtocolStages(StagedDataset.of(inner, augment=double))
+        stages = method_stages(StagedDataset.of(inner, augment=double))
         loaded = stages.load_many([3, 1])
         assert loaded == [13, 11]
         assert inner.calls == [[3, 1]]
@@ -272,11 +294,11 @@ class TestBatchedLoading:
     def test_a_subset_passes_the_batch_on_as_one(self):
         inner = Batched(8)
         subset = Subset(StagedDataset.of(inner, augment=double), [7, 5, 3])
-        stages = SubsetStages(subset, ProtocolStages(subset.dataset))
+        stages = subset_stages(subset, method_stages(subset.dataset))
         assert stages.load_many([0, 2]) == [7, 3]
         assert inner.calls == [[7, 3]]
 
     def test_without_batched_reading_inside_there_is_none(self):
         subset = Subset(StagedDataset.of(Numbers(), augment=double), [1])
-        assert SubsetStages(subset, ProtocolStages(subset.dataset)).load_many is None
-        assert ProtocolStages(Squares()).load_many is None
+        assert subset_stages(subset, method_stages(subset.dataset)).load_many is None
+        assert method_stages(Squares()).load_many is None

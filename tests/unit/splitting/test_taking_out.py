@@ -8,7 +8,7 @@ from functools import cached_property
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from lightning_echo import EchoLoader
 from lightning_echo.splitting.cut import SplitRefused
@@ -99,6 +99,31 @@ class OfItsOwn(Plain):
     @transform.setter
     def transform(self, value):
         self._transform = value
+
+
+class OfItsOwnThatWraps(OfItsOwn):
+    """What it returns is never what was set."""
+
+    @property
+    def transform(self):
+        return lambda image: self._transform(image)
+
+    @transform.setter
+    def transform(self, value):
+        self._transform = value
+
+
+class Ignoring(OfItsOwn):
+    """The setter does nothing, once there is a transform."""
+
+    @property
+    def transform(self):
+        return self._transform
+
+    @transform.setter
+    def transform(self, value):
+        if "_transform" not in vars(self):
+            self._transform = value
 
 
 class Counting(OfItsOwn):
@@ -207,6 +232,19 @@ class Single(Plain):
         return self
 
 
+class SingleInSlots:
+    """Its copy is itself, and it has no attributes but those in slots."""
+
+    __slots__ = ("transform",)
+    __getitem__, __len__ = Plain.__getitem__, Plain.__len__
+
+    def __init__(self):
+        self.transform = add
+
+    def __copy__(self):
+        return self
+
+
 class OfTheClass(Plain):
     transform = staticmethod(add)
 
@@ -228,6 +266,8 @@ KINDS = {
     "wrapped by setattr around slots": (lambda: BySetattr(Slotted()), ZERO),
     "slots": (Slotted, SPLIT),
     "a property of its own": (OfItsOwn, SPLIT),
+    "a property of its own that wraps": (OfItsOwnThatWraps, "transform cannot be replaced: it stays what it was"),
+    "a property that ignores": (Ignoring, "cannot be replaced in a copy alone: its setter sets something else"),
     "a property that counts": (Counting, "cannot be replaced in a copy alone: its setter sets something else"),
     "a property that refuses": (Refusing, "cannot be replaced in a copy alone: its setter raised ValueError: this one or none"),
     "a property in options": (InOptions, SHARED),
@@ -237,6 +277,7 @@ KINDS = {
     "a weak reference": (Weak, ZERO),
     "one state for all": (OneState, "a copy of OneState is not independent of it"),
     "a single one": (Single, "a copy of Single is not independent of it"),
+    "a single one in slots": (SingleInSlots, "a copy of SingleInSlots is not independent of it"),
     "of the class": (OfTheClass, SPLIT),
 }
 
@@ -292,6 +333,25 @@ def test_nor_in_a_worker_which_has_no_copy_to_throw_away(name):
     with pytest.raises(SplitRefused, match=reason):
         make_stages(dataset, [Convention.transform])
     assert contents(dataset) == before
+
+
+def test_of_a_data_set_that_is_met_twice_they_are_taken_out_once():
+    sets = []
+
+    class Counted(OfItsOwn):
+        @property
+        def transform(self):
+            return self._transform
+
+        @transform.setter
+        def transform(self, value):
+            sets.append(value)
+            self._transform = value
+
+    dataset = Counted()
+    sets.clear()
+    make_stages(ConcatDataset([dataset, Subset(dataset, [0]), dataset]))
+    assert len(sets) == 1
 
 
 class Private(Dataset):

@@ -12,7 +12,7 @@ from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.splitting.splits import make_stages
 from lightning_echo.splitting.staged import StagedDataset
-from lightning_echo.splitting.stages import WholeDataset
+from lightning_echo.splitting.stages import uncut_stages
 from lightning_echo.workers.dataset import ExampleCache, Request
 
 LENGTH, BATCH_SIZE = 40, 6
@@ -76,7 +76,7 @@ def without_seconds(fetched):
 
 
 def make_cache(dataset, point="after_augmentation", key=7, collate_fn=listed):
-    return ExampleCache(dataset, WholeDataset if point == "after_augmentation" else make_stages, key, collate_fn)
+    return ExampleCache(dataset, uncut_stages if point == "after_augmentation" else make_stages, key, collate_fn)
 
 
 def make_requests(factor, whole_calls=False, state=None):

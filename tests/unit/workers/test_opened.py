@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from torch.utils.data import Dataset
 
-from lightning_echo.splitting.stages import Stages, WholeDataset, unchanged
+from lightning_echo.splitting.stages import Stages, unchanged, uncut_stages
 from lightning_echo.workers.dataset import ExampleCache, Request
 from lightning_echo.workers.opened import decoding
 
@@ -50,7 +50,7 @@ def test_opened_images_are_decoded_when_they_are_loaded(shape: str, many: bool, 
 
 
 def test_stages_that_read_one_by_one_go_on_to_do_so() -> None:
-    assert decoding(WholeDataset([1, 2])).load_many is None
+    assert decoding(uncut_stages([1, 2])).load_many is None
 
 
 def test_an_example_of_many_values_is_not_gone_through() -> None:
@@ -62,7 +62,7 @@ def test_an_example_of_many_values_is_not_gone_through() -> None:
                 Counted.taken += 1
                 yield value
 
-    decoding(WholeDataset([Counted(range(1000))])).load(0)
+    decoding(uncut_stages([Counted(range(1000))])).load(0)
     assert Counted.taken < 20
 
 

@@ -1,4 +1,4 @@
-"""Every read is watched: a data set that does something else with its transforms than its convention says is found out.
+"""Every read is checked: a data set that does something else with its transforms than its convention says is found out.
 
 What a placeholder cannot notice is listed at the end, and so is everything that it does.
 """
@@ -20,19 +20,19 @@ from torchvision.transforms import v2
 
 from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.describe import Convention
-from lightning_echo.splitting.watch import LookedAt, Placeholder, Watch
+from lightning_echo.splitting.read_check import LookedAt, Placeholder, ReadCheck
 
 
 class Data:
     """Calls its transforms as ``getitem`` does."""
 
     def __init__(self, getitem, convention=Convention.transform, names=("transform",), **options):
-        watch = Watch(convention, **options)
+        check = ReadCheck(convention, names, **options)
         self.getitem = getitem
         for name in names:
-            setattr(self, name, watch.stand_in(name))
-        self.load = watch.watched(lambda index: self.getitem(self, index))
-        self.load_many = watch.watched_many(lambda indices: [self.getitem(self, index) for index in indices])
+            setattr(self, name, check.recorder(name))
+        self.load = check.checked(lambda index: self.getitem(self, index))
+        self.load_many = check.checked_many(lambda indices: [self.getitem(self, index) for index in indices])
 
 
 Pair = namedtuple("Pair", ["image", "label"])
@@ -129,16 +129,16 @@ class Caching(dict):
 UNFITTING = {
     "never": (lambda self, i: ("image", i), "calls its transform 0 times where 1 would be expected"),
     "twice": (lambda self, i: (self.transform(self.transform("image")), i), "calls its transform 2 times"),
-    "elsewhere": (lambda self, i: (i, self.transform("image")), "does not return what the transform is called with"),
-    "in a dictionary": (lambda self, i: {"image": self.transform("image")}, "does not return what the transform is called with"),
+    "elsewhere": (lambda self, i: (i, self.transform("image")), "does not return the result of its transform where"),
+    "in a dictionary": (lambda self, i: {"image": self.transform("image")}, "does not return the result of its transform where"),
     "in both places": (lambda self, i: (self.transform("image"),) * 2, "keeps what its transform returns"),
     "dropped": (lambda self, i: self.transform("image") and None, "looks at what its transform returns"),
-    "dropped unseen": (lambda self, i: [self.transform("image"), i][1:], "does not return what the transform is called with"),
-    "an image and a mask": (lambda self, i: self.transform("image", "mask"), "does not return what the transform is called with"),
-    "nothing": (lambda self, i: (self.transform(), i), "does not return what the transform is called with"),
+    "dropped unseen": (lambda self, i: [self.transform("image"), i][1:], "does not return the result of its transform where"),
+    "an image and a mask": (lambda self, i: self.transform("image", "mask"), "does not return the result of its transform where"),
+    "nothing": (lambda self, i: (self.transform(), i), "does not return the result of its transform where"),
     "by keyword": (lambda self, i: (self.transform(img="image")["img"], i), r"by keyword \(img\)"),
-    "a tuple": (lambda self, i: self.transform(("image", i)), "does not return what the transform is called with"),
-    "empty": (lambda self, i: (self.transform("image"),)[:0], "does not return what the transform is called with"),
+    "a tuple": (lambda self, i: self.transform(("image", i)), "does not return the result of its transform where"),
+    "empty": (lambda self, i: (self.transform("image"),)[:0], "does not return the result of its transform where"),
     "a retry": (
         lambda self, i: self.getitem(self, i - 1) if self.transform("image") is not None and i else (self.transform("image"), i),
         "calls its transform 5 times",
@@ -147,6 +147,15 @@ UNFITTING = {
     "after a look in vain": (caught(looks_and_returns(lambda image: image.sum() == 0)), r"looks at .* \(sum\)"),
     "kept": (Caching(), "keeps what its transform returns"),
 }
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("name", FITTING)
+def test_an_example_for_which_no_transform_is_called_is_refused_whatever_the_convention(name, many):
+    _, convention, names = FITTING[name]
+    data = Data(lambda self, index: (f"image {index}", index), convention, names)
+    with pytest.raises(SplitRefused, match="0 times where 1 would be expected"):
+        data.load_many([3]) if many else data.load(3)
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -160,6 +169,28 @@ def test_what_does_not_fit_is_refused_with_the_reason(name, many):
         data.getitem = getitem
     with pytest.raises(SplitRefused, match=reason):
         data.load_many([3]) if many else data.load(3)
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(
+    ("getitem", "convention", "names"),
+    [
+        (lambda self, i: (self.transform("image"), i), Convention.transform_image, ("transform",)),
+        (lambda self, i: (self.target_transform(i), self.transform("image")), Convention.transform, PAIR),
+    ],
+    ids=["by position where the convention names the values", "image and target exchanged"],
+)
+def test_a_result_of_another_call_than_the_convention_makes_is_refused(getitem, convention, names, many):
+    data = Data(getitem, convention, names)
+    with pytest.raises(SplitRefused, match="does not return the result of its transform where"):
+        data.load_many([3]) if many else data.load(3)
+
+
+def test_a_data_set_that_no_longer_has_the_transform_of_its_convention_is_refused_when_it_calls_another():
+    """A ``worker_init_fn`` may have changed it after the proof."""
+    data = Data(lambda self, index: (self.transform("image"), index), Convention.transforms_joint)
+    with pytest.raises(SplitRefused, match="calls its transform 1 times where 0 would be expected"):
+        data.load(3)
 
 
 def test_one_that_does_not_fit_is_enough_to_refuse_a_batch():
@@ -179,10 +210,10 @@ def test_one_result_in_two_samples_of_a_batch_is_refused():
         return [(results[0], index) for index in indices]
 
     data = Data(None)
-    watch = Watch(Convention.transform)
-    data.transform = watch.stand_in("transform")
-    with pytest.raises(SplitRefused, match="does not return what the transform is called with"):
-        watch.watched_many(load_many)([1, 2])
+    check = ReadCheck(Convention.transform, ["transform"])
+    data.transform = check.recorder("transform")
+    with pytest.raises(SplitRefused, match="does not return the result of its transform where"):
+        check.checked_many(load_many)([1, 2])
 
 
 def test_the_order_of_two_transforms_counts_where_both_draw():
@@ -212,13 +243,13 @@ def test_a_placeholder_that_is_found_later_says_what_is_wrong():
         default_collate(kept)
 
 
-def test_without_transforms_nothing_is_watched():
+def test_without_transforms_nothing_is_checked():
     def load(index):
         return index
 
-    watch = Watch(Convention.transform)
-    assert watch.watched(load) is load
-    assert watch.watched_many(load) is load
+    check = ReadCheck(Convention.transform, [])
+    assert check.checked(load) is load
+    assert check.checked_many(load) is load
 
 
 P = Placeholder

@@ -1,0 +1,326 @@
+"""Each read of a data set whose transforms were taken out is checked: does it use them as its convention says?
+
+To load an example without its transforms, a copy of the data set gets a *recorder* in the place of each transform. A recorder
+records what it is called with and returns a `Placeholder`. The data set's own code puts the placeholder where the transform's
+result would be. `ReadCheck` finds it there and puts back what the recorder was called with::
+
+    image --> self.transform(image) --> placeholder --> (placeholder, label)      the data set's own code
+                      |                                         |
+                      +----- records the image -> (image, label) <+               the check
+
+A proof on two examples says nothing about a third one. So every read is checked, in the workers too. The check sees
+
+* how often each transform is called, with how many values, and with which keywords;
+* where its results go: to their places in the sample, and nowhere else (a data set that keeps a result holds a placeholder);
+* whether the data set looks at a result before it returns it: an attribute, ``isinstance``, ``bool``, arithmetic, comparison, a
+  function of torch or numpy. A placeholder answers none of it, and notes that it was asked.
+
+The check does not see what asks the object nothing (``is``, ``type()``, ``id()``, ``callable()``), nor an edit of the image after
+the transform was called with it. Whether random numbers are drawn is checked by the caller, with `DrawingTrap`.
+
+A *sample* is what a data set returns for an index: a tuple or list of values, or one value.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, NoReturn
+
+from lightning_echo.insertion import Needs, earliest
+from lightning_echo.splitting.chains import Transform
+from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.describe import Convention
+from lightning_echo.splitting.staged import LoadMany
+from lightning_echo.splitting.stages import Load
+
+__all__ = ["LookedAt", "Placeholder", "ReadCheck", "elements_of", "like"]
+
+
+# --- placeholders --------------------------------------------------------------------------------------------------
+
+
+class LookedAt(BaseException):
+    """Somebody looked at a placeholder.
+
+    It is no ``Exception``, because a data set that tries again after any ``Exception`` would try for ever.
+    """
+
+
+_looks: list[str] = []
+"""How placeholders of this process were looked at, since the last read began."""
+
+
+def _look(how: str) -> NoReturn:
+    _looks.append(how)
+    raise LookedAt(
+        f"{how} of the placeholder that stands for a transform's result while lightning_echo loads an example: the data set must "
+        f"only return that result. Use {earliest(Needs.examples).option}"
+    )
+
+
+class Placeholder:
+    """Stands for what a transform would have returned, and raises `LookedAt` if anybody looks at it."""
+
+    __slots__ = ("__weakref__",)
+
+    def __getattribute__(self, name: str) -> NoReturn:  # also for __class__, which isinstance asks for
+        _look(name)
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        _look("__torch_function__")
+
+
+# Python looks these up on the class, where __getattribute__ is not asked.
+_OPERATIONS = """ abs add aiter and array array_function array_ufunc await bool bytes call ceil complex contains copy delattr
+    delitem dir div divmod enter eq float floor floordiv format fspath ge getitem gt hash iadd iand ifloordiv ilshift imatmul
+    imod imul index int invert ior ipow irshift isub iter itruediv ixor le len length_hint lshift lt matmul mod mul ne neg next
+    or pos pow radd rand rdivmod repr reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv
+    rxor setattr setitem sizeof str sub truediv trunc xor
+"""
+
+
+def _operation(name: str) -> Callable[..., NoReturn]:
+    def look(self: Placeholder, *_: Any, **__: Any) -> NoReturn:
+        _look(name)
+
+    return look
+
+
+for _name in _OPERATIONS.split():
+    setattr(Placeholder, f"__{_name}__", _operation(f"__{_name}__"))
+
+
+# --- what the conventions say --------------------------------------------------------------------------------------
+
+# Which transforms are called for a sample, and where in the sample their results are; None: the result is the whole sample.
+_Pattern = dict[str, slice | None]
+
+_FIRST, _SECOND, _BOTH, _ALL = slice(0, 1), slice(1, 2), slice(0, 2), slice(None)
+
+# torchvision's data sets call a pair of transforms one by one, or as one.
+_PATTERNS: dict[Convention, list[_Pattern]] = {
+    Convention.transform: [{"transform": _FIRST, "target_transform": _SECOND}, {"transforms": _ALL}],
+    Convention.transform_joint: [{"transform": _ALL}],
+    Convention.transform_whole: [{"transform": None}],
+    Convention.transforms: [{"transforms": _FIRST}],
+    Convention.transforms_joint: [{"transforms": _ALL}],
+    Convention.transform_image: [{"transform": _FIRST}],
+    Convention.transform_image_mask: [{"transform": _BOTH}],
+}
+
+
+# --- the check -----------------------------------------------------------------------------------------------------
+
+
+class _Call(NamedTuple):
+    """One call of a recorder.
+
+    Attributes:
+        name: Which transform it stands for.
+        values: The arguments, those by keyword last.
+        results: The placeholders that it returned, one for each value.
+        keywords: The names of the arguments by keyword.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    results: tuple[Placeholder, ...]
+    keywords: tuple[str, ...]
+
+
+class ReadCheck:
+    """Checks each read of a data set whose transforms were taken out.
+
+    Args:
+        convention: What the data set is to do with its transforms.
+        names: The public names of the attributes that hold them.
+        in_order: Whether the image's transform must be called before the target's, because both draw random numbers.
+    """
+
+    def __init__(self, convention: Convention, names: Collection[str], *, in_order: bool = False) -> None:
+        self._convention, self._names, self._in_order = convention, sorted(names), in_order
+        self._keywords = convention.keywords
+        patterns = [{name: where for name, where in pattern.items() if name in names} for pattern in _PATTERNS[convention]]
+        self._patterns = [pattern for pattern in patterns if pattern] or [{}]
+        self._usual = self._usual_places()
+        self._calls: list[_Call] = []  # of the read that is under way
+
+    def _usual_places(self) -> list[tuple[str, int]]:
+        """Returns transforms and the places of their results, if each is called with one value; empty otherwise."""
+        places = [(name, where.start) for name, where in self._patterns[0].items() if where in (_FIRST, _SECOND)]
+        return [] if self._keywords or len(places) < len(self._patterns[0]) else places
+
+    def recorder(self, name: str) -> Transform:
+        """Returns what to put in the place of the transform in the attribute ``name``."""
+        calls, new = self._calls, tuple.__new__  # of a _Call, takes half the time of _Call(...)
+
+        def record(*values: Any, **named: Any) -> Any:
+            if len(values) == 1 and not named:  # the usual case
+                result = Placeholder()
+                calls.append(new(_Call, (name, values, (result,), ())))
+                return result
+            results = tuple([Placeholder() for _ in (*values, *named)])
+            calls.append(_Call(name, (*values, *named.values()), results, tuple(named)))
+            return results if values else dict(zip(named, results, strict=True))
+
+        return record
+
+    def checked(self, load: Load) -> Load:
+        """Returns ``load`` with the check: it raises `SplitRefused` if the data set does something else with its transforms."""
+        if not self._names:
+            return load
+        calls, looks, filled = self._calls, _looks, self._filled
+
+        def checked_load(index: Any) -> Any:
+            calls.clear()
+            looks.clear()
+            try:
+                samples = [load(index)]
+            except LookedAt:  # in _looks, where those are too that the data set has caught
+                samples = []
+            return filled(samples)[0]
+
+        return checked_load
+
+    def checked_many(self, load_many: LoadMany) -> LoadMany:
+        """Returns ``load_many`` with the same check."""
+        if not self._names:
+            return load_many
+        calls, looks, filled = self._calls, _looks, self._filled
+
+        def checked_load_many(indices: list[Any]) -> list[Any]:
+            calls.clear()
+            looks.clear()
+            try:
+                samples = list(load_many(indices))
+            except LookedAt:
+                samples = []
+            return filled(samples)
+
+        return checked_load_many
+
+    def _filled(self, samples: list[Any]) -> list[Any]:
+        """Returns samples in which the values that the transforms were called with stand in the place of the results.
+
+        Args:
+            samples: Is emptied, so that a placeholder that is still there afterwards is one that the data set keeps.
+
+        Raises:
+            SplitRefused: The data set does something else with its transforms.
+        """
+        if _looks:
+            raise SplitRefused(f"it looks at what its {' or '.join(self._names)} returns ({_looks[-1]})")
+        results: list[weakref.ref[Placeholder]] = []
+        filled = self._filled_as_usual(samples, results) or self._filled_by_search(samples, results)
+        self._calls.clear()
+        samples.clear()
+        for result in results:
+            if result() is not None:
+                raise SplitRefused(f"it keeps what its {' or '.join(self._names)} returns, for a later read or in two places")
+        return filled
+
+    def _filled_as_usual(self, samples: list[Any], found: list[weakref.ref[Placeholder]]) -> list[Any]:
+        """Does what `_filled_by_search` does, in a third of the time; returns nothing if a sample is not a usual one."""
+        usual, filled = self._usual, []
+        if not usual or len(self._calls) != len(usual) * len(samples):
+            return []
+        calls = iter(self._calls)
+        for sample in samples:
+            if type(sample) is not tuple:
+                return []
+            elements = list(sample)
+            for expected, place in usual:
+                name, values, results, keywords = next(calls)
+                if name is not expected or len(values) != 1 or keywords or place >= len(elements):
+                    return []
+                if elements[place] is not results[0]:
+                    return []
+                found.append(weakref.ref(results[0]))
+                elements[place] = values[0]
+            filled.append(tuple(elements))
+        return filled
+
+    def _filled_by_search(self, samples: list[Any], found: list[weakref.ref[Placeholder]]) -> list[Any]:
+        """Finds each result by its identity, and returns the samples with the values in their places.
+
+        Args:
+            samples: With placeholders.
+            found: Gets the results of all calls.
+
+        Raises:
+            SplitRefused: A result is not where it should be.
+        """
+        found += [weakref.ref(result) for call in self._calls for result in call.results]
+        pattern = self._pattern_of(len(samples))
+        numbers = {id(call.results[0]): number for number, call in enumerate(self._calls) if call.results}
+        return [self._filled_one(sample, pattern, numbers) for sample in samples]
+
+    def _pattern_of(self, samples: int) -> _Pattern:
+        """Returns the pattern that the calls follow, once for each sample."""
+        called = {call.name for call in self._calls}
+        pattern = next((pattern for pattern in self._patterns if called <= pattern.keys()), self._patterns[0])
+        for call in self._calls:
+            if call.keywords not in ((), self._keywords):
+                raise SplitRefused(f"it calls its {call.name} by keyword ({', '.join(call.keywords)})")
+        for name in self._names:
+            count, expected = sum(call.name == name for call in self._calls), samples if name in pattern else 0
+            if count != expected:
+                raise SplitRefused(f"it calls its {name} {count} times where {expected} would be expected")
+        return pattern
+
+    def _filled_one(self, sample: Any, pattern: _Pattern, numbers: dict[int, int]) -> Any:
+        is_one_result = type(sample) is Placeholder
+        elements = [sample] if is_one_result else list(elements_of(sample))
+        last = -1
+        for name, where in pattern.items():
+            number = self._number_of(name, [sample] if where is None else elements[where], numbers)
+            if number < last and self._in_order:
+                raise SplitRefused(f"it calls its {name} before the transform of the image, and both draw random numbers")
+            last = number
+            values = self._calls[number].values
+            if where is None:
+                return values[0]
+            elements[where] = values
+        if not is_one_result:
+            return like(sample, elements)
+        if isinstance(elements[0], (tuple, list)):  # a whole sample, where the convention hands over a value
+            raise self._refused_place(next(iter(pattern)))
+        return elements[0]
+
+    def _number_of(self, name: str, results: list[Any], numbers: dict[int, int]) -> int:
+        """Returns the number of the call of ``name`` that returned just these results.
+
+        Args:
+            name: The transform.
+            results: What stands in a sample where its results should be.
+            numbers: The number of each call, by the identity of its first result. The call is taken out: its results belong into
+                one sample only.
+        """
+        number = numbers.pop(id(results[0]), None) if results else None
+        if number is not None:
+            call = self._calls[number]
+            # By identity: whoever compares placeholders looks at them.
+            are_the_same = list(map(id, call.results)) == list(map(id, results))
+            if call.name == name and call.keywords == self._keywords and are_the_same:
+                return number
+        raise self._refused_place(name)
+
+    def _refused_place(self, name: str) -> SplitRefused:
+        return SplitRefused(f"it does not return the result of its {name} where {self._convention.value} would")
+
+
+# --- samples -------------------------------------------------------------------------------------------------------
+
+
+def elements_of(sample: Any) -> tuple[Any, ...]:
+    """Returns the values of a sample."""
+    return tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
+
+
+def like(sample: Any, elements: list[Any]) -> Any:
+    """Returns a sample of ``elements``, of the same type as the ``sample`` that `elements_of` took them from."""
+    if not isinstance(sample, (tuple, list)):
+        return elements[0]
+    return elements if isinstance(sample, list) else tuple.__new__(type(sample), elements)
