@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from lightning_echo.planning.hashing import mix
 from lightning_echo.planning.order import Order, entry_key, spread
-from lightning_echo.protecting.holders import is_stateful
+from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.protecting.randomness import OwnRandomStates, preserved_random_states, seed_all
 
 __all__ = ["SamplerOrder", "draws_by_itself", "tell_pass"]

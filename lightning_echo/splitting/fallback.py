@@ -87,7 +87,7 @@ class WatchedStages(Stages):
 
     def must_repeat(self) -> bool:
         """Whether random numbers were drawn since `begin`, so that all that was loaded must be loaded again, one by one."""
-        if self._checks_each or not self._trap.who_drew():
+        if self._checks_each or not self._trap.drawn_from():
             return False
         self._checks_each = True
         return True
@@ -127,7 +127,7 @@ class WatchedStages(Stages):
     def _checked(self, index: Any) -> Any:
         self._trap.set()
         example = self._load_one(index)
-        if who := self._trap.who_drew():
+        if who := self._trap.drawn_from():
             raise SplitRefused(f"loading it draws random numbers from {who}")
         return example
 

@@ -22,7 +22,7 @@ from types import MemberDescriptorType
 from typing import Any
 
 from lightning_echo.protecting.copies import shallow_copy
-from lightning_echo.protecting.holders import blank
+from lightning_echo.protecting.objects import blank
 from lightning_echo.splitting.chains import Transform, chained, cut_chain, put_in_place
 from lightning_echo.splitting.cut import Cut, CutLeaf, SplitRefused, led_to
 from lightning_echo.splitting.describe import Chain, Convention, DataSet, Leads, held_by

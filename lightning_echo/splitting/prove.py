@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_echo.protecting.copies import ThrowAwayCopy
+from lightning_echo.protecting.copies import throw_away_copy
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.generators import Place, places_of_generators
+from lightning_echo.protecting.memory import nbytes
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.seeding import seeders
-from lightning_echo.protecting.weight import nbytes
 from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.stages import Stages
 
@@ -51,7 +51,7 @@ class PlainRead:
 def read_plainly(dataset: Any, indices: list[Any]) -> PlainRead:
     """Reads examples as the plain loader does, from a throw-away copy; exceptions are the data set's own."""
     with _seeded():
-        copied = _seeded_copy(dataset).dataset
+        copied = _seeded_copy(dataset)
         return PlainRead(indices, _read_all(copied, indices), _global_states())
 
 
@@ -78,8 +78,8 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
     """
     with _seeded():
         throw_away = _seeded_copy(dataset)
-        stages = make(throw_away.dataset)
-        loaded = _load(stages, plain.indices, places_of_generators(throw_away.dataset))
+        stages = make(throw_away)
+        loaded = _load(stages, plain.indices, places_of_generators(throw_away))
         example_bytes = max(map(nbytes, loaded))
         augmented = _augment(stages, plain.indices, loaded)
         where = _where_different(plain, augmented) or _who_drew(plain.states)
@@ -110,7 +110,7 @@ def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
     """
     try:
         with _seeded():
-            begun = _seeded_copy(dataset).dataset
+            begun = _seeded_copy(dataset)
             first = _read_all(begun, [one])
         again = read_plainly(begun, [one]).examples
         return difference(first, again) is not None and difference(again, read_plainly(begun, [other]).examples) is None
@@ -171,11 +171,11 @@ def _read(indices: list[Any]) -> str:
     return " and ".join(f"dataset[{index}]" for index in indices)
 
 
-def _seeded_copy(dataset: Any) -> ThrowAwayCopy:
+def _seeded_copy(dataset: Any) -> Any:
     """A copy to be thrown away, whose transforms with generators of their own are seeded, but those that it shares."""
-    throw_away = ThrowAwayCopy(dataset)
+    throw_away = throw_away_copy(dataset)
     shared = seeders(dataset).keys()
-    for place, (identity, seed) in enumerate(seeders(throw_away.dataset).items()):
+    for place, (identity, seed) in enumerate(seeders(throw_away).items()):
         if identity not in shared:
             seed(_SEED + place)
     return throw_away

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from lightning_echo.protecting.holders import is_subset
+from lightning_echo.protecting.objects import is_subset
 
 LoadMany = Callable[[list[Any]], list[Any]]
 

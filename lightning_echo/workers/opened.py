@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from lightning_echo.protecting.holders import image_class
+from lightning_echo.protecting.objects import image_class
 from lightning_echo.splitting.stages import Stages
 
 __all__ = ["decoded", "decoding"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from lightning_echo.protecting.holders import is_stateful
+from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.seeding import EXAMPLE, Seeding
 from lightning_echo.workers.opened import decoded

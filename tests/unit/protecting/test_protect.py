@@ -16,8 +16,8 @@ from PIL import Image, ImageDraw, ImageOps
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from lightning_echo.protecting.memory import nbytes
 from lightning_echo.protecting.protect import copy_example
-from lightning_echo.protecting.weight import nbytes
 
 Pair = namedtuple("Pair", ["value", "label"])
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from lightning_echo.protecting.holders import is_concat, is_subset
+from lightning_echo.protecting.objects import is_concat, is_subset
 from lightning_echo.splitting.stages import locate
 
 

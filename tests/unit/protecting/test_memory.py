@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_echo.protecting.weight import nbytes
+from lightning_echo.protecting.memory import nbytes
 
 KIB = 1024
 

@@ -1,0 +1,177 @@
+"""What an object is made of: told by its class alone, without running code of the object."""
+
+import dataclasses
+import types
+from collections import UserList, deque, namedtuple
+
+import numpy as np
+import pytest
+import torch
+from own_states import Ends
+from PIL import Image
+
+from lightning_echo.protecting.objects import (
+    COPY_HOOKS,
+    attributes_of,
+    blank,
+    has_dict,
+    is_container,
+    is_from_pillow,
+    is_image,
+    is_made_of_attributes,
+    is_plain,
+    is_stateful,
+    overrides,
+    slots_of,
+)
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Plain:
+    def __init__(self):
+        self.a = 1
+
+
+class Slotted:
+    __slots__ = ("a", "b")
+
+    def __init__(self):
+        self.a = 1
+
+
+class Both(Slotted):
+    """Slots of its base, and a ``__dict__``."""
+
+    def __init__(self):
+        super().__init__()
+        self.c = 3
+
+
+class Private:
+    """Python stores the slot under the name ``_Private__a``."""
+
+    __slots__ = "__a"
+
+    def __init__(self):
+        self.__a = 1
+
+
+class OwnNew(Plain):
+    def __new__(cls):
+        return super().__new__(cls)
+
+
+class Named(list):
+    name = "examples"
+
+
+class Lazy(list):
+    def __iter__(self):
+        raise AssertionError("it reads its members now")
+
+
+class OwnCopy:
+    def __deepcopy__(self, memo):
+        return self
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain", "of_attributes", "with_dict"),
+    [
+        (Plain, True, True, True),
+        (Slotted, False, True, False),
+        (Both, False, True, True),
+        (Private, False, True, False),
+        (OwnNew, False, False, True),
+        (types.SimpleNamespace, False, True, True),
+        (int, False, False, False),
+        (list, False, False, False),
+    ],
+)
+def test_a_class_says_where_its_objects_hold_what_they_hold(kind, plain, of_attributes, with_dict):
+    assert (is_plain(kind), is_made_of_attributes(kind), has_dict(kind)) == (plain, of_attributes, with_dict)
+
+
+@pytest.mark.parametrize(
+    ("make", "attributes", "slots"),
+    [
+        (Plain, {"a": 1}, set()),
+        (Slotted, {"a": 1}, {"a", "b"}),  # b has no value yet
+        (Both, {"a": 1, "c": 3}, {"a", "b"}),
+        (Private, {"_Private__a": 1}, {"_Private__a"}),
+        (lambda: 3, {}, set()),
+    ],
+)
+def test_attributes_are_found_in_the_dictionary_and_in_slots(make, attributes, slots):
+    assert attributes_of(make()) == attributes
+    assert slots_of(type(make())) == slots
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        *[(kind, True) for kind in (list, dict, set, tuple, deque, Named, Pair)],
+        *[(kind, False) for kind in (Lazy, UserList, str, Plain, np.ndarray)],
+    ],
+)
+def test_a_container_is_its_members_and_perhaps_attributes(kind, expected):
+    assert is_container(kind) is expected
+
+
+def test_a_blank_object_is_of_the_same_class_and_never_closes_what_it_is_given():
+    closed = []
+
+    class Closing:
+        def __init__(self):
+            raise AssertionError("it is made already")
+
+        def __del__(self):
+            closed.append(self)
+
+    original = object.__new__(Closing)
+    copied = blank(original)
+    assert isinstance(copied, Closing)
+    assert vars(copied) == {}
+    assert type(copied).__name__ == "Closing"
+    del copied
+    assert closed == []
+    assert type(blank(Plain())) is Plain
+    assert blank(types.SimpleNamespace(a=1)) == types.SimpleNamespace()
+
+
+def test_a_class_overrides_what_differs_from_its_base():
+    assert overrides(OwnCopy, object, COPY_HOOKS)
+    assert not overrides(Plain, object, COPY_HOOKS)
+    assert overrides(Lazy, list, ("__iter__",))
+    assert not overrides(Named, list, ("__iter__", "__setitem__"))
+    assert overrides(dataclasses.make_dataclass("Pair", ["a"]), object, ("__eq__",))
+
+
+def test_an_image_is_told_from_what_is_none():
+    image = Image.new("RGB", (2, 2))
+    assert is_image(image)
+    assert is_from_pillow(type(image))
+    assert not is_image(np.zeros((2, 2, 3)))
+    assert not is_from_pillow(np.ndarray)
+
+
+class Passes:
+    def __iter__(self):
+        return iter(())
+
+
+class Wrong:
+    def state_dict(self, num_workers):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("loader", "expected"),
+    [(Ends(1), True), (Passes(), False), (Wrong(), False), ([torch.zeros(1)], False), (torch.nn.Linear(1, 1), True)],
+)
+def test_a_source_saves_a_state_if_its_methods_can_be_called_for_it(loader, expected):
+    assert is_stateful(loader) is expected
