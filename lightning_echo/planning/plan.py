@@ -1,8 +1,8 @@
 """Which example is used when: the echo plan, pure arithmetic without data, torch or I/O.
 
-Words of this folder, and of all that asks it:
+Words of this folder:
 
-* *Item*: what is used several times. An example; or a whole batch, for ``after_batching`` and ``after_transfer``.
+* *Item*: what is used several times: an example; for ``after_batching`` and ``after_transfer`` a whole batch.
 * *Position*: the number of a fresh item. The fresh items of a rank form one endless stream: position ``s`` is item
   ``s % pass_length`` of pass ``s // pass_length``.
 * *Live*: an item that was used at least once and has uses left. An item's *age* is counted in positions of the stream.
@@ -30,7 +30,7 @@ it is the same on all ranks; ``order.py`` turns positions into indices.
 * An item is live for at most ``max_age`` positions: near that age its uses are drawn first. ``order.py`` keeps the same index at
   least that far apart from one pass to the next, so that no index is live twice. A pass that is not longer than the buffer
   cannot have that: there items live on, and a batch may hold an index twice.
-* A generator draws each batch, seeded with seed and batch number: nothing but the buffers has to be saved.
+* The random draws of a batch are seeded with seed and batch number: nothing but the buffers has to be saved.
 
 Where whole batches are items, the plan has batch size 1 and one buffer.
 
@@ -144,7 +144,7 @@ class EchoPlan:
         self.pending = [(earlier, before) for earlier, before in self.pending if earlier < number] + [(number, factor)]
 
     def wanted_fresh(self) -> int:
-        """Returns how many fresh items the next batch wants. Whoever reads a source that may end asks before `next_batch`."""
+        """Returns how many fresh items the next batch wants. Ask before `next_batch` if the source may have fewer."""
         self._apply_changes()
         _, _, fresh = self._next_size()
         return fresh

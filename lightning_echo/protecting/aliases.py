@@ -90,7 +90,7 @@ def separate(batch: Any, other: LentBatch) -> Any:
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Returns the tensors of a batch, each once."""
     found: list[torch.Tensor] = []
-    seen: dict[int, Any] = {}  # holds what it has seen: the id of something that is gone may come again
+    seen: dict[int, Any] = {}  # keeps the parts alive: the id of an object that is gone may come again
     left = [value]
     while left:
         part = left.pop()
@@ -116,11 +116,11 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """Returns what is equal for tensors that share memory.
+    """Returns a value that is equal for tensors that share memory: the address of the storage.
 
-    Where a tensor does not tell its storage, that is the device: all such tensors on it may share memory.
+    A sparse or nested tensor has no address. For these it is the device: all such tensors on it may share memory.
     """
     try:
         return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # sparse and nested ones
+    except (NotImplementedError, RuntimeError):
         return tensor.device

@@ -1,4 +1,4 @@
-"""Copies of what a user owns: one to take the transforms out of, and some to throw away.
+"""Copies of data sets and loaders: one to take the transforms out of, and some to throw away.
 
 A data set belongs to its user and is never modified. `shallow_copy` returns an object of the same class with the same attributes,
 on which transforms can be taken out.
@@ -16,11 +16,12 @@ transforms deeply. Methods and partial functions of them become those of the cop
 
 Shared with the original are
 
-* what is too large: beyond so many bytes of tensors, arrays and images, or members of containers, in all; and what is too deep;
-* what is open already, and objects that hold it; data sets, samplers and loaders around it are copied;
+* large objects, once the copies have so many bytes of tensors, arrays and images or so many members of containers; and objects
+  that lie too deep;
+* open files, connections and the like, and objects that hold one; but data sets, samplers and loaders that hold one are copied;
 * memory maps, memory of devices, and objects of the standard library: a copied lock, event or thread would wait forever;
-* objects with a copying rule of their own (pandas, arrow): it may read all that they stand for;
-* what code refers to: globals, attributes of classes, variables of enclosing functions.
+* objects with a copying rule of their own (pandas, arrow): that rule may read all the data that they stand for;
+* objects that functions refer to: globals, attributes of classes, variables of enclosing functions.
 
 A copy never runs its class's ``__del__``: it would close what the original still uses.
 """
@@ -60,7 +61,7 @@ _MOST_MEMBERS = 100_000  # of containers that are copied, in all
 _MOST_BYTES = 256 * 2**20  # of tensors, arrays and images that are copied, in all
 _DEEP = 12  # levels of objects in objects that are followed
 
-_ATOMS = (int, str, float, bool, bytes, type(None))  # most of what there is
+_ATOMS = (int, str, float, bool, bytes, type(None))  # most objects are of these types
 _PERSISTENT_WORKERS = "_iterator"  # of a DataLoader
 
 
@@ -95,7 +96,7 @@ class ThrowAwayCopies:
         self._where = ""
 
     def of(self, value: Any, sharing: Iterable[Any] = ()) -> Any:
-        """Returns the copy of an object, or the object itself if it cannot be copied. What it holds is no hindrance.
+        """Returns the copy of an object, or the object itself if it cannot be copied. Objects that it holds cannot prevent that.
 
         Args:
             value: A data set, a loader, or anything else.

@@ -1,8 +1,8 @@
 """Random generators that data sets hold, by the place where they are held.
 
-What a split reuses must not draw from any of them: neither from the data set's own, nor from those of the objects, data sets and
-transforms inside it. The transforms that are taken out of the data set when it is split are left out here. What is remembered is
-the place and not the generator: seeding puts a new generator in its place (MONAI, Albumentations).
+When a data set is split, the stage that is reused must draw from none of them: neither from the data set's own, nor from those of
+the objects, data sets and transforms inside it. The transforms that the split takes out are left out here. A `Place` does not
+remember the generator: seeding puts a new generator in its place (MONAI, Albumentations).
 
 Nothing is copied or called. Of containers only the first few members are looked at.
 """

@@ -1,7 +1,7 @@
 """What an object is made of: whether it can be copied part by part, what it holds, and what its class overrides.
 
-Some objects can only be shared with their copies: what is open (a file, a connection), what holds something open, what is not in
-main memory, and what has a copying rule of its own.
+Some objects cannot be copied part by part: open files and connections, objects that hold one, memory of devices and of mapped
+files, and objects whose class has a copying rule of its own.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 def blank(value: Any) -> Any:
     """Returns an object of the same class without attributes.
 
-    Its class does not run ``__del__``: what the object is going to hold is the original's.
+    It does not run ``__del__`` in the end: the objects that it is going to hold are the original's.
     """
     kind = type(value)
     if kind is types.SimpleNamespace:

@@ -45,8 +45,8 @@ def seeders(dataset: Any) -> dict[int, Callable[[int], Any]]:
     """Returns functions that seed the generators of transforms and data sets, by the ``id`` of the object that has the method.
 
     The methods are Albumentations' ``set_random_seed(seed)`` and MONAI's ``set_random_state(seed=seed)``, wherever a chain of
-    data sets holds an object that has one. A stream's own method is left alone: all workers shuffle by the same numbers what
-    they deal out among them (MONAI's ``ShuffleBuffer``).
+    data sets holds an object that has one. A stream's own method is left alone: with the same seed, all workers shuffle alike
+    the examples that they then deal out among themselves (MONAI's ``ShuffleBuffer``).
     """
     found: dict[int, Callable[[int], Any]] = {}
     seen: dict[int, Any] = {}

@@ -13,9 +13,9 @@ part of something large.
 
 Random numbers:
 
-* Where nothing of a batch is used again, there is one seed per batch.
-* Elsewhere there is one seed per batch for what is redone. Where the data set is not split, there is also one per example for
-  what is reused, so that a resumed run can rebuild any live example. What a split reuses draws no random numbers
+* A batch of which nothing is used again has one seed.
+* Any other batch has one seed for the stage that is redone. If the data set is not split, each example also has a seed for the
+  stage that is reused, so that a resumed run can rebuild any live example. If it is split, that stage draws no random numbers
   (``splitting/fallback.py``).
 """
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from lightning_echo.splitting.stages import Stages, unchanged
 from lightning_echo.workers.decoding import add_decoding
 from lightning_echo.workers.seconds import Report
 
-__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "RepeatedCall", "Request", "add_note", "copies_by_itself"]
+__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Fetcher", "RepeatedCall", "Request", "add_note", "copies_by_itself"]
 
 _COPIED_TYPES = {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes}  # by default_collate
 
@@ -243,39 +243,53 @@ class ExampleCache:
         return result
 
 
+class Fetcher(Protocol):
+    """Answers requests in one process: an `ExampleCache` or a `StreamEcho`.
+
+    Attributes:
+        dataset: The user's data set.
+    """
+
+    dataset: Any
+
+    def fetch(self, request: Any) -> tuple[Any, ...]:
+        """Returns the examples of a batch (None: there is no batch), its `Report`, and what travels beside it."""
+
+
 class EchoDataset:
     """The data set of the inner ``DataLoader``. To all other code it looks like the user's own.
 
     Args:
-        cache: An `ExampleCache` or a `StreamEcho`: it has the user's ``dataset``, and ``fetch`` answers requests.
+        fetcher: Answers the requests.
     """
 
-    def __init__(self, cache: Any) -> None:
-        self.__dict__["_echo_cache"] = cache
+    _echo_fetcher: Fetcher
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self.__dict__["_echo_fetcher"] = fetcher
 
     def __getitems__(self, request: Any) -> tuple[Any, ...]:
-        fetch: Callable[[Any], tuple[Any, ...]] = self._echo_cache.fetch
         try:
-            return fetch(request)
+            return self._echo_fetcher.fetch(request)
         except StopIteration as error:  # passed on, it would silently end the epoch
             raise RuntimeError("the data set raised StopIteration while an example was read") from error
 
     def __getitem__(self, index: Any) -> Any:
-        return self._echo_cache.dataset[index]
+        return self._echo_fetcher.dataset[index]
 
     def __len__(self) -> int:
-        return len(self._echo_cache.dataset)
+        return len(self._echo_fetcher.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_echo_cache" or (name.startswith("__") and name.endswith("__")):
+        if name == "_echo_fetcher" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)  # not there yet while it is unpickled
-        return getattr(self._echo_cache.dataset, name)
+        return getattr(self._echo_fetcher.dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._echo_cache.dataset, name, value)
+        setattr(self._echo_fetcher.dataset, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EchoDataset, (self._echo_cache,)
+        return EchoDataset, (self._echo_fetcher,)
 
 
 class EchoCollate:

@@ -9,18 +9,21 @@ import pytest
 import torch
 from own_states import Ends
 from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lightning_echo.protecting.objects import (
     COPY_HOOKS,
     attributes_of,
     blank,
     has_dict,
+    is_concat,
     is_container,
     is_from_pillow,
     is_image,
     is_made_of_attributes,
     is_plain,
     is_stateful,
+    is_subset,
     overrides,
     slots_of,
 )
@@ -175,3 +178,50 @@ class Wrong:
 )
 def test_a_source_saves_a_state_if_its_methods_can_be_called_for_it(loader, expected):
     assert is_stateful(loader) is expected
+
+
+class Numbers(Dataset):
+    def __getitem__(self, index):
+        return index
+
+    def __len__(self):
+        return 4
+
+
+class NamedSubset(Subset):
+    name = "train"
+
+
+class OwnSubset(Subset):
+    def __getitem__(self, index):
+        return -super().__getitem__(index)
+
+    def __getitems__(self, indices):  # torch demands it of a subclass that has the other one
+        return [self[index] for index in indices]
+
+
+class OwnCalls(Subset):
+    def __getitems__(self, indices):
+        return [0 for _ in indices]
+
+
+class OwnConcat(ConcatDataset):
+    def __getitem__(self, index):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("make", "subset", "concat"),
+    [
+        (lambda: Subset(Numbers(), [0, 2]), True, False),
+        (lambda: NamedSubset(Numbers(), [0, 2]), True, False),
+        (lambda: OwnSubset(Numbers(), [0, 2]), False, False),
+        (lambda: OwnCalls(Numbers(), [0, 2]), False, False),
+        (lambda: ConcatDataset([Numbers(), Numbers()]), False, True),
+        (lambda: OwnConcat([Numbers(), Numbers()]), False, False),
+        (Numbers, False, False),
+        (lambda: [1, 2], False, False),
+    ],
+)
+def test_only_one_that_reads_as_its_base_routes(make, subset, concat):
+    assert (is_subset(make()), is_concat(make())) == (subset, concat)

@@ -137,7 +137,7 @@ DRAWS = {
 
 class TestTrap:
     @pytest.mark.parametrize("name", DRAWS)
-    def test_who_drew_is_named(self, name):
+    def test_the_generator_that_was_drawn_from_is_named(self, name):
         trap = DrawingTrap()
         for _ in range(2):
             trap.set()
