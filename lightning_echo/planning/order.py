@@ -31,7 +31,7 @@ from lightning_echo.planning.hashing import mix
 __all__ = ["Order", "SequentialOrder", "ShuffledOrder", "entry_key", "permute", "spread"]
 
 Slots = npt.NDArray[np.uint64]
-"""Numbers of slots of a pass; also entries of the permutation that stand in them."""
+"""Slots of a pass, or places in the pass's own order."""
 
 _CHUNK = 1024
 _FEISTEL_ROUNDS = 4
@@ -163,13 +163,13 @@ class Order:
         taken: list[Any] = list(islice(self._pass, count))
         self.position += len(taken)
         while len(taken) < count:
-            number, offset = divmod(self.position, self.pass_length)
+            pass_number, offset = divmod(self.position, self.pass_length)
             if not offset:
-                self._pass = self._begin(number)
+                self._pass = self._begin(pass_number)
             more = list(islice(self._pass, count - len(taken)))
             if not more:
                 raise RuntimeError(
-                    f"the sampler yielded too few items in pass {number}: its length is {self.length}. "
+                    f"the sampler yielded too few items in pass {pass_number}: its length is {self.length}. "
                     "Correct its __len__, or let its __iter__ yield that many."
                 )
             self.position += len(more)
@@ -192,17 +192,17 @@ class Order:
         """Takes over a `state`; call `seek` next."""
         self._distances = [(int(first), int(slots)) for first, slots in state["distances"]]
 
-    def _begin(self, number: int) -> Iterator[Any]:
-        """Begins pass ``number``: returns its entries on this rank."""
+    def _begin(self, pass_number: int) -> Iterator[Any]:
+        """Begins a pass: returns its entries on this rank."""
         raise NotImplementedError
 
-    def _distance(self, number: int) -> int:
-        """Returns by how many slots pass ``number`` is spread."""
-        return next((slots for first, slots in reversed(self._distances) if first <= number), 0) if number else 0
+    def _distance(self, pass_number: int) -> int:
+        """Returns by how many slots a pass is spread."""
+        return next((slots for first, slots in reversed(self._distances) if first <= pass_number), 0) if pass_number else 0
 
-    def _reaches_tail(self, number: int) -> bool:
+    def _reaches_tail(self, pass_number: int) -> bool:
         """Returns whether the head of a pass may reach the slots at its end that the next pass keeps away from."""
-        return self.pass_length * self.replicas < 2 * self._distance(number) + self._distance(number + 1)
+        return self.pass_length * self.replicas < 2 * self._distance(pass_number) + self._distance(pass_number + 1)
 
 
 class SequentialOrder(Order):
@@ -212,13 +212,13 @@ class SequentialOrder(Order):
         self.position = position
         self._pass = self._begin(*divmod(position, self.pass_length))
 
-    def _begin(self, number: int, offset: int = 0) -> Iterator[int]:
+    def _begin(self, pass_number: int, offset: int = 0) -> Iterator[int]:
         for start in range(offset, self.pass_length, _CHUNK):
             positions = np.arange(start, min(start + _CHUNK, self.pass_length), dtype=np.uint64)
-            yield from self._indices(number, positions * np.uint64(self.replicas) + np.uint64(self.rank))
+            yield from self._indices(pass_number, positions * np.uint64(self.replicas) + np.uint64(self.rank))
 
-    def _indices(self, number: int, slots: Slots) -> list[int]:
-        """Returns the indices in these slots of pass ``number``; may write into ``slots``."""
+    def _indices(self, pass_number: int, slots: Slots) -> list[int]:
+        """Returns the indices in these slots of a pass; may write into ``slots``."""
         result: list[int] = (slots % np.uint64(self.length)).tolist()
         return result
 
@@ -242,42 +242,42 @@ class ShuffledOrder(SequentialOrder):
     def _forget_head(self) -> None:
         self._head_pass, self._head = -1, np.empty(0, dtype=np.uint64)
 
-    def _indices(self, number: int, slots: Slots) -> list[int]:
-        head = self._head_of(number)
-        if self._reaches_tail(number):
+    def _indices(self, pass_number: int, slots: Slots) -> list[int]:
+        head = self._head_of(pass_number)
+        if self._reaches_tail(pass_number):
             slots %= np.uint64(self.length)
         if len(head):
             _look_up(head, slots)
         slots %= np.uint64(self.length)
-        return self._permuted(number, slots)
+        return self._permuted(pass_number, slots)
 
-    def _permuted(self, number: int, places: Slots) -> list[int]:
-        """Returns the indices at these places of pass ``number`` in its own order."""
-        result: list[int] = permute(places, self.length, mix(self._seed, number)).tolist()
+    def _permuted(self, pass_number: int, places: Slots) -> list[int]:
+        """Returns the indices at these places of a pass in its own order."""
+        result: list[int] = permute(places, self.length, mix(self._seed, pass_number)).tolist()
         return result
 
-    def _head_of(self, number: int) -> Slots:
+    def _head_of(self, pass_number: int) -> Slots:
         """Returns the head of a pass: for each of its first slots, the place of its entry in the pass's own order."""
-        if self._head_pass != number:
-            first, head = number, np.empty(0, dtype=np.uint64)
-            while self._distance(first) and self._reaches_tail(first - 1):
+        if self._head_pass != pass_number:
+            first, head = pass_number, np.empty(0, dtype=np.uint64)
+            while self._distance(first) and self._reaches_tail(first - 1):  # only then the head before it matters
                 if self._head_pass == first - 1:
                     head = self._head
                     break
                 first -= 1
-            for current in range(first, number + 1):
+            for current in range(first, pass_number + 1):
                 head = self._spread(current, head) if self._distance(current) else head[:0]
-            self._head_pass, self._head = number, head
+            self._head_pass, self._head = pass_number, head
         return self._head
 
-    def _spread(self, number: int, head_before: Slots) -> Slots:
-        """Returns the head of pass ``number``, from the head of the pass before where that reaches its end."""
-        distance, end = self._distance(number), self.pass_length * self.replicas
+    def _spread(self, pass_number: int, head_before: Slots) -> Slots:
+        """Returns the head of a pass, from the head of the pass before where that reaches its end."""
+        distance, end = self._distance(pass_number), self.pass_length * self.replicas
         slots = np.arange(end - distance, end, dtype=np.uint64) % np.uint64(self.length)
         _look_up(head_before, slots)
-        last_seen = {index: distance - i for i, index in enumerate(self._permuted(number - 1, slots))}
+        last_seen = {index: distance - i for i, index in enumerate(self._permuted(pass_number - 1, slots))}
         start = np.arange(min(2 * distance, self.length), dtype=np.uint64)
-        places, _ = spread(self._permuted(number, start), last_seen, distance)
+        places, _ = spread(self._permuted(pass_number, start), last_seen, distance)
         return np.array(places, dtype=np.uint64)
 
 

@@ -102,7 +102,8 @@ class EchoPlan:
         self.pending: list[tuple[int, float]] = []
         self._buffers = [Buffer() for _ in range(max(shape.workers, 1))]
         self._random = random.Random()
-        self._seed_draws = super(random.Random, self._random).seed  # the same for integers, without looking at their type
+        # What `Random.seed` calls for an integer, after it has looked at its type: the same numbers, at a lower cost.
+        self._seed_draws = super(random.Random, self._random).seed
         self._set_factor(factor)
 
     @property

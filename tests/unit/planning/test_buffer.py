@@ -47,7 +47,7 @@ def test_as_many_items_are_drawn_as_asked_for_each_once_and_the_others_stay(left
 
 @given(LEFT, st.floats(0, 1), st.integers(0, 9))
 def test_items_of_all_uses_left_are_drawn_by_their_share(left, share, seed):
-    """Strata of two or more uses left, one after the other: up to each border the share is level."""
+    """Strata of two or more uses left, one after the other: up to each border the share is even."""
     buffer, count = filled(left), round(share * len(left))
     ones = left.count(1)
     drawn = [item.left for item in buffer.draw(count, 0, len(left), random.Random(seed).random)]

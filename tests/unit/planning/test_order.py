@@ -212,6 +212,24 @@ def test_an_order_goes_back_on_the_spot():
         assert order.take(60) == expected
 
 
+def test_a_shuffled_order_forgets_the_pass_that_it_had_rearranged_when_a_state_is_loaded():
+    """The state says otherwise than the order did whether that pass is spread."""
+    plain, spread_out = shuffled(20, distance=6), shuffled(20, distance=6)
+    spread_out.begin_spreading()
+    expected = spread_out.take(40)
+    assert plain.take(40) != expected
+    plain.load(spread_out.state(20))
+    plain.seek(20)
+    assert plain.take(20) == expected[20:]
+
+
+def test_spreading_by_another_distance_takes_the_place_of_the_one_that_a_state_holds():
+    order = shuffled(20, distance=6)
+    order.load({"distances": [[0, 0], [1, 4]]})
+    order.begin_spreading()
+    assert order.state(0)["distances"] == [[0, 0], [1, 6]]
+
+
 @pytest.mark.parametrize("name", [*SAMPLERS, *BATCH_SAMPLERS])
 def test_states_survive_a_checkpoint_that_is_loaded_with_weights_only(name):
     sampler = {**SAMPLERS, **BATCH_SAMPLERS}[name](0)

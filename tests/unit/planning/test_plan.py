@@ -231,7 +231,7 @@ class TestWhenTheFactorChanges:
 @pytest.mark.parametrize("factor", [1.5, 2, 2.37, 4, 5.3, 8])
 @pytest.mark.parametrize("batch_size", [5, 8, 33])
 def test_a_buffer_that_just_holds_a_batch_meets_the_factor_as_exactly_as_a_large_one(batch_size, factor):
-    """Where nearly all that is live is drawn each time, nothing may be wasted, whatever the last batch of a pass holds."""
+    """Each batch draws nearly all live items. So no use may be wasted, whatever size the last batch of a pass has."""
     for workers, extra, tail in product((0, 2, 3), (0, 1, 3), (1, batch_size // 2, batch_size)):
         buffer_size = smallest_buffer(batch_size, factor, workers) + extra * max(workers, 1)
         sizes = [*[batch_size] * (10 * (buffer_size // batch_size + 1) + 5), tail]

@@ -1,4 +1,4 @@
-"""Error diffusion against its definition in exact fractions: who is fresh, and how often each is used."""
+"""Error diffusion against its definition in exact fractions: which items are fresh, and how often each is used."""
 
 from fractions import Fraction
 from math import ceil, floor

@@ -117,7 +117,7 @@ class TestShallowCopy:
         assert original[2] == b"c"
 
 
-class TestThrowAwayCopy:
+class TestAThrowAwayCopy:
     @pytest.mark.parametrize(
         "hold",
         [

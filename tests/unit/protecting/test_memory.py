@@ -1,4 +1,4 @@
-"""What an example weighs: the elements that it holds, counted once, and a little for what holds them."""
+"""The memory of an example: the elements that it holds, counted once, and a little for the objects that hold them."""
 
 import sys
 from dataclasses import dataclass

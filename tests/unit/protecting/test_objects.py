@@ -20,6 +20,7 @@ from lightning_echo.protecting.objects import (
     is_container,
     is_from_pillow,
     is_image,
+    is_in_main_memory,
     is_made_of_attributes,
     is_plain,
     is_stateful,
@@ -157,6 +158,37 @@ def test_an_image_is_told_from_what_is_none():
     assert is_from_pillow(type(image))
     assert not is_image(np.zeros((2, 2, 3)))
     assert not is_from_pillow(np.ndarray)
+
+
+class OwnImage(Image.Image):
+    """A user's own class of images: what a copy of it shares is not known."""
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda folder: torch.zeros(2), True),
+        (lambda folder: torch.nn.Parameter(torch.zeros(2)), False),
+        (lambda folder: torch.zeros(2, device="meta"), False),
+        (lambda folder: torch.zeros(2).to_sparse(), False),
+        (lambda folder: np.zeros(2)[1:], True),
+        (lambda folder: np.memmap(folder / "values", dtype=float, shape=(2,), mode="w+")[1:], False),
+        (lambda folder: Image.new("L", (2, 2)), True),
+        (lambda folder: OwnImage(), False),
+        (lambda folder: bytearray(b"ab"), True),
+        (lambda folder: "ab", False),
+    ],
+)
+def test_main_memory_is_neither_on_a_device_nor_in_a_file(make, expected, tmp_path):
+    assert is_in_main_memory(make(tmp_path)) is expected
+
+
+def test_an_opened_image_is_not_in_main_memory_before_it_is_decoded(tmp_path):
+    Image.new("L", (2, 2)).save(tmp_path / "image.png")
+    with Image.open(tmp_path / "image.png") as image:
+        assert not is_in_main_memory(image)
+        image.load()
+        assert is_in_main_memory(image)
 
 
 class Passes:

@@ -446,6 +446,18 @@ def test_what_a_class_leaves_out_of_its_pickles_is_not_missing_in_a_copy():
     assert not restored.lock.locked()
 
 
+def test_a_class_that_says_how_it_is_made_anew_gets_no_further_attributes():
+    class Opened:
+        def __reduce__(self):
+            return Opened, ()
+
+    original = Opened()
+    original.position = 7
+    copied = copy_example(original)
+    assert type(copied) is Opened
+    assert vars(copied) == {}
+
+
 def test_two_tensors_over_the_same_memory_come_out_as_two():
     """Said in the module; if this changes, so must that."""
     frame = torch.zeros(4)

@@ -1,4 +1,4 @@
-"""What a data set only opened is decoded where it is read. The model: a file that is empty afterwards."""
+"""Images that a data set only opened are decoded where they are read. The model: a file that is empty afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a stream side by side: what is told to one worker's stream lies in memory that all workers share."""
+"""Workers read a stream side by side: they share the memory in which the stream keeps the pass that one of them told it."""
 
 import random
 import threading
