@@ -11,7 +11,8 @@ Words of this folder:
 * *Warming*: a buffer is being filled. Meanwhile its batches have as many fresh items as that takes.
 * *Staggered*: uses left as in the middle of a run, a different number from item to item. Items that fill a buffer get such uses,
   so that they do not all come to their last use at once.
-* *Owed*: uses that items had to do without; later items get them in their stead. Below 0: later items have to do without them.
+* *Owed*: uses that items had to do without, as the buffer had no room or they grew too old. Later items get them. Below 0: uses
+  that items got too many. Later items do without them.
 
 The plan says for every batch which positions are fresh in it and which live items are used again. It never sees an index, so that
 it is the same on all ranks; ``order.py`` turns positions into indices.
