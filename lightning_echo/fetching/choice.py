@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
-from lightning_echo.protecting.weight import nbytes
+from lightning_echo.protecting.memory import nbytes
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.prove import ignores_index, read_plainly

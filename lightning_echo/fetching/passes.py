@@ -19,7 +19,7 @@ from typing import Any
 
 from lightning_echo.fetching.sampler_order import tell_pass
 from lightning_echo.planning.hashing import mix
-from lightning_echo.protecting.holders import is_stateful
+from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.protecting.randomness import preserved_random_states, seed_all
 from lightning_echo.workers.seconds import Report
 

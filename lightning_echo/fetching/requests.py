@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.planning.order import Order
 from lightning_echo.planning.plan import EchoPlan, PlannedBatch
-from lightning_echo.workers.dataset import Request
+from lightning_echo.workers.dataset import RepeatedCall, Request
 
 __all__ = ["BatchRequests", "BatchedOrder", "ExampleRequests", "ItemOrder", "Step"]
 
@@ -204,7 +204,7 @@ class ExampleRequests(_PlannedRequests):
             rebuild = self._rebuild(echoed) if self._to_read_again else ()
             return Request(batch.number, positions, fresh, indices, stays_live, batch.forget, rebuild)
 
-    def _rebuild(self, echoed: Sequence[int]) -> tuple[tuple[int, list[Any], list[int]], ...]:
+    def _rebuild(self, echoed: Sequence[int]) -> tuple[RepeatedCall, ...]:
         """Returns the calls to repeat, because an echo of this batch is held nowhere: see `Request`."""
         calls = []
         for position in echoed:
@@ -213,7 +213,7 @@ class ExampleRequests(_PlannedRequests):
                 others = [other for other, its_call in self._to_read_again.items() if its_call == call]
                 for other in others:
                     del self._to_read_again[other]
-                calls.append((call[0], self._items_of_call.pop(call[0]), [position, *others]))
+                calls.append(RepeatedCall(call.first, self._items_of_call.pop(call.first), [position, *others]))
         return tuple(calls)
 
 
@@ -291,4 +291,4 @@ class BatchRequests(_PlannedRequests):
 
 def _oldest_call(plan: EchoPlan) -> int:
     """Returns the first position of the oldest call that a live item was read in."""
-    return min((item.call[0] for item in plan.live()), default=plan.position)
+    return min((item.call.first for item in plan.live()), default=plan.position)

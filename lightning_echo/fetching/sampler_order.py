@@ -20,9 +20,8 @@ from torch.utils.data import (
 )
 
 from lightning_echo.planning.hashing import mix
-from lightning_echo.planning.order import Order
-from lightning_echo.planning.spreading import identity, spread
-from lightning_echo.protecting.holders import is_stateful
+from lightning_echo.planning.order import Order, entry_key, spread
+from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.protecting.randomness import OwnRandomStates, preserved_random_states, seed_all
 
 __all__ = ["SamplerOrder", "draws_by_itself", "tell_pass"]
@@ -173,7 +172,7 @@ class SamplerOrder(Order):
         entries: Iterator[Any] = iter(self._sampler)
         own_start: list[Any] | None = None
         if (distance := self._distance(number)) and self._tail:
-            seen = {identity(index): len(self._tail) - i for i, index in enumerate(self._tail)}
+            seen = {entry_key(index): len(self._tail) - i for i, index in enumerate(self._tail)}
             places, looked_at = spread(islice(entries, self.length), seen, distance)
             entries = chain([looked_at[place] for place in places], entries)
             own_start = None if self._reaches_tail(number) else looked_at
@@ -187,7 +186,7 @@ class SamplerOrder(Order):
             entries: The items of the pass, rearranged.
             own_start: The first items as the sampler yields them; None if the slots are filled with ``entries``.
         """
-        end, tail = self.pass_length * self.replicas, deque[Any](maxlen=self._slots)
+        end, tail = self.pass_length * self.replicas, deque[Any](maxlen=self._slot_distance)
         missing = max(end - self.length, 0)
         start = [] if own_start is None else own_start[:missing]
         self._tail = tail

@@ -18,7 +18,7 @@ from lightning_echo.loading.ranks import data_parallel, world
 from lightning_echo.loading.sizing import BufferSizing
 from lightning_echo.loading.state import Conditions
 from lightning_echo.planning.plan import EchoPlan
-from lightning_echo.protecting.holders import is_stateful
+from lightning_echo.protecting.objects import is_stateful
 
 __all__ = ["Setting"]
 

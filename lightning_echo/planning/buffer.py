@@ -1,15 +1,30 @@
-"""The live items of one worker: drawn by their place, dropped by their age, in constant time each."""
+"""The live items of one worker: drawn at random, dropped by their age, both in constant time for each item.
+
+The words are those of ``plan.py``.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Buffer", "Live"]
+__all__ = ["Buffer", "Call", "Live"]
 
 _STATE = ("warming", "owed", "staggered", "delivered", "fresh")  # attributes that are saved beside the live items
+
+
+class Call(NamedTuple):
+    """The fresh items of one batch. A data set that reads whole batches reads them in one call.
+
+    Attributes:
+        first: Position of the first of them.
+        size: How many they are.
+    """
+
+    first: int
+    size: int
 
 
 class Live:
@@ -17,29 +32,39 @@ class Live:
 
     Attributes:
         position: Its position in the fresh stream.
-        left: Uses left; 0 once it is dead.
+        left: Uses left; 0 when it is no longer live.
         used: Uses so far.
-        call: Stream position of the first fresh item of its batch, and their number: what was read in one call.
-        slot: Where it stands among those with as many uses left.
+        call: The call in which it was read.
+        list_index: Where it stands in the list of the items with as many uses left. The buffer sets it.
     """
 
-    __slots__ = ("call", "left", "position", "slot", "used")
+    __slots__ = ("call", "left", "list_index", "position", "used")
 
-    def __init__(self, position: int, left: int, used: int, call: tuple[int, int]) -> None:
-        self.position, self.left, self.used, self.call, self.slot = position, left, used, call, 0
+    def __init__(self, position: int, left: int, used: int, call: Call) -> None:
+        self.position, self.left, self.used, self.call, self.list_index = position, left, used, call, 0
 
 
 class Buffer:
-    """The live items of one worker, and how far its level share of fresh items has come."""
+    """The live items of one worker, and what its next batches have to make up for.
+
+    Attributes:
+        by_left: The live items by their uses left.
+        by_age: The items, oldest first. Those that are no longer live may still be among them.
+        forget: Positions whose remaining uses were dropped, and that no batch has told the worker yet.
+        warming: Whether the buffer is warming.
+        owed: Uses that later items are owed; below 0: uses that they have to give back.
+        staggered: How many items this warming has given staggered uses.
+        delivered: Items that this worker's batches had since warming ended or the factor changed. The steady number of fresh
+            items follows from it and from `fresh`.
+        fresh: How many of these were fresh.
+    """
 
     def __init__(self) -> None:
-        self.by_left: dict[int, list[Live]] = {}  # uses left -> the items that have so many
-        self.births: deque[Live] = deque()  # by age; the dead are passed over
+        self.by_left: dict[int, list[Live]] = {}
+        self.by_age: deque[Live] = deque()
         self.forget: list[int] = []
         self.warming = True
-        self.owed = 0  # uses that found no place, due to later examples
-        self.staggered = 0  # items that this warm-up has given uses to
-        self.delivered = self.fresh = 0  # since the share of fresh items was last set level
+        self.owed = self.staggered = self.delivered = self.fresh = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -49,80 +74,83 @@ class Buffer:
         return chain.from_iterable(self.by_left.values())
 
     @property
-    def last_uses(self) -> int:
-        """Items with one use left: drawing one frees its place."""
+    def last_use_count(self) -> int:
+        """Number of items with one use left: when one of them is drawn, there is room for another item."""
         return len(self.by_left.get(1, ()))
 
-    def nearly_used_up(self) -> list[Live]:
-        """The items with the fewest uses left."""
+    def with_fewest_left(self) -> list[Live]:
+        """Returns the items with the fewest uses left."""
         return self.by_left[min(self.by_left)] if self.by_left else []
 
     def state(self) -> dict[str, Any]:
-        """Plain types. The order of the live items matters: they are drawn by their place.
+        """Returns plain types. The order of the live items matters: `draw` chooses them by their index in a list.
 
-        What is to be forgotten is left out: the worker of a resumed run holds nothing.
+        `forget` is left out: the worker of a resumed run holds nothing.
         """
         live = [[item.position, item.left, item.used, *item.call] for item in self]
-        uses_left = sum(item.left for item in self)  # said twice: a state that lacks an item is found out
+        uses_left = sum(item.left for item in self)  # follows from `live`: so a state that lacks an item is found out
         return {"live": live, "uses_left": uses_left, **{name: getattr(self, name) for name in _STATE}}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Buffer:
+        """Returns the buffer whose `state` it was."""
         buffer = cls()
         for name in _STATE:
             setattr(buffer, name, state[name])
-        for position, left, used, *call in state["live"]:
-            item = Live(position, left, used, (call[0], call[1]))
+        items = [Live(position, left, used, Call(*call)) for position, left, used, *call in state["live"]]
+        for item in items:
             buffer.put(item)
-            buffer.births.append(item)
-        buffer.births = deque(sorted(buffer.births, key=lambda item: item.position))
+        buffer.by_age = deque(sorted(items, key=lambda item: item.position))
         return buffer
 
     def start_warming(self) -> None:
+        """Begins to fill the buffer, and counts anew."""
         self.warming, self.staggered, self.delivered, self.fresh = True, 0, 0, 0
 
     def clear(self) -> None:
-        """Takes out all items, to be put back with other uses."""
+        """Takes out all items. The caller puts them back, with other uses left."""
         self.by_left, self._count, self.staggered = {}, 0, 0
 
     def put(self, item: Live) -> None:
+        """Puts an item among those with as many uses left."""
         others = self.by_left.setdefault(item.left, [])
-        item.slot = len(others)
+        item.list_index = len(others)
         others.append(item)
         self._count += 1
 
-    def take(self, left: int, slot: int) -> Live:
-        """Takes out one of the items that have ``left`` uses left."""
+    def remove(self, item: Live) -> None:
+        """Takes out this item."""
+        self._take(item.left, item.list_index)
+
+    def _take(self, left: int, list_index: int) -> Live:
+        """Takes out one of the items with ``left`` uses left; the last one of the list takes its place."""
         others = self.by_left[left]
-        item, last = others[slot], others.pop()
+        item, last = others[list_index], others.pop()
         if last is not item:
-            others[slot] = last
-            last.slot = slot
+            others[list_index] = last
+            last.list_index = list_index
         if not others:
             del self.by_left[left]
         self._count -= 1
         return item
 
-    def remove(self, item: Live) -> None:
-        self.take(item.left, item.slot)
+    def draw(self, count: int, least_last: int, most_last: int, rand: Callable[[], float]) -> list[Live]:
+        """Takes out ``count`` items at random. Each item has the same probability, and each number of uses left gets its share.
 
-    def draw(self, count: int, least: int, most: int, rand: Callable[[], float]) -> list[Live]:
-        """Takes out ``count`` items at random, each with the same probability, and of all uses left their share.
-
-        Were items drawn one by one, the number that dies in a batch would swing; taken by strata (systematic sampling over
-        the items, ordered by uses left) it stays level, and a buffer hardly larger than a batch lasts.
+        Were items drawn one by one, the number that come to their last use would swing from batch to batch. Systematic sampling
+        over the items, ordered by uses left, keeps that number steady, so that a buffer hardly larger than a batch lasts.
 
         Args:
-            count: How many.
-            least: At least so many of them have one use left, if there are so many: their places are needed.
-            most: At most so many, if the others suffice: else the next batch would find too few.
-            rand: Uniform numbers from [0, 1).
+            count: Number of items to draw.
+            least_last: At least so many of them have one use left, if there are so many: the plan needs their room.
+            most_last: At most so many of them have one use left, if the others suffice: the next batch needs the rest.
+            rand: Returns uniform random numbers from [0, 1).
         """
-        ones, live = self.last_uses, self._count
-        share = int(ones * count / live + rand()) if live else 0
-        share = min(max(min(share, most), least, count - (live - ones), 0), ones, count)
-        drawn = self._draw_from(1, share, rand)
-        count, live, offset = count - share, live - ones, rand()
+        ones, live = self.last_use_count, self._count
+        last = int(ones * count / live + rand()) if live else 0
+        last = min(max(min(last, most_last), least_last, count - (live - ones), 0), ones, count)
+        drawn = self._draw_from(1, last, rand)
+        count, live, offset = count - last, live - ones, rand()
         before = passed = 0
         for left in sorted(self.by_left):
             if left > 1 and count:
@@ -136,15 +164,19 @@ class Buffer:
     def _draw_from(self, left: int, count: int, rand: Callable[[], float]) -> list[Live]:
         others = self.by_left.get(left, [])
         if count < len(others):
-            return [self.take(left, int(rand() * len(others))) for _ in range(count)]
+            return [self._take(left, int(rand() * len(others))) for _ in range(count)]
         self._count -= len(self.by_left.pop(left, []))
         return others
 
     def drop_until(self, position: int) -> bool:
-        """Drops the items up to a stream position; whether there were any."""
+        """Drops the items up to a position; their uses are owed to later items.
+
+        Returns:
+            Whether there were any.
+        """
         dropped = False
-        while self.births and (self.births[0].left == 0 or self.births[0].position <= position):
-            item = self.births.popleft()
+        while self.by_age and (self.by_age[0].left == 0 or self.by_age[0].position <= position):
+            item = self.by_age.popleft()
             if item.left:
                 self.remove(item)
                 self.owed += item.left
@@ -153,30 +185,34 @@ class Buffer:
         return dropped
 
     def restrict(self, most_uses: int) -> None:
-        """Drops all uses beyond ``most_uses`` per example."""
-        items = [item for item in self.births if item.left]
+        """Drops the uses that would make an item have more than ``most_uses`` in all."""
+        items = [item for item in self.by_age if item.left]
         self.clear()
-        self.births = deque()
+        self.by_age = deque()
         for item in items:
             item.left = min(item.left, most_uses - item.used)
             if item.left > 0:
                 self.put(item)
-                self.births.append(item)
+                self.by_age.append(item)
             else:
                 item.left = 0
                 self.forget.append(item.position)
 
-    def urgent(self, newest: int, max_age: int, step: int, most_left: int) -> list[Live]:
-        """Items that grow too old unless they are drawn in this batch and in every later one.
+    def urgent(self, newest: int, max_age: int, advance: int, most_left: int) -> list[Live]:
+        """Returns the items that grow too old unless this batch and every later one draws them.
 
-        ``step``: by how many positions the stream moves between two batches of this worker.
+        Args:
+            newest: Position of the newest item after this batch.
+            max_age: Number of positions for which an item may be live.
+            advance: Number of positions that the stream moves on from one batch of this worker to its next.
+            most_left: The most uses that an item has left.
         """
         found = []
-        too_old = newest + 1 - max_age  # an item here can be drawn in this batch at the latest, one ``step`` on in the next
-        young = too_old + most_left * step
-        for item in self.births:
+        too_old = newest + 1 - max_age  # an item here can be drawn in this batch at the latest, one ``advance`` on in the next
+        young = too_old + most_left * advance
+        for item in self.by_age:
             if item.position >= young:
                 break
-            if item.left * step > item.position - too_old:
+            if item.left * advance > item.position - too_old:
                 found.append(item)
         return found

@@ -1,4 +1,4 @@
-"""Seeds of their own for everything that is drawn: hashes of integers, the same on every machine."""
+"""Hashes of integers, from which all seeds are made: the same on every machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """A 64-bit hash of integers (splitmix64 finaliser), the same on every machine."""
+    """Returns a 64-bit hash of integers (splitmix64 finaliser), the same on every machine."""
     value = 0
     for number in numbers:
         value = (value + number + _ODD) & _MASK
@@ -20,5 +20,5 @@ def mix(*numbers: int) -> int:
 
 
 def named_seed(seed: int, name: str) -> int:
-    """A seed of its own for each name, the same on every machine and in 63 bits; without a name the seed itself."""
+    """Returns another seed for each name, the same on every machine and in 63 bits; for an empty name the seed itself."""
     return mix(seed, *name.encode()) >> 1 if name else seed

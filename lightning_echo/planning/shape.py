@@ -11,22 +11,22 @@ __all__ = ["PlanShape", "smallest_buffer"]
 
 
 def smallest_buffer(batch_size: int, factor: float, workers: int) -> int:
-    """Live examples a rank needs so that a batch can be filled: ``B - floor(B / e)`` for each worker."""
+    """Returns how many live items a rank needs to fill a batch: ``B - floor(B / e)`` for each worker."""
     return max(workers, 1) * (batch_size - EchoRatio.of(factor).fewest_fresh(batch_size))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanShape:
-    """What stays the same while a plan runs. Sizes count items: examples, or batches where they are reused.
+    """What stays the same while a plan runs. Sizes count items: examples, or batches where whole batches are reused.
 
     Attributes:
         batch_size: Items in a full batch.
-        last_batch_size: Items in the last batch of a pass (equal to ``batch_size`` where they divide it).
+        last_batch_size: Items in the last batch of a pass, which may be a full one.
         batches_per_pass: Batches of the plain loader in one epoch on this rank.
         workers: Worker processes, each with a buffer of its own; 0 counts as one.
-        buffer_size: Most live items per rank.
+        buffer_size: The most live items of a rank.
         seed: Seed of the draws.
-        distinct: Whether an index must not be twice in a batch; no matter for whole batches.
+        distinct: Whether a batch must not hold an index twice. It makes no difference for whole batches.
     """
 
     batch_size: int
@@ -39,21 +39,21 @@ class PlanShape:
 
     @property
     def pass_length(self) -> int:
-        """Items that one pass holds on this rank."""
+        """Number of items in one pass on this rank."""
         return (self.batches_per_pass - 1) * self.batch_size + self.last_batch_size
 
     @property
     def buffer_in_pass(self) -> int:
-        """The part of the buffer that a small pass can fill without holding an example twice."""
+        """The part of the buffer that a short pass can fill without holding an index twice."""
         if not self.distinct or self.pass_length >= self.buffer_size + self.batch_size:
             return self.buffer_size
         return max((self.pass_length - self.batch_size) // 2, 0)
 
     @cached_property  # asked for in every batch
     def max_age(self) -> int:
-        """Positions of the fresh stream for which an example may be live, so that it is never twice in a batch (see plan.py).
+        """Number of positions for which an item may be live, so that no batch holds an index twice (see ``plan.py``).
 
-        A pass that does not even hold the buffer cannot promise that: then exact counts come first.
+        A pass that is not longer than the buffer cannot promise that. There items may live on: exact counts come first.
         """
         if not self.distinct or self.pass_length <= self.buffer_size:
             return 1 << 62
@@ -61,7 +61,7 @@ class PlanShape:
 
     @property
     def distance(self) -> int:
-        """Positions that are to lie between two uses of an index as a fresh example, 0 if none are."""
+        """Number of positions that must lie between two fresh uses of an index; 0 if none must."""
         if not self.distinct:
             return 0
         least = self.buffer_in_pass + self.batch_size
@@ -70,5 +70,5 @@ class PlanShape:
         return min(self.pass_length, least + min(slack, max(self.pass_length - least, 0) // 2))
 
     def size_of(self, number: int) -> int:
-        """Items in batch ``number``: those of the plain loader, pass after pass."""
+        """Returns the size of batch ``number``. The sizes are those of the plain loader, pass after pass."""
         return self.last_batch_size if (number + 1) % self.batches_per_pass == 0 else self.batch_size

@@ -1,11 +1,11 @@
 """Batches that are handed out without a copy of their tensors.
 
-What is handed out has containers of its own (a key that is popped from it comes back) and, in place of each tensor, an alias: it
-shares memory and version counter, so that an in-place edit of the alias is seen on the tensor (`LentBatch.is_edited`), while what
-is only rebound (``requires_grad_()``, ``.grad``, ``.data = ...``, ``unsqueeze_``) stays with the alias. Everything else is copied
-as in ``protect.py``, which also rebuilds the containers.
+Each use of such a batch has containers of its own: a key that is popped from one use is in the next. In the place of each tensor
+it has an alias, which shares memory and version counter with the tensor. So an in-place edit of the alias is seen on the tensor
+(`LentBatch.is_edited`). What is only rebound (``requires_grad_()``, ``.grad``, ``.data = ...``, ``unsqueeze_``) stays with the
+alias. Everything else is copied as in ``protect.py``, which also rebuilds the containers.
 
-Tensors are looked for in built-in containers and in attributes. One that a class keeps elsewhere is copied, too.
+Tensors are looked for in built-in containers and in attributes. A tensor that a class keeps elsewhere is copied, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lightning_echo.protecting.objects import attributes_of
 from lightning_echo.protecting.protect import IMMUTABLE, copy_attributes, copy_example
 
 __all__ = ["LentBatch", "rebuild", "separate", "tensors_in"]
@@ -44,16 +45,16 @@ class LentBatch:
 
     @property
     def nbytes(self) -> int:
-        """Memory of its tensors, bytes."""
+        """Memory of its tensors in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
 
     def is_edited(self) -> bool:
-        """Whether the version counter of a tensor has moved."""
+        """Returns whether the version counter of a tensor has moved."""
         with torch._C.DisableTorchFunctionSubclass():
             return any(tensor._version != version for tensor, version in self._watched)
 
     def hand_out(self) -> Any:
-        """The batch with containers of its own and aliases for tensors."""
+        """Returns the batch with containers of its own and aliases for tensors."""
         with torch._C.DisableTorchFunctionSubclass():
             memo = {id(tensor): _alias(tensor) for tensor in self._tensors}
         for tensor in self._attributed:
@@ -62,7 +63,7 @@ class LentBatch:
 
 
 def rebuild(batch: Any) -> Any:
-    """The same tensors in containers of their own: some classes' ``to`` changes the container that it is called on.
+    """Returns the same tensors in new containers: the ``to`` of some classes changes the container that it is called on.
 
     >>> x = torch.zeros(2)
     >>> batch = {"x": x}
@@ -74,7 +75,7 @@ def rebuild(batch: Any) -> Any:
 
 
 def separate(batch: Any, other: LentBatch) -> Any:
-    """The batch, with a copy in the place of each tensor that shares memory with one of another batch.
+    """Returns the batch with a copy in the place of each tensor that shares memory with one of another batch.
 
     >>> shared, own = torch.zeros(2), torch.zeros(2)
     >>> batch = separate([shared, own], LentBatch([shared]))
@@ -87,9 +88,9 @@ def separate(batch: Any, other: LentBatch) -> Any:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors of a batch, each once."""
+    """Returns the tensors of a batch, each once."""
     found: list[torch.Tensor] = []
-    seen: dict[int, Any] = {}  # holds what it has seen: the id of something that is gone may come again
+    seen: dict[int, Any] = {}  # keeps the parts alive: the id of an object that is gone may come again
     left = [value]
     while left:
         part = left.pop()
@@ -102,24 +103,12 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
             left.extend(dict.values(part))
         elif isinstance(part, list | tuple | set | frozenset):
             left.extend(part)
-        left.extend(_attributes(part))
+        left.extend(attributes_of(part).values())
     return found
 
 
-def _attributes(value: Any) -> list[Any]:
-    """What is in the ``__dict__`` and the ``__slots__`` of an object: reading that runs no code of its class."""
-    attributes = list(getattr(value, "__dict__", {}).values())
-    for base in type(value).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            descriptor = base.__dict__.get(name)
-            if type(descriptor).__name__ == "member_descriptor" and hasattr(value, name):
-                attributes.append(getattr(value, name))
-    return attributes
-
-
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """To be called beneath ``__torch_function__``, where subclasses may unwrap what they return."""
+    """Returns an alias. Called beneath ``__torch_function__``, where subclasses may unwrap what they return."""
     alias = tensor.detach()
     if type(alias) is not type(tensor):
         alias = alias.as_subclass(type(tensor))
@@ -127,8 +116,11 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """Tensors that share memory have the same; of those whose storage cannot be asked for, all on a device may share it."""
+    """Returns a value that is equal for tensors that share memory: the address of the storage.
+
+    A sparse or nested tensor has no address. For these it is the device: all such tensors on it may share memory.
+    """
     try:
         return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # sparse and nested ones
+    except (NotImplementedError, RuntimeError):
         return tensor.device

@@ -1,21 +1,27 @@
-"""Copies of what a user owns: one to take the transforms out of, and some to throw away.
+"""Copies of data sets and loaders: one to take the transforms out of, and some to throw away.
 
-A data set belongs to its user and is never modified. `shallow_copy` gives an object of the same class with
-the same attributes, on which transforms can be taken out. `ThrowAwayCopies` go deeper, for a proof that reads
-examples before training, and for an analysis that trains: a file that a data set opens at its first read must
-not be inherited by the workers (with fork they corrupt each other's reads, with spawn it cannot be pickled),
-also when an object that the data set holds opens it; and examples that a data set keeps in memory may be
-edited in place when they are read, counters move, generators are drawn from. So plain objects (with slots,
-too), containers, tensors, arrays, images and random generators inside are copied as well, transforms deeply,
-and what is bound to them is bound to the copies.
+A data set belongs to its user and is never modified. `shallow_copy` returns an object of the same class with the same attributes,
+on which transforms can be taken out.
+
+`ThrowAwayCopies` go deeper. They are for a proof that reads examples before the training, and for an analysis that trains.
+Reading leaves traces:
+
+* A data set, or an object that it holds, may open a file at its first read. Workers must not inherit that file: with fork they
+  corrupt each other's reads, with spawn it cannot be pickled.
+* Examples that a data set keeps in memory may be edited in place when they are read.
+* Counters move, and generators are drawn from.
+
+So plain objects (with slots, too), containers, tensors, arrays, images and random generators inside are copied as well, and
+transforms deeply. Methods and partial functions of them become those of the copies.
 
 Shared with the original are
 
-* what is too large: beyond so many bytes of tensors, arrays and images, or members of containers, in all; and what is too deep;
-* what is open already, and objects that hold it; data sets, samplers and loaders around it are copied;
+* large objects, once the copies have so many bytes of tensors, arrays and images or so many members of containers; and objects
+  that lie too deep;
+* open files, connections and the like, and objects that hold one; but data sets, samplers and loaders that hold one are copied;
 * memory maps, memory of devices, and objects of the standard library: a copied lock, event or thread would wait forever;
-* objects with a copying rule of their own (pandas, arrow): it may read all that they stand for;
-* what code refers to: globals, attributes of classes, variables of enclosing functions.
+* objects with a copying rule of their own (pandas, arrow): that rule may read all the data that they stand for;
+* objects that functions refer to: globals, attributes of classes, variables of enclosing functions.
 
 A copy never runs its class's ``__del__``: it would close what the original still uses.
 """
@@ -35,35 +41,34 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo.protecting.generators import GENERATORS, TRANSFORMS
-from lightning_echo.protecting.holders import (
-    FOLLOWED,
+from lightning_echo.protecting.memory import nbytes
+from lightning_echo.protecting.objects import (
+    LOADING_TYPES,
     attributes_of,
     blank,
-    is_closed_holder,
     is_container,
+    is_in_main_memory,
     is_made_of_attributes,
-    is_memory,
     is_plain,
+    is_safe_to_copy,
     slots_of,
 )
 from lightning_echo.protecting.protect import copy_example
-from lightning_echo.protecting.weight import nbytes
 
-__all__ = ["ThrowAwayCopies", "ThrowAwayCopy", "shallow_copy"]
+__all__ = ["ThrowAwayCopies", "shallow_copy", "throw_away_copy"]
 
 _MOST_MEMBERS = 100_000  # of containers that are copied, in all
 _MOST_BYTES = 256 * 2**20  # of tensors, arrays and images that are copied, in all
 _DEEP = 12  # levels of objects in objects that are followed
 
-_ATOMS = (int, str, float, bool, bytes, type(None))  # most of what there is
-_KEPT_WORKERS = "_iterator"  # of a DataLoader that keeps its workers
+_ATOMS = (int, str, float, bool, bytes, type(None))  # most objects are of these types
+_PERSISTENT_WORKERS = "_iterator"  # of a DataLoader
 
 
 def shallow_copy(dataset: Any) -> Any:
     """Returns a data set of the same class with the same attributes.
 
-    Not ``copy.copy`` where it can be helped: a ``__getstate__`` written for pickling drops what a
-    ``worker_init_fn`` has opened.
+    It avoids ``copy.copy`` where it can: a ``__getstate__`` written for pickling drops what a ``worker_init_fn`` has opened.
     """
     if not is_plain(type(dataset)):
         return copy.copy(dataset)
@@ -73,29 +78,29 @@ def shallow_copy(dataset: Any) -> Any:
 
 
 class ThrowAwayCopies:
-    """Copies of objects that can be used without a trace in the originals; what two of them share, their copies share.
+    """Copies of objects that can be used without a trace in the originals. What two originals share, their copies share.
 
     Args:
-        most_members: Of containers that are copied, in all.
-        most_bytes: Of tensors, arrays and images that are copied, in all.
+        most_members: How many members of containers are copied, in all.
+        most_bytes: How many bytes of tensors, arrays and images are copied, in all.
 
     Attributes:
-        too_large: Where something was met that is shared for its size: class and attribute.
+        too_large: Class and attribute of objects that are shared because they are too large.
     """
 
     def __init__(self, most_members: int, most_bytes: int) -> None:
         self.too_large: list[str] = []
         self._members_left, self._bytes_left = most_members, most_bytes
         self._memo: dict[int, Any] = {}  # in the format of copy.deepcopy; a copy is the copy of itself
-        self._alive: list[Any] = []  # whose ids are in it
+        self._alive: list[Any] = []  # the objects whose ids are in the memo: an id must not be used again
         self._where = ""
 
     def of(self, value: Any, sharing: Iterable[Any] = ()) -> Any:
-        """The copy of an object, which is copied whatever it holds; itself where it cannot be.
+        """Returns the copy of an object, or the object itself if it cannot be copied. Objects that it holds cannot prevent that.
 
         Args:
             value: A data set, a loader, or anything else.
-            sharing: What of it is not copied.
+            sharing: Parts of it that are not copied.
         """
         for shared in sharing:
             self._remember(shared, shared)
@@ -118,7 +123,7 @@ class ThrowAwayCopies:
             return value if isinstance(value, random.SystemRandom) else self._remember(value, copy.deepcopy(value))
         if is_container(type(value)):
             return self._copy_container(value, depth + 1) if depth < _DEEP else value
-        if is_memory(value):
+        if is_in_main_memory(value):
             return self._copy_memory(value, depth)
         if isinstance(value, types.MethodType):
             owner = self._copy(value.__self__, depth)
@@ -126,7 +131,9 @@ class ThrowAwayCopies:
         if type(value) is functools.partial:
             func, args, keywords = (self._copy(part, depth) for part in (value.func, value.args, value.keywords))
             return self._remember(value, functools.partial(func, *args, **keywords))
-        if is_made_of_attributes(type(value)) and (isinstance(value, FOLLOWED) or (depth < _DEEP and is_closed_holder(value))):
+        if is_made_of_attributes(type(value)) and (
+            isinstance(value, LOADING_TYPES) or (depth < _DEEP and is_safe_to_copy(value))
+        ):
             return self._copy_object(value, depth + 1)
         return value
 
@@ -164,8 +171,8 @@ class ThrowAwayCopies:
         in_slots = slots_of(type(value))
         for name, item in attributes_of(value).items():
             self._where = f"{type(value).__name__}.{name}"
-            if isinstance(value, DataLoader) and name == _KEPT_WORKERS:
-                item = None  # they read what the original has
+            if isinstance(value, DataLoader) and name == _PERSISTENT_WORKERS:
+                item = None  # they read what the original holds
             deeply = name in TRANSFORMS and (depth == 0 or isinstance(value, Dataset))
             item = self._copy_deeply(item) if deeply else self._copy(item, depth)
             if name in in_slots:
@@ -179,7 +186,7 @@ class ThrowAwayCopies:
         memo = dict(self._memo)
         try:
             copied = copy.deepcopy(transform, memo)
-        except Exception:  # it holds a lock or the like: as far as it goes
+        except Exception:  # it holds a lock or the like, and is copied as far as it can be
             return self._copy(transform, 1)
         self._memo = memo
         return copied
@@ -195,12 +202,6 @@ class ThrowAwayCopies:
         return value
 
 
-class ThrowAwayCopy:
-    """A copy of ``dataset`` that can be read without a trace in the original.
-
-    Attributes:
-        dataset: the copy.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = ThrowAwayCopies(_MOST_MEMBERS, _MOST_BYTES).of(dataset)
+def throw_away_copy(dataset: Any) -> Any:
+    """Returns a copy of a data set that can be read without a trace in the original."""
+    return ThrowAwayCopies(_MOST_MEMBERS, _MOST_BYTES).of(dataset)

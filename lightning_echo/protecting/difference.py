@@ -1,8 +1,8 @@
 """Where two examples differ, in words. Stricter than ``==``: types and metadata count; NaN equals NaN.
 
-A class whose ``==`` compares by identity (PyTorch Geometric's ``Data``), or raises since tensors give no single answer, is
-compared by what its objects hold, a mapping by its items. Weak references are not followed: what they refer to is compared where
-it is held.
+Some classes' ``==`` compares by identity (PyTorch Geometric's ``Data``), or raises since tensors give no single answer. Their
+objects are compared by what they hold. Mappings are compared by their items. Weak references are not followed: what they refer to
+is compared where it is held.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_echo.protecting.holders import image_class
+from lightning_echo.protecting.objects import is_from_pillow, is_image, is_plain
+
+__all__ = ["difference"]
 
 _Pairs = set[tuple[int, int]]
-# What MONAI notes down of a transform that it has applied. Its "id" is the address of the object: another one in each copy.
+# The keys under which MONAI notes which transform it has applied. The "id" is the object's address: another one in each copy.
 _TRACE = {"class", "id", "tracing", "do_transforms"}
 
 
@@ -26,10 +28,10 @@ def difference(left: Any, right: Any, path: str = "", seen: _Pairs | None = None
     """Returns the first difference between two examples, None if there is none.
 
     Args:
-        left: tensors, arrays, images, containers and objects of these, nested.
-        right: what it is compared with.
-        path: how to get to both from the whole, for the text.
-        seen: objects that are being compared already: one may refer back to the whole.
+        left: Tensors, arrays, images, containers and objects of these, nested.
+        right: The other example.
+        path: The way to both parts from the whole examples, for the text.
+        seen: Objects that are being compared already, by their ids: a part may refer back to the whole.
 
     >>> difference({"image": [1.0, float("nan")]}, {"image": [1.0, float("nan")]})
     >>> difference({"image": [1.0, 2.0]}, {"image": [1.0, 3.0]})
@@ -48,7 +50,7 @@ def difference(left: Any, right: Any, path: str = "", seen: _Pairs | None = None
         return _between_mappings(left, right, path, seen)
     if isinstance(left, (list, tuple)):
         return _between_sequences(left, right, path, seen)
-    if _is_image(left):
+    if is_image(left):
         return _between_images(left, right, path)
     if hasattr(type(left), "__dataclass_fields__") or not _has_own_equality(type(left)):
         return _between_objects(left, right, path, seen)
@@ -114,14 +116,12 @@ def _between_sequences(left: Any, right: Any, path: str, seen: _Pairs) -> str | 
     return _first(difference(*pair, f"{path}[{place}]", seen) for place, pair in enumerate(zip(left, right, strict=True)))
 
 
-def _is_image(value: Any) -> bool:
-    image = image_class()
-    return image is not None and isinstance(value, image)
-
-
 def _is_pillows_own(value: Any) -> bool:
-    """An image as it was opened is of its format's class, its copy a plain ``Image``: the same to every transform."""
-    return _is_image(value) and type(value).__module__.startswith("PIL.")
+    """Returns whether a value is an image of one of Pillow's classes, which are the same to every transform.
+
+    An opened image is of its format's class, its copy a plain ``Image``.
+    """
+    return is_image(value) and is_from_pillow(type(value))
 
 
 def _between_images(left: Any, right: Any, path: str) -> str | None:
@@ -134,7 +134,7 @@ def _between_images(left: Any, right: Any, path: str) -> str | None:
 
 
 def _between_values(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
-    """Objects of a class that says itself what is equal."""
+    """Compares objects of a class that says itself what is equal."""
     try:
         if bool(left == right) or bool(left != left and right != right):
             return None
@@ -148,7 +148,7 @@ def _between_values(left: Any, right: Any, path: str, seen: _Pairs) -> str | Non
 
 
 def _between_objects(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
-    """Objects that compare by identity alone are compared by what they hold."""
+    """Compares objects by what they hold, where their class compares by identity alone."""
     if (id(left), id(right)) in seen:
         return None
     seen.add((id(left), id(right)))
@@ -163,23 +163,18 @@ def _between_objects(left: Any, right: Any, path: str, seen: _Pairs) -> str | No
 
 
 def _attribute(value: Any, name: str, missing: object) -> Any:
-    """What the instance holds: its class may answer otherwise."""
+    """Returns what the instance itself holds, if it does: its class may answer otherwise."""
     attributes = getattr(value, "__dict__", {})
     return attributes[name] if name in attributes else getattr(value, name, missing)
 
 
 def _holds_attributes_only(value: Any) -> bool:
-    """Whether there is something in its ``__dict__``, and nothing elsewhere."""
-    kind = type(value)
-    return (
-        getattr(kind, "__new__") is object.__new__  # noqa: B009 - mypy compares the signatures
-        and bool(getattr(value, "__dict__", None))
-        and not any(base.__dict__.get("__slots__") for base in kind.__mro__)
-    )
+    """Returns whether an object has attributes in its ``__dict__``, and nothing elsewhere."""
+    return is_plain(type(value)) and bool(vars(value))
 
 
 def _differs_from_its_copy(value: Any) -> bool:
-    """Whether ``==`` says nothing about what objects of this class hold."""
+    """Returns whether ``==`` says nothing about what objects of this class hold."""
     try:
         return bool(value != copy.copy(value))
     except Exception:  # the class's own code: it cannot be copied, or compared

@@ -1,10 +1,10 @@
 """Random generators that data sets hold, by the place where they are held.
 
-What a split reuses must not draw from any of them: neither from the data set's own, nor from those of the objects, data sets and
-transforms inside it. Left out are the transforms that are taken out of the data set that is split. A place, and no generator, is
-what is looked at again later, since seeding puts a new generator in its place (MONAI, Albumentations).
+When a data set is split, the stage that is reused must draw from none of them: neither from the data set's own, nor from those of
+the objects, data sets and transforms inside it. The transforms that the split takes out are left out here. A `Place` does not
+remember the generator: seeding puts a new generator in its place (MONAI, Albumentations).
 
-Nothing is copied or called, of containers the first few members are looked at only.
+Nothing is copied or called. Of containers only the first few members are looked at.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lightning_echo.protecting.holders import FOLLOWED, attributes_of, is_concat, is_container, is_standard, is_subset, slots_of
+from lightning_echo.protecting.objects import (
+    LOADING_TYPES,
+    attributes_of,
+    is_concat,
+    is_container,
+    is_standard,
+    is_subset,
+    slots_of,
+)
 
 __all__ = ["GENERATORS", "TRANSFORMS", "Place", "generator_state", "places_of_generators"]
 
@@ -30,18 +38,23 @@ TRANSFORMS = ("transform", "target_transform", "transforms", "_transform", "_tar
 
 _FEW = 16  # members of containers
 _DEEP = 12  # levels of objects in objects that are followed
-_MOST = 10_000  # objects that are looked at, in all
+_MOST_OBJECTS = 10_000  # that are looked at, in all
 
 
 class Place(NamedTuple):
-    """Where something is held: by an object under a name, by a container at an index or key; without a name the owner itself."""
+    """Where something is held.
+
+    Attributes:
+        owner: An object or container that holds it.
+        name: The name of the attribute, or the index or key in the container; None: it is the owner itself.
+    """
 
     owner: Any
     name: Any
 
     @property
     def held(self) -> Any:
-        """What is there now; None if nothing is."""
+        """What is held there now; None if nothing is."""
         if self.name is None:
             return self.owner
         if is_container(type(self.owner)) and isinstance(self.owner, list | tuple | dict):
@@ -55,16 +68,16 @@ class Place(NamedTuple):
         return getattr(self.owner if self.name in slots_of(kind) else kind, self.name, None)
 
     def state(self) -> Any:
-        """The state of the generator that is there now; None if none is."""
+        """Returns the state of the generator that is held there now; None if none is."""
         return generator_state(self.held)
 
 
 def places_of_generators(dataset: Any) -> list[Place]:
-    """Returns where a data set and what it holds have random generators, each generator once."""
+    """Returns the places of random generators in a data set and in what it holds, one place for each generator."""
     found: dict[int, Place] = {}
     seen: dict[int, Any] = {}
     left: deque[tuple[Any, int, bool]] = deque([(dataset, 0, True)])
-    while left and len(seen) < _MOST:
+    while left and len(seen) < _MOST_OBJECTS:
         value, depth, is_split = left.popleft()
         if id(value) in seen:
             continue
@@ -78,7 +91,7 @@ def places_of_generators(dataset: Any) -> list[Place]:
 
 
 def generator_state(generator: Any) -> Any:
-    """Returns the state of a random generator; None of what has none (the operating system's) or is none."""
+    """Returns the state of a random generator; None if it has no state (the operating system's) or is no generator."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     if isinstance(generator, np.random.RandomState | torch.Generator):
@@ -88,7 +101,7 @@ def generator_state(generator: Any) -> Any:
 
 
 def _parts(value: Any, depth: int, is_split: bool) -> Iterator[tuple[Place, Any, bool]]:
-    """What an object holds and where, and whether a data set among it is split."""
+    """Yields the place of each part of an object, the part, and whether it is split, if it is a data set."""
     if is_container(type(value)):
         if isinstance(value, list | tuple | dict):
             members = value.items() if isinstance(value, dict) else enumerate(value)
@@ -99,7 +112,7 @@ def _parts(value: Any, depth: int, is_split: bool) -> Iterator[tuple[Place, Any,
         yield Place(value.__self__, None), value.__self__, False
     elif isinstance(value, functools.partial):
         yield from ((Place(part, None), part, False) for part in (value.func, *value.args, *value.keywords.values()))
-    elif depth == 0 or isinstance(value, FOLLOWED) or not is_standard(type(value)):
+    elif depth == 0 or isinstance(value, LOADING_TYPES) or not is_standard(type(value)):
         yield from _attributes(value, is_split)
 
 

@@ -1,21 +1,21 @@
 """Copies that keep in-place edits away from an echo.
 
-A live example is used several times. What is handed to augmentation, to the collate function or to the model
-while uses are left is a copy: whoever edits it in place (``target["boxes"][:, [0, 2]] = ...`` in a flip, a
-key popped by collate, a training step that reaches the worker's memory through a shared tensor) edits the
-copy, and the next use starts from the example as it was read. Watching for edits instead does not work: a
-tensor's version counter does not see numpy views, popped keys or edits made in another process.
+A live example is used several times. While it has uses left, the augmentation, the collate function and the model get a copy of
+it. Any of them may edit the copy in place: a flip writes to ``target["boxes"][:, [0, 2]]``, a collate function pops a key, a
+training step reaches the worker's memory through a shared tensor. The next use still starts from the example as it was read.
+Watching for edits instead does not work: a tensor's version counter does not see numpy views, popped keys or edits made in
+another process.
 
-This runs once per use, so it is a table from exact type to copier, filled when a type is first met:
+This runs once per use. So it is a table from exact type to copier, filled when a type is first met:
 
-* immutable values are returned as they are;
-* tensors, arrays, images, built-in containers are copied by the fastest call that keeps class and metadata;
-* plain objects (dataclasses, frozen ones too) get a new instance with copied attributes;
-* all else is left to ``copy.deepcopy``, whose memo is filled with the fast copies of the parts beforehand. What a class's
-  ``__getstate__`` leaves out is shared with the copy.
+* Immutable values are returned as they are.
+* Tensors, arrays, images and built-in containers are copied by the fastest call that keeps class and metadata.
+* Plain objects (dataclasses, frozen ones too) get a new instance with copied attributes.
+* All else is left to ``copy.deepcopy``. Before that its memo gets fast copies of the parts. What a class's ``__getstate__``
+  leaves out is shared with the copy.
 
-An object that an example holds twice is copied once, so that aliases stay aliases. Two tensors or arrays over the same memory
-come out as two, each with memory of its own.
+An object that an example holds twice is copied once, so that the copy holds one object twice, too. Two tensors or arrays over the
+same memory become two, each with memory of its own.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_echo.protecting.holders import image_class, is_plain
+from lightning_echo.protecting.objects import COPY_HOOKS, has_dict, image_class, is_from_pillow, is_plain, overrides
+
+__all__ = ["IMMUTABLE", "copy_attributes", "copy_example"]
 
 Memo = dict[int, Any]
 """Copies by the ``id`` of the original, in the format of ``copy.deepcopy``."""
 
-_BEGUN = -1  # a key that is no id: the objects whose parts are being copied
+_BEGUN = -1  # a key that is no id: under it stand the objects whose parts are being copied
 _Copier = Callable[[Any, Memo], Any]
 
 
@@ -49,15 +51,15 @@ def copy_example(value: Any, memo: Memo | None = None) -> Any:
     """Returns a copy of an example that shares nothing mutable with it.
 
     Args:
-        value: anything that a data set or a collate function returns. Tensors keep class, metadata
-            (TVTensors), layout and pinning; a tensor with a graph leaves it.
-        memo: what takes the place of parts of the example instead of a copy; added to.
+        value: Anything that a data set or a collate function returns. Tensors keep class, metadata (TVTensors), layout and
+            pinning; the copy of a tensor of an autograd graph is a leaf.
+        memo: Objects that take the place of parts of the example, instead of copies. The copies that are made are added.
 
     Returns:
         The copy; an immutable value itself.
 
     Raises:
-        TypeError: the example holds something that cannot be copied, such as a lock or an open file.
+        TypeError: The example holds something that cannot be copied, such as a lock or an open file.
 
     >>> example = {"image": torch.zeros(2), "boxes": [[0, 1]]}
     >>> handed_out = copy_example(example)
@@ -176,7 +178,7 @@ def _copy_plain_object(value: Any, memo: Memo) -> Any:
 
 
 def _deepcopy(value: Any, memo: Memo) -> Any:
-    """Copies by the class's own rules, its parts by ours: ``deepcopy`` finds them in the memo."""
+    """Copies an object by the rules of its class, and its parts by ours: ``deepcopy`` finds these in the memo."""
     begun: set[int] = memo.setdefault(_BEGUN, set())
     if id(value) not in begun:  # else a part refers back to the whole, which deepcopy alone can do
         begun.add(id(value))
@@ -197,7 +199,7 @@ def _deepcopy(value: Any, memo: Memo) -> Any:
 
 
 def _parts(value: Any) -> list[Any]:
-    """The objects that a copy is made of, where they are held as such: a memo must not see temporary ones."""
+    """Returns the objects that a copy is made of. Only objects that are held as such: a memo must not see temporary ones."""
     parts: list[Any] = []
     if isinstance(value, dict):
         parts.extend(dict.values(value))
@@ -211,7 +213,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def copy_attributes(value: Any, memo: Memo) -> dict[str, Any]:
-    """Copies of what is in an object's ``__dict__``."""
+    """Returns copies of what is in an object's ``__dict__``."""
     return {name: _copy(item, memo) for name, item in vars(value).items()}
 
 
@@ -241,7 +243,7 @@ _COPIERS: dict[type, _Copier] = {
 
 
 def _copier_for(kind: type) -> _Copier:
-    if issubclass(kind, IMMUTABLE) and (issubclass(kind, _ATTRIBUTE_FREE) or not _has_attributes(kind)):
+    if issubclass(kind, IMMUTABLE) and (issubclass(kind, _ATTRIBUTE_FREE) or not has_dict(kind)):
         return _unchanged
     if issubclass(kind, np.generic) and not issubclass(kind, np.void):  # a void is a record: it can be edited
         return _unchanged
@@ -250,38 +252,25 @@ def _copier_for(kind: type) -> _Copier:
     if issubclass(kind, np.ndarray) and not _has_own_deepcopy(kind, np.ndarray):
         return _copy_array
     image = image_class()
-    if image is not None and issubclass(kind, image) and kind.__module__.startswith("PIL."):
+    if image is not None and issubclass(kind, image) and is_from_pillow(kind):
         return _copy_image
-    if issubclass(kind, tuple) and hasattr(kind, "_fields") and not _has_attributes(kind):
+    if issubclass(kind, tuple) and hasattr(kind, "_fields") and not has_dict(kind):
         return _copy_namedtuple
     if is_plain(kind) and not _has_copy_hook(kind):
         return _copy_plain_object
     return _deepcopy
 
 
-def _has_attributes(kind: type) -> bool:
-    return getattr(kind, "__dictoffset__", 0) != 0
-
-
 def _has_own_deepcopy(kind: type, base: type) -> bool:
-    """Whether a subclass says itself how it is copied; torchvision's TVTensors do, but only clone."""
+    """Returns whether a subclass says itself how it is copied. Torchvision's TVTensors do, but they only clone."""
     own: Any = getattr(kind, "__deepcopy__", None)
     return own is not getattr(base, "__deepcopy__", None) and not own.__module__.startswith("torchvision.")
 
 
-_COPY_HOOKS = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
-
-
 def _drops_attributes(kind: type) -> bool:
-    """Whether a class has a ``__getstate__``, written for pickling, that may leave attributes out: a lock, a cache."""
-    return (
-        _has_attributes(kind)
-        and getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
-        and not hasattr(kind, "__deepcopy__")
-    )
+    """Returns whether a class has a ``__getstate__``, written for pickling, that may leave attributes out: a lock, a cache."""
+    return has_dict(kind) and overrides(kind, object, ("__getstate__",)) and not hasattr(kind, "__deepcopy__")
 
 
 def _has_copy_hook(kind: type) -> bool:
-    return kind in copyreg.dispatch_table or any(
-        getattr(kind, hook, None) is not getattr(object, hook, None) for hook in _COPY_HOOKS
-    )
+    return kind in copyreg.dispatch_table or overrides(kind, object, (*COPY_HOOKS, "__getstate__", "__setstate__"))

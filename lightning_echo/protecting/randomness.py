@@ -1,6 +1,7 @@
-"""Random states: seeded from the plan for what runs in the workers, put back where it runs in the training process.
+"""The three global random states: seeded from the plan in the workers, put back in the training process.
 
-Only torch's CPU generator is seeded: ``torch.manual_seed`` would also reseed every GPU, which nothing puts back.
+They are those of torch, numpy and ``random``. Of torch's only the CPU generator is seeded: ``torch.manual_seed`` would also
+reseed every GPU, and nothing puts that back.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MT19937_BYTES = 2500  # numpy's mt19937_state: 624 words of 32 bits and a posit
 
 
 def seed_all(seed: int) -> None:
-    """Seeds torch's default generator, numpy's and ``random``'s global ones with a 64-bit number."""
+    """Seeds the global generators of torch, numpy and ``random`` with a 64-bit number."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
@@ -30,7 +31,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
-    """Puts the three global random states back as they were."""
+    """Puts the three global random states back as they were when the ``with`` began."""
     states = _get_states()
     try:
         yield
@@ -39,10 +40,12 @@ def preserved_random_states() -> Iterator[None]:
 
 
 class PreservingIterator:
-    """Iterates, and after each item puts the three global random states back. Reading them takes numpy longer than an echo does.
+    """Iterates, and puts the three global random states back after each item.
+
+    It is used only where items are read: numpy takes longer to read its state than an echo takes in all.
 
     Args:
-        items: May draw from the global random states.
+        items: An iterator that may draw from the global random states.
     """
 
     def __init__(self, items: Iterator[Any]) -> None:
@@ -57,10 +60,10 @@ class PreservingIterator:
 
 
 class OwnRandomStates:
-    """Random states of the user's own iterator that runs in the training process, for as long as each ``with`` lasts.
+    """Random states of their own for a user's iterator that runs in the training process. They hold while a ``with`` lasts.
 
     They go on where the last ``with`` left them. Merely putting the training's states back would let the iterator draw the
-    same numbers again and again while training draws none.
+    same numbers again and again while the training draws none.
     """
 
     def __init__(self) -> None:
@@ -79,11 +82,12 @@ class OwnRandomStates:
 class DrawingTrap:
     """Notices that random numbers are drawn, from a global generator or from one of those given.
 
-    The global generators are put into a known state, and looked at afterwards: of ``random`` only the next number, since its
-    state is a tuple of 625 numbers. Both together take 8 microseconds; comparing copies of the states takes 100.
+    `set` puts the global generators into a known state, `drawn_from` looks at them afterwards: of ``random`` only at the next
+    number, since its state is a tuple of 625 numbers. Both together take 8 microseconds; comparing copies of the states takes
+    100.
 
     Args:
-        states: Return the states of further generators.
+        states: Functions that return the states of further generators.
     """
 
     def __init__(self, states: Sequence[Callable[[], Any]] = ()) -> None:
@@ -93,15 +97,18 @@ class DrawingTrap:
             self._expected = self._found()
 
     def set(self) -> None:
-        """From now on it is noticed."""
+        """Begins to notice."""
         torch.default_generator.manual_seed(0)
         np.random.seed(0)
         random.seed(0)
         if self._others:
             self._before = [pickle.dumps(state()) for state in self._others]
 
-    def who_drew(self) -> str:
-        """The names of the generators that were drawn from; empty if none was. The global ones are to be seeded anew."""
+    def drawn_from(self) -> str:
+        """Returns the names of the generators that were drawn from since `set`; empty if none was.
+
+        The caller must seed the global ones anew.
+        """
         found = self._found()
         names = [name for name, one, other in zip(_GLOBAL, self._expected, found, strict=True) if one != other]
         if self._others and self._before != [pickle.dumps(state()) for state in self._others]:

@@ -1,4 +1,4 @@
-"""Seeds of a rank: for every batch and every example one of its own, set wherever random numbers may be drawn from."""
+"""Seeds every generator that may be drawn from, with another seed for every batch and every example of a rank."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lightning_echo.protecting.randomness import seed_all
 
 __all__ = ["BATCH", "EXAMPLE", "Seeding", "seeders"]
 
-BATCH, EXAMPLE = 1, 2  # what a seed is for
+BATCH, EXAMPLE = 1, 2  # purposes of a seed
 _FEW = 16  # members of containers that are looked at
 _DEEP = 8  # levels of data sets, containers and transforms that are followed
 
 
 class Seeding:
-    """Seeds the three global generators, and those that transforms and data sets hold and have a method to seed (`seeders`).
+    """Seeds the three global generators, and those of transforms and data sets that have a method for it (see `seeders`).
 
     Args:
-        dataset: Looked through for such transforms.
+        dataset: The data set in which transforms with such methods are looked for.
         key: Seed of this rank.
     """
 
@@ -37,15 +37,16 @@ class Seeding:
         """Seeds all of them for a batch (`BATCH`) or for reading an example (`EXAMPLE`)."""
         seed = mix(self._key, purpose, number)
         seed_all(seed)
-        for place, seed_one in enumerate(self._seeders):  # each with a number of its own: two of them must not draw in step
+        for place, seed_one in enumerate(self._seeders):  # each gets another seed: two of them must not draw the same numbers
             seed_one(seed + place & 0x7FFFFFFF)
 
 
 def seeders(dataset: Any) -> dict[int, Callable[[int], Any]]:
-    """Returns what seeds generators of their own, wherever a chain of data sets holds them, by the ``id`` of who has them.
+    """Returns functions that seed the generators of transforms and data sets, by the ``id`` of the object that has the method.
 
-    ``set_random_seed(seed)`` of Albumentations, ``set_random_state(seed=seed)`` of MONAI. A stream's own is left alone: by it a
-    stream shuffles, in step in all workers, what it deals out among them (MONAI's ``ShuffleBuffer``).
+    The methods are Albumentations' ``set_random_seed(seed)`` and MONAI's ``set_random_state(seed=seed)``, wherever a chain of
+    data sets holds an object that has one. A stream's own method is left alone: with the same seed, all workers shuffle alike
+    the examples that they then deal out among themselves (MONAI's ``ShuffleBuffer``).
     """
     found: dict[int, Callable[[int], Any]] = {}
     seen: dict[int, Any] = {}

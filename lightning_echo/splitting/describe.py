@@ -31,7 +31,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from lightning_echo.protecting.holders import is_concat, is_subset, routes_as
+from lightning_echo.protecting.objects import is_concat, is_subset, routes_as
 from lightning_echo.splitting.chains import Transform, cut_chain, names_of
 from lightning_echo.splitting.staged import AugmentedDataset, StagedDataset, is_raw, is_staged
 

@@ -94,7 +94,7 @@ class WatchedStages(Stages):
 
     def must_repeat(self) -> bool:
         """Returns whether random numbers were drawn since `begin`: all examples of the batch must be loaded again, one by one."""
-        if self._checks_each or not self._trap.who_drew():
+        if self._checks_each or not self._trap.drawn_from():
             return False
         self._checks_each = True
         return True
@@ -135,7 +135,7 @@ class WatchedStages(Stages):
         """Loads one example, and raises `SplitRefused` if that draws random numbers."""
         self._trap.set()
         example = self._load_one(index)
-        if who := self._trap.who_drew():
+        if who := self._trap.drawn_from():
             raise SplitRefused(f"loading it draws random numbers from {who}")
         return example
 

@@ -25,7 +25,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Subset
 
 from lightning_echo.protecting.copies import shallow_copy
-from lightning_echo.protecting.holders import blank
+from lightning_echo.protecting.objects import blank
 from lightning_echo.splitting.chains import Transform, chained, cut_chain, recorder_like
 from lightning_echo.splitting.cut import Cut, CutLeaf, SplitRefused
 from lightning_echo.splitting.describe import Chain, Convention, Description, Role, data_sets_inside, locate

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_echo.protecting.copies import ThrowAwayCopy
+from lightning_echo.protecting.copies import throw_away_copy
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.generators import Place, places_of_generators
+from lightning_echo.protecting.memory import nbytes
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.randomness import preserved_random_states, seed_all
 from lightning_echo.protecting.seeding import seeders
-from lightning_echo.protecting.weight import nbytes
 from lightning_echo.splitting.cut import SplitRefused, leaves
 from lightning_echo.splitting.describe import Description, Role, data_sets_inside, pass_on
 from lightning_echo.splitting.staged import AugmentedDataset, read_batch
@@ -121,7 +121,7 @@ class PlainRead:
 def read_plainly(dataset: Any, indices: list[Any]) -> PlainRead:
     """Reads examples as the plain loader does, from a throw-away copy. Exceptions are the data set's own."""
     with _seeded():
-        copied = _seeded_copy(dataset).dataset
+        copied = _seeded_copy(dataset)
         return PlainRead(indices, read_batch(copied, indices), _global_states())
 
 
@@ -138,7 +138,7 @@ def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
     """
     try:
         with _seeded():
-            begun = _seeded_copy(dataset).dataset
+            begun = _seeded_copy(dataset)
             first = read_batch(begun, [one])
         again = read_plainly(begun, [one]).examples
         return difference(first, again) is not None and difference(again, read_plainly(begun, [other]).examples) is None
@@ -167,8 +167,8 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
     """
     with _seeded():
         throw_away = _seeded_copy(dataset)
-        stages = make(throw_away.dataset)
-        loaded = _load(stages, plain.indices, places_of_generators(throw_away.dataset))
+        stages = make(throw_away)
+        loaded = _load(stages, plain.indices, places_of_generators(throw_away))
         example_bytes = max(map(nbytes, loaded))
         augmented = _augment(stages, plain.indices, loaded)
         where = _where_different(plain, augmented) or _who_drew(plain.states)
@@ -249,11 +249,11 @@ def _seeded() -> Iterator[None]:
         yield
 
 
-def _seeded_copy(dataset: Any) -> ThrowAwayCopy:
+def _seeded_copy(dataset: Any) -> Any:
     """Returns a copy to throw away. Generators of its transforms are seeded, unless the original shares them."""
-    throw_away = ThrowAwayCopy(dataset)
+    throw_away = throw_away_copy(dataset)
     shared = seeders(dataset).keys()
-    for number, (identity, seed) in enumerate(seeders(throw_away.dataset).items()):
+    for number, (identity, seed) in enumerate(seeders(throw_away).items()):
         if identity not in shared:
             seed(_SEED + number)
     return throw_away

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from lightning_echo.protecting.holders import is_subset
+from lightning_echo.protecting.objects import is_subset
 
 __all__ = ["AugmentedDataset", "LoadMany", "StagedDataset", "batched", "is_raw", "is_staged", "load_of", "read_batch"]
 

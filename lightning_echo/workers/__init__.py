@@ -2,6 +2,6 @@
 
 In: a request (which positions, from which indices). Out: a batch, and what its examples cost.
 
-May import: ``planning``, ``protecting``, ``splitting``. A change must not break: a miss reads the same again, under the seeds
-of the first time; what a worker holds can be lost without the training noticing.
+May import: ``planning``, ``protecting``, ``splitting``. A change must not break: an example that is read again is the same one,
+under the seeds of the first time; and if a worker loses what it holds, the training does not notice.
 """

@@ -1,19 +1,22 @@
 """What runs in the workers: look an example up, or read it.
 
 The batch sampler in the main process sends a `Request`; `ExampleCache` answers it with the examples of the batch. It reads an
-example at its first use, keeps it while uses are left and lets it go at the last one. What it does not hold although it is
-live (after a resume) it reads again, under the seeds of the first time: the cache can make training slower, never wrong.
+example at its first use, keeps it while uses are left and lets it go at the last one. After a resume an example may be live and
+not be held. The cache reads it again, under the seeds of the first time: the cache can make training slower, never wrong.
 
 `EchoDataset` stands in for the user's data set in the inner ``DataLoader``: attributes read from it or set on it
 (``get_worker_info().dataset`` in a ``worker_init_fn``) are those of the user's data set. The stages are made at the first
 request of a process, from the data set as it is then.
 
-What is kept is a copy of its own, made when it is read: a data set may use the memory of what it returns again, or return a small
+The cache keeps copies, made when the examples are read: a data set may use the memory of what it returns again, or return a small
 part of something large.
 
-Random numbers: where nothing of a batch is used again, one seed per batch. Else one per batch for what is redone, and, where the
-data set is not split, one per example for what is reused, so that a resumed run can rebuild any live example. What a split reuses
-draws none (fallback.py).
+Random numbers:
+
+* A batch of which nothing is used again has one seed.
+* Any other batch has one seed for the stage that is redone. If the data set is not split, each example also has a seed for the
+  stage that is reused, so that a resumed run can rebuild any live example. If it is split, that stage draws no random numbers
+  (``splitting/fallback.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,27 +36,39 @@ from lightning_echo.protecting.seeding import BATCH, EXAMPLE, Seeding
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.staged import LoadMany
 from lightning_echo.splitting.stages import Stages, unchanged
-from lightning_echo.workers.opened import decoding
+from lightning_echo.workers.decoding import add_decoding
 from lightning_echo.workers.seconds import Report
 
-__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Request", "copies_by_itself", "note"]
+__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Fetcher", "RepeatedCall", "Request", "add_note", "copies_by_itself"]
 
-_MISSING = object()
 _COPIED_TYPES = {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes}  # by default_collate
 
 
-class Request(NamedTuple):
-    """What a worker is asked for, one batch.
+class RepeatedCall(NamedTuple):
+    """A call of a data set that reads whole batches, to be repeated since some of its examples are live but held nowhere.
 
     Attributes:
-        number: What the batch's seed is made of: its number in the plan.
-        positions: Stream positions of the examples, the fresh ones first.
+        first: Position of its first example.
+        indices: Indices of all its examples.
+        live: Positions of the live ones.
+    """
+
+    first: int
+    indices: list[Any]
+    live: list[int]
+
+
+class Request(NamedTuple):
+    """What a worker is asked for: one batch.
+
+    Attributes:
+        number: The batch's number in the plan, from which its seed is made.
+        positions: Positions of the examples in the fresh stream, the fresh ones first.
         fresh: How many of them are fresh.
         indices: The examples' indices in the user's data set.
-        stays_live: One byte per example, 1 while uses are left after this one.
+        stays_live: One byte per example, 1 while it has uses left after this one.
         forget: Positions that are no longer live.
-        rebuild: For data sets that read whole batches: calls to repeat because something of them is live but held nowhere,
-            as (position of the first example, the call's indices, the live positions).
+        rebuild: Calls to repeat for this batch.
     """
 
     number: int
@@ -62,7 +77,7 @@ class Request(NamedTuple):
     indices: list[Any]
     stays_live: bytes
     forget: tuple[int, ...] = ()
-    rebuild: tuple[tuple[int, list[Any], list[int]], ...] = ()
+    rebuild: tuple[RepeatedCall, ...] = ()
 
 
 class ExampleCache:
@@ -70,10 +85,10 @@ class ExampleCache:
 
     Args:
         dataset: The user's data set.
-        make_stages: Derives what is reused and what is redone from it.
+        make_stages: Makes the stages of a data set: what is reused, and what is redone.
         key: Seed of this rank's random numbers.
-        collate_fn: The user's; torch's own copies what it is given, so that nothing has to be protected from it (unless types
-            of the user's are registered with it).
+        collate_fn: The user's collate function. Torch's own copies what it is given. So nothing has to be copied for it, unless
+            the user has registered types with it.
     """
 
     def __init__(self, dataset: Any, make_stages: Callable[[Any], Stages], key: int, collate_fn: Any) -> None:
@@ -86,13 +101,13 @@ class ExampleCache:
         self._source_seconds = 0.0  # of the batch under way
 
     def fetch(self, request: Request) -> tuple[list[Any], Report]:
-        """The examples of a batch, and its counts and seconds (none of collate)."""
+        """Returns the examples of a batch, and its report without the seconds of collate."""
         stages = self._stages or self._begin()
         started, self._source_seconds = perf_counter(), 0.0
         for position in request.forget:
             self._held.pop(position, None)
         if request.fresh == len(request.indices) and 1 not in request.stays_live:
-            examples, refetched = self._read_through(stages, request), 0
+            examples, refetched = self._read_once(stages, request), 0
         else:
             examples, refetched = self._reuse(stages, request)
         source, note = self._source_seconds, ""
@@ -102,15 +117,16 @@ class ExampleCache:
         return examples, Report(request.fresh, len(examples) - request.fresh, refetched, source, rest, note=note)
 
     def _begin(self) -> Stages:
-        """In a worker, ``worker_init_fn`` has run."""
-        stages = self._stages = decoding(self._make_stages(self.dataset))
+        """Makes the stages, at the first request: in a worker, ``worker_init_fn`` has run by then."""
+        stages = self._stages = self._make_stages(self.dataset)
+        add_decoding(stages)
         self._watched = stages if isinstance(stages, WatchedStages) else None
-        self._protect = not (copies_by_itself(self._collate_fn) and not stages.redone)
+        self._copies_uses = bool(stages.redone) or not copies_by_itself(self._collate_fn)
         self._seeding = Seeding(self.dataset, self._key)
         return stages
 
-    def _read_through(self, stages: Stages, request: Request) -> list[Any]:
-        """A batch of which nothing is used again: as the plain loader reads it, under one seed."""
+    def _read_once(self, stages: Stages, request: Request) -> list[Any]:
+        """Returns a batch of which nothing is used again: as the plain loader reads it, under one seed."""
         self._seeding.seed(BATCH, request.number)
         if stages.load_many is not None:
             examples = self._load_many(stages.load_many, request.indices)
@@ -129,13 +145,13 @@ class ExampleCache:
                     seconds, started = seconds + loaded - started, perf_counter()
                 examples.append(example)
         except Exception as error:
-            note(error, f"(reading example {request.indices[len(examples)]!r} of the data set)")
+            add_note(error, f"(reading example {request.indices[len(examples)]!r} of the data set)")
             raise
         self._source_seconds = seconds if augment else perf_counter() - started
         return examples
 
     def _reuse(self, stages: Stages, request: Request) -> tuple[list[Any], int]:
-        """A batch of which something is used again, and how many examples were read again for it."""
+        """Returns a batch of which something is used again, and how many examples were read again for it."""
         held, positions, watched = self._held, request.positions, self._watched
         examples: list[Any] = [None] * len(positions)
         missing: list[int] = []  # live, but held nowhere
@@ -144,7 +160,7 @@ class ExampleCache:
                 missing.append(i)
             elif request.stays_live[i]:
                 example = held[positions[i]]
-                examples[i] = copy_example(example) if self._protect else example
+                examples[i] = copy_example(example) if self._copies_uses else example
             else:
                 examples[i] = held.pop(positions[i])
         if watched is not None:
@@ -154,7 +170,7 @@ class ExampleCache:
             loaded, _ = self._load_missing(stages, request, missing)
         for i in chain(range(request.fresh), missing):
             example = examples[i] = loaded.pop(positions[i])
-            if request.stays_live[i]:  # a copy is kept, since whoever has made the example may use its memory again
+            if request.stays_live[i]:  # a copy is kept: the data set may use the example's memory again
                 held[positions[i]] = copy_example(example)
         held.update((position, copy_example(example)) for position, example in loaded.items())
         if watched is not None:
@@ -163,7 +179,7 @@ class ExampleCache:
         return examples if stages.augment is unchanged else self._augment(stages, request.indices, examples), refetched
 
     def _load_missing(self, stages: Stages, request: Request, missing: list[int]) -> tuple[dict[int, Any], int]:
-        """What a batch needs and is not held, by position; how many examples of it were read again."""
+        """Returns what a batch needs and is not held, by position, and how many examples of it were read again."""
         loaded: dict[int, Any] = {}
         refetched = 0
         for first, indices, live in request.rebuild:
@@ -188,19 +204,19 @@ class ExampleCache:
         try:
             example = stages.load(index)
         except Exception as error:
-            note(error, f"(reading example {index!r} of the data set)")
+            add_note(error, f"(reading example {index!r} of the data set)")
             raise
         self._source_seconds += perf_counter() - started
         return example
 
     def _load_call(self, stages: Stages, position: int, indices: list[Any]) -> list[Any]:
-        """The examples that were read in one call, ``position`` being that of the first."""
+        """Returns examples that are read in one call. ``position`` is that of the first."""
         assert stages.load_many is not None  # a call is only repeated where calls are made
         self._seed_example(position)
         return self._load_many(stages.load_many, indices)
 
     def _seed_example(self, position: int) -> None:
-        """Where loading may draw random numbers, an example that is read again must be the same one."""
+        """Seeds what is drawn for an example, so that it is the same when it is read again. What a split reuses draws nothing."""
         if self._watched is None:
             self._seeding.seed(EXAMPLE, position)
 
@@ -209,7 +225,7 @@ class ExampleCache:
         try:
             examples = load_many(indices)
         except Exception as error:
-            note(error, f"(reading examples {indices!r} of the data set in one call)")
+            add_note(error, f"(reading examples {indices!r} of the data set in one call)")
             raise
         if len(examples) != len(indices):
             raise ValueError(f"__getitems__ of the data set returned {len(examples)} examples for {len(indices)} indices")
@@ -222,48 +238,62 @@ class ExampleCache:
             for index, example in zip(indices, examples, strict=True):
                 result.append(stages.augment(index, example))
         except Exception as error:
-            note(error, f"({stages.redoing} example {indices[len(result)]!r} of the data set)")
+            add_note(error, f"({stages.redoing} example {indices[len(result)]!r} of the data set)")
             raise
         return result
 
 
-class EchoDataset:
-    """The data set of the inner ``DataLoader``. To everyone else it looks like the user's own.
+class Fetcher(Protocol):
+    """Answers requests in one process: an `ExampleCache` or a `StreamEcho`.
 
-    Args:
-        cache: Has the user's ``dataset``, and answers requests by ``fetch``.
+    Attributes:
+        dataset: The user's data set.
     """
 
-    def __init__(self, cache: Any) -> None:
-        self.__dict__["_echo_cache"] = cache
+    dataset: Any
+
+    def fetch(self, request: Any) -> tuple[Any, ...]:
+        """Returns the examples of a batch (None: there is no batch), its `Report`, and what travels beside it."""
+
+
+class EchoDataset:
+    """The data set of the inner ``DataLoader``. To all other code it looks like the user's own.
+
+    Args:
+        fetcher: Answers the requests.
+    """
+
+    _echo_fetcher: Fetcher
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self.__dict__["_echo_fetcher"] = fetcher
 
     def __getitems__(self, request: Any) -> tuple[Any, ...]:
-        fetch: Callable[[Any], tuple[Any, ...]] = self._echo_cache.fetch
         try:
-            return fetch(request)
+            return self._echo_fetcher.fetch(request)
         except StopIteration as error:  # passed on, it would silently end the epoch
             raise RuntimeError("the data set raised StopIteration while an example was read") from error
 
     def __getitem__(self, index: Any) -> Any:
-        return self._echo_cache.dataset[index]
+        return self._echo_fetcher.dataset[index]
 
     def __len__(self) -> int:
-        return len(self._echo_cache.dataset)
+        return len(self._echo_fetcher.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_echo_cache" or (name.startswith("__") and name.endswith("__")):
+        if name == "_echo_fetcher" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)  # not there yet while it is unpickled
-        return getattr(self._echo_cache.dataset, name)
+        return getattr(self._echo_fetcher.dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._echo_cache.dataset, name, value)
+        setattr(self._echo_fetcher.dataset, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EchoDataset, (self._echo_cache,)
+        return EchoDataset, (self._echo_fetcher,)
 
 
 class EchoCollate:
-    """The user's collate function; what is known of the batch travels beside it. Of no examples it makes no batch."""
+    """Calls the user's collate function, unless there are no examples. What else was fetched is passed on beside the batch."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self._collate_fn = collate_fn
@@ -278,12 +308,12 @@ class EchoCollate:
 
 
 def copies_by_itself(collate_fn: Any) -> bool:
-    """Whether a collate function is known to copy what it is given, so that nothing has to be protected from its caller."""
+    """Returns whether a collate function is known to copy what it is given: then nobody can edit an example in a batch."""
     return collate_fn is default_collate and default_collate_fn_map.keys() <= _COPIED_TYPES
 
 
-def note(error: Exception, note: str) -> None:
-    """Says which example an exception is about; its type and message stay."""
+def add_note(error: Exception, note: str) -> None:
+    """Adds to an exception which example it is about; its type and message stay."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     elif error.args and isinstance(error.args[0], str):  # Python 3.10

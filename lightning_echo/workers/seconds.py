@@ -1,8 +1,10 @@
-"""Where the host's time goes: seconds of source, rest and collate, measured where they run and sent along with the batches.
+"""Where the host's time goes, in seconds. They are measured where the work is done, and sent along with the batches.
 
-``source`` is what runs before the insertion point, once per fresh example; ``rest`` what runs after it in the workers, per use
-(augmentation, protection, looking up); ``collate`` runs once per batch. Where batches are reused all three come before the
-insertion point, once per fresh batch.
+* ``source`` is what runs before the insertion point, once per fresh example.
+* ``rest`` is what runs after it in the workers, once per use: augmentation, copies, looking up.
+* ``collate`` is what makes a batch of examples, once per batch.
+
+Where whole batches are reused all three come before the insertion point, once per fresh batch.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ __all__ = ["Report", "StageSeconds"]
 
 
 class Report(NamedTuple):
-    """What travels beside a batch: a named tuple, since ``pin_memory`` rebuilds tuples and does not look into dataclasses.
+    """What a batch cost. It travels beside the batch.
+
+    A named tuple, since ``pin_memory`` rebuilds tuples and does not look into dataclasses.
 
     Attributes:
-        fresh: Fresh examples.
-        echoed: Echoed ones.
-        refetched: Examples that were read again, see `EchoCounts`.
-        source: Seconds of it.
-        rest: Seconds of it.
-        collate: Seconds of it.
-        note: What the user should hear; mostly empty.
+        fresh: Number of fresh examples.
+        echoed: Number of echoed examples.
+        refetched: Number of examples that were read again, see `EchoCounts`.
+        source: Seconds of ``source``.
+        rest: Seconds of ``rest``.
+        collate: Seconds of ``collate``.
+        note: A warning for the user; mostly empty.
     """
 
     fresh: int = 0
@@ -40,11 +44,12 @@ class StageSeconds:
     """Seconds that workers have spent on the batches delivered so far on this rank, added up over workers.
 
     Attributes:
-        source: Before the insertion point.
-        rest: After it, except collate.
-        collate: Making batches of examples.
-        examples: Examples that ``source`` and ``rest`` of whole batches, or ``source`` alone, were measured for: those read.
-        batches: Batches that ``collate`` was measured for.
+        source: Seconds before the insertion point.
+        rest: Seconds after it, except those of collate.
+        collate: Seconds of making batches of examples.
+        examples: Number of examples that were read: ``source`` was measured for these. Where whole batches are reused, ``rest``
+            was measured for these, too.
+        batches: Number of batches that ``collate`` was measured for.
 
     Example:
         >>> seconds = StageSeconds(source=0.5, rest=0.1, collate=0.2, examples=64, batches=16)
@@ -59,7 +64,7 @@ class StageSeconds:
     batches: int = 0
 
     def __sub__(self, earlier: StageSeconds) -> StageSeconds:
-        """What was added since an earlier moment."""
+        """Returns what was added since an earlier moment."""
         return StageSeconds(
             self.source - earlier.source,
             self.rest - earlier.rest,

@@ -1,12 +1,13 @@
-"""Reading a stream in one process, pass after pass: told the pass, seeded, and from its own state where it has one.
+"""Reads a stream in one process, pass after pass: tells it the pass, seeds it, and loads its state if it has one.
 
 What a stream is told may be shared by all workers (the epoch of a Hugging Face data set lies in memory that they share), and
-setting it may be two steps, not one. So they tell it one after another. It counts when the first example is taken; by then
-another worker may have told the same pass again, which changes nothing. Only workers that resume may be in different passes, as
-each pulls again what is live: until they have caught up, the first example is taken before the next worker may begin.
+setting it may be two steps, not one. So the workers tell it one after another. A stream reads what it was told when its first
+example is taken. By then another worker may have told it the same pass again, which changes nothing. Only workers that resume may
+be in different passes, as each pulls again what is live. Until they have caught up, a worker takes the first example before the
+next worker may begin.
 
-The state that a stream has at the end of a pass is loaded before the next one: some yield nothing then, and are iterated once
-more, others go on with the next pass by themselves.
+The state that a stream has at the end of a pass is loaded before the next one. Some streams yield nothing then, and are iterated
+once more. Others go on with the next pass by themselves.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from lightning_echo.protecting.holders import is_stateful
+from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.seeding import EXAMPLE, Seeding
-from lightning_echo.workers.opened import decoded
+from lightning_echo.workers.decoding import decoded
 
 __all__ = ["StreamReader"]
 
@@ -35,8 +36,8 @@ class StreamReader:
 
     Attributes:
         is_stateful: Whether the stream saves its own state.
-        state: That after the last pull, None if it has none.
-        number: The pass under way, -1 before the first.
+        state: The stream's state after the last pull, None if it saves none.
+        pass_number: The pass under way, -1 before the first.
     """
 
     def __init__(self, dataset: Any, seeding: Seeding, turn: AbstractContextManager[Any]) -> None:
@@ -45,57 +46,61 @@ class StreamReader:
         self._turn = turn if callable(self._set_epoch) else nullcontext()
         self.is_stateful = is_stateful(dataset)
         self.state: Any = None
-        self.number = -1
+        self.pass_number = -1
         self._iterator: Iterator[Any] = iter(())
-        self._first: Any = _END  # taken already when the pass began
-        self._loads = False  # whether `state` is to be loaded before the next pull
+        self._first: Any = _END  # an example that was taken when the pass began
+        self._must_load = False  # whether `state` must be loaded before the next pull
         self._goal = -1  # up to this pass, other workers may be in another one
 
     def save_start(self) -> None:
-        """Takes the state before anything is read; later ones are taken after each pull."""
+        """Takes the stream's state before anything is read. Later states are taken after each pull."""
         if self.is_stateful:
             self.state = self._dataset.state_dict()
 
-    def resume(self, state: Any, number: int, goal: int) -> None:
-        """Goes to where a state was taken, in pass ``number``; None: nothing had been read.
+    def resume(self, state: Any, pass_number: int, goal: int) -> None:
+        """Goes to where a state was taken.
 
-        From there on ``goal``, the pass after the last that was read, is reached.
+        Args:
+            state: The stream's state; None: nothing had been read.
+            pass_number: The pass in which it was taken.
+            goal: The pass after the last one that was read: from there on all workers are in the same pass.
         """
-        self.state, self.number, self._loads, self._goal = state, number, state is not None, goal
+        self.state, self.pass_number, self._must_load, self._goal = state, pass_number, state is not None, goal
 
-    def pull(self, number: int, batch: int, count: int, *, copies: bool = False) -> list[Any]:
+    def pull(self, pass_number: int, batch: int, count: int, *, copies: bool = False) -> list[Any]:
         """Pulls examples of a pass for a batch.
 
         Args:
-            number: Of the pass.
+            pass_number: The pass.
             batch: Number of the batch in this worker.
-            count: Examples; fewer come when the stream has ended.
+            count: How many examples; fewer come when the stream has ended.
             copies: Whether each is copied before the next one is pulled. A stream may use its memory again when it has yielded as
                 many as a batch holds, and echoing pulls fewer for each batch.
         """
         self._seeding.seed(EXAMPLE, batch)
-        if number != self.number or self._loads:
-            self._begin(number, batch)
-        examples = self._take(count, copy_example if copies else _itself)
+        if pass_number != self.pass_number or self._must_load:
+            self._begin(pass_number, batch)
+        examples = self._take(count, copy_example if copies else _unchanged)
         if self.is_stateful:
             self.state = self._dataset.state_dict()
         return examples
 
-    def _begin(self, number: int, batch: int) -> None:
+    def _begin(self, pass_number: int, batch: int) -> None:
         with self._turn:
-            at_end = self._loads and 0 <= self.number != number
-            if self._loads:
-                self._tell(self.number)
+            at_end = self._must_load and 0 <= self.pass_number != pass_number
+            if self._must_load:
+                self._tell(self.pass_number)
                 self._dataset.load_state_dict(self.state)
-            if number != self.number:
-                self._tell(number)
-            self.number, self._loads = number, False
-            if number <= self._goal:
+            if pass_number != self.pass_number:
+                self._tell(pass_number)
+            self.pass_number, self._must_load = pass_number, False
+            if pass_number <= self._goal:
                 self._iterate(batch, again=at_end)
                 return
         self._iterate(batch)
 
     def _iterate(self, batch: int, *, again: bool = False) -> None:
+        """Begins to iterate, and once more if ``again`` and the stream yields nothing."""
         self._iterator = iter(self._dataset)
         self._first = next(self._iterator, _END)
         if self._first is _END:
@@ -104,12 +109,15 @@ class StreamReader:
                 self._seeding.seed(EXAMPLE, batch)
                 self._iterate(batch)
 
-    def _tell(self, number: int) -> None:
-        if callable(self._set_epoch) and number >= 0:
-            self._set_epoch(number)
+    def _tell(self, pass_number: int) -> None:
+        if callable(self._set_epoch) and pass_number >= 0:
+            self._set_epoch(pass_number)
 
     def _take(self, count: int, protected: Callable[[Any], Any]) -> list[Any]:
-        """One by one: what takes an iterator calls ``iter`` on it, and streams that are their own iterator begin anew then."""
+        """Returns the next examples, taken one by one.
+
+        ``islice`` and the like would call ``iter`` on the iterator, and a stream that is its own iterator begins anew then.
+        """
         examples = [] if self._first is _END else [protected(decoded(self._first))]
         self._first = _END
         while len(examples) < count and (example := next(self._iterator, _END)) is not _END:
@@ -117,5 +125,5 @@ class StreamReader:
         return examples
 
 
-def _itself(example: Any) -> Any:
+def _unchanged(example: Any) -> Any:
     return example

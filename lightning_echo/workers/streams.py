@@ -1,13 +1,15 @@
-"""Echoing a stream inside the workers: plan, buffer and stream side by side in each of them.
+"""Echoes a stream inside the workers: plan, buffer and stream side by side in each of them.
 
-A stream has no index that could be asked for again, and only who reads it knows when it ends. So each worker runs an `EchoPlan`
-of its own: a batch is planned, so many fresh examples are pulled from the stream, the others are live ones. The main process only
-says which pass is meant and which factor counts (`StreamRequest`). The worker answers with the batch, its counts and a
-`StreamNote`: whether its stream has ended, and the state to go on from. As with a plain ``DataLoader``, a worker whose stream
-has ended waits for the others (answers without a batch); then all begin their streams anew. What is live lives on.
+A stream has no index that could be asked for again, and only the process that reads it learns when it ends. So each worker runs
+an `EchoPlan` of its own: it plans a batch, pulls its fresh examples from the stream, and takes the others from the live ones.
+The main process only says which pass is meant and which factor counts (`StreamRequest`). The worker answers with the batch, its
+report and a `StreamNote`: whether its stream has ended, and the state to go on from. As with a plain ``DataLoader``, a worker
+whose stream has ended waits for the others (answers without a batch). Then all begin their streams anew. Live examples stay
+live.
 
-Where the stream has ``state_dict`` and ``load_state_dict``, a state is taken after every batch. What is live has come before: the
-worker remembers the state before the oldest live example and what was pulled since, and a resumed worker pulls the same again.
+Where the stream has ``state_dict`` and ``load_state_dict``, a state is taken after every batch. Live examples were pulled
+before it. So the worker remembers the state before the oldest live example and what was pulled since, and a resumed worker
+pulls the same again.
 
 Random numbers: one seed for what is pulled for a batch, one for collating it.
 """
@@ -28,7 +30,7 @@ from lightning_echo.planning.plan import EchoPlan, PlannedBatch
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.seeding import BATCH, Seeding
-from lightning_echo.workers.dataset import copies_by_itself, note
+from lightning_echo.workers.dataset import add_note, copies_by_itself
 from lightning_echo.workers.seconds import Report
 from lightning_echo.workers.stream_reader import StreamReader
 
@@ -38,16 +40,16 @@ _NOTHING = Report()
 
 
 class StreamRequest(NamedTuple):
-    """What a worker is asked for, one batch.
+    """What a worker is asked for: one batch.
 
     Attributes:
-        number: Of the pass, from 0; -1: nothing is wanted, but it is this worker's turn.
+        pass_number: The pass, from 0; -1: nothing is wanted, but it is this worker's turn.
         factor: The echo factor that counts.
-        resume: What the worker goes on from: a state that came with a `StreamNote`, or, where nothing is live any more, how many
-            batches it has made before. None: it goes on by itself.
+        resume: What the worker goes on from: a state that came with a `StreamNote`; or, where nothing is live any more, how many
+            batches it made before. None: it goes on by itself.
     """
 
-    number: int
+    pass_number: int
     factor: float
     resume: bytes | int | None = None
 
@@ -56,9 +58,9 @@ class StreamNote(NamedTuple):
     """What a worker says beside a batch.
 
     Attributes:
-        worker: Which one it is.
+        worker: Number of the worker.
         ended: Whether its stream has ended.
-        state: What it would go on from; None where the stream has no state.
+        state: What a resumed worker goes on from; None if the stream saves no state.
     """
 
     worker: int
@@ -67,14 +69,23 @@ class StreamNote(NamedTuple):
 
 
 class _Pulled(NamedTuple):
-    """What was pulled from the stream for one batch, and what it can be pulled again from."""
+    """What was pulled from the stream for one batch, and the state from which it can be pulled again.
 
-    position: int  # of the first example in the worker's fresh stream
-    wanted: int  # examples
-    batch: int  # number of the batch in the worker
-    number: int  # of the pass
-    state: Any  # the stream's before; None: it had not begun
-    state_number: int  # the pass that this state is of
+    Attributes:
+        position: Position of the first example in the worker's fresh stream.
+        wanted: How many examples were asked for.
+        batch: Number of the batch in the worker.
+        pass_number: The pass from which they were pulled.
+        state: The stream's state before; None: it had not begun.
+        state_pass: The pass in which this state was taken.
+    """
+
+    position: int
+    wanted: int
+    batch: int
+    pass_number: int
+    state: Any
+    state_pass: int
 
 
 class StreamEcho:
@@ -84,7 +95,7 @@ class StreamEcho:
         dataset: The user's stream.
         shape: Sizes of one worker's plan, and the seed of its draws.
         key: Seed of this rank's random numbers.
-        collate_fn: The user's, see `ExampleCache`.
+        collate_fn: The user's collate function, see `ExampleCache`.
         drop_last: Whether a batch is left out for which the stream has too few examples.
         turn: A lock that all workers share, see `StreamReader`; None: there are no others.
     """
@@ -101,29 +112,29 @@ class StreamEcho:
     ) -> None:
         self.dataset = dataset
         self._shape, self._key, self._drop_last, self._turn = shape, key, drop_last, turn or nullcontext()
-        self._protect = not copies_by_itself(collate_fn)
-        self._worker = -1  # which one is only known in it
+        self._copies_uses = not copies_by_itself(collate_fn)
+        self._worker = -1  # its number is only known in the worker itself
         self._ended = -1  # the last pass that has ended here
         self._held: dict[int, Any] = {}
-        self._pulled: deque[_Pulled] = deque()  # from the oldest with a live example on
-        self._refetched = 0  # since the last batch
+        self._pulled: deque[_Pulled] = deque()  # from the oldest one with a live example on
+        self._refetched = 0  # examples that were read again since the last batch
 
     def fetch(self, request: StreamRequest) -> tuple[list[Any] | None, Report, StreamNote]:
-        """The examples of a batch, None if there is none; its counts and seconds (none of collate); the note."""
+        """Returns the examples of a batch, None if there is no batch; its report without the seconds of collate; the note."""
         if self._worker < 0:
             self._begin()
         if request.resume is not None:
             self._resume(request.resume)
-        if request.number <= self._ended:
+        if request.pass_number <= self._ended:
             return None, _NOTHING, self._note()
         plan, started = self._plan, perf_counter()
         if request.factor != plan.factor:
             plan.change_factor(plan.number, request.factor)
         wanted = plan.wanted_fresh()
-        fresh = self._pull(plan.position, wanted, plan.number, request.number)
+        fresh = self._pull(plan.position, wanted, plan.number, request.pass_number)
         pulled = perf_counter()
         if len(fresh) < wanted:
-            self._ended = request.number
+            self._ended = request.pass_number
             if not fresh or self._drop_last:
                 return None, _NOTHING, self._note()
         batch = plan.next_batch(missing=wanted - len(fresh))
@@ -135,7 +146,7 @@ class StreamEcho:
         return examples, Report(*counts, pulled - started, perf_counter() - pulled), answer
 
     def _begin(self) -> None:
-        """In a worker, ``worker_init_fn`` has run; without workers this is the training process."""
+        """Begins at the first request: in a worker, ``worker_init_fn`` has run. Without workers this is the training process."""
         info = get_worker_info()
         self._worker = 0 if info is None else info.id
         self._shape = replace(self._shape, seed=mix(self._shape.seed, self._worker))
@@ -153,41 +164,42 @@ class StreamEcho:
             example = fresh[i] if i < len(fresh) else held.pop(position)
             if stays:
                 held[position] = example
-            examples.append(copy_example(example) if stays and self._protect else example)
+            examples.append(copy_example(example) if stays and self._copies_uses else example)
         return examples
 
-    def _pull(self, position: int, count: int, batch: int, number: int) -> list[Any]:
+    def _pull(self, position: int, count: int, batch: int, pass_number: int) -> list[Any]:
         reader = self._reader
         if not count:
             return []
         if reader.is_stateful:
-            self._pulled.append(_Pulled(position, count, batch, number, reader.state, reader.number))
+            self._pulled.append(_Pulled(position, count, batch, pass_number, reader.state, reader.pass_number))
         try:
-            return reader.pull(number, batch, count, copies=self._plan.factor > 1)
+            return reader.pull(pass_number, batch, count, copies=self._plan.factor > 1)
         except Exception as error:
-            note(error, f"(reading the stream in pass {number}, worker {self._worker})")
+            add_note(error, f"(reading the stream in pass {pass_number}, worker {self._worker})")
             raise
 
     # ------------------------------------------------------------------ state
 
     def _note(self) -> StreamNote:
         reader = self._reader
-        return StreamNote(self._worker, self._ended >= reader.number, self._pack() if reader.is_stateful else None)
+        return StreamNote(self._worker, self._ended >= reader.pass_number, self._pack() if reader.is_stateful else None)
 
     def _pack(self) -> bytes:
+        """Returns the worker's state, pickled. Forgets what was pulled before the oldest live example."""
         pulled, reader = self._pulled, self._reader
         oldest = min(self._held, default=self._plan.position)
         while len(pulled) > 1 and pulled[1].position <= oldest:
             pulled.popleft()
         if pulled and not self._held:
             pulled.clear()
-        stream, number = (pulled[0].state, pulled[0].state_number) if pulled else (reader.state, reader.number)
+        stream, stream_pass = (pulled[0].state, pulled[0].state_pass) if pulled else (reader.state, reader.pass_number)
         state = {
             "plan": self._plan.state(),
             "ended": self._ended,
             "stream": stream,
-            "stream_pass": number,
-            "pulled": [list(pull[:4]) for pull in pulled],
+            "stream_pass": stream_pass,
+            "pulled": [[each.position, each.wanted, each.batch, each.pass_number] for each in pulled],
         }
         return pickle.dumps(state)
 
@@ -197,10 +209,10 @@ class StreamEcho:
             return
         state = pickle.loads(resume)
         self._plan, self._ended = EchoPlan.from_state(self._shape, state["plan"]), state["ended"]
-        last = state["pulled"][-1][3] if state["pulled"] else state["stream_pass"]
-        self._reader.resume(state["stream"], state["stream_pass"], last + 1)
+        last_pass = max((pass_number for *_, pass_number in state["pulled"]), default=state["stream_pass"])
+        self._reader.resume(state["stream"], state["stream_pass"], last_pass + 1)
         live = {item.position for item in self._plan.live()}
-        for position, count, batch, number in state["pulled"]:
-            examples = self._pull(position, count, batch, number)
+        for position, count, batch, pass_number in state["pulled"]:
+            examples = self._pull(position, count, batch, pass_number)
             self._refetched += len(examples)
             self._held.update((at, example) for at, example in enumerate(examples, position) if at in live)

@@ -240,7 +240,7 @@ def test_planning_is_arithmetic_without_torch_or_input_and_output():
             "math",
         }
         allowed |= {"random", "typing", "lightning_echo"}
-        assert imported <= allowed | ({"numpy"} if path.stem in ("order", "permutation") else set()), path
+        assert imported <= allowed | ({"numpy"} if path.stem == "order" else set()), path
 
 
 def test_nothing_of_lightning_that_begins_with_an_underscore_is_used():

@@ -22,7 +22,7 @@ from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.probing.files import OpenedFiles
 from lightning_echo.analysis.probing.parts import Halves, Part
 from lightning_echo.analysis.probing.transforms import TimedTransforms
-from lightning_echo.protecting.weight import nbytes
+from lightning_echo.protecting.memory import nbytes
 from lightning_echo.workers.dataset import EchoDataset
 
 __all__ = [

@@ -34,18 +34,18 @@ class Workers:
         request, worker, self.at = self.asked.pop(0), self.at % len(self.lengths), self.at + 1
         if request.resume is not None:
             self.made[worker], self.ended[worker] = resumed(request.resume)
-        if request.number <= self.ended[worker]:
+        if request.pass_number <= self.ended[worker]:
             return None, NOTHING_MADE, StreamNote(worker, True, self.state(worker))
-        made, length = self.made[worker].get(request.number, 0), self.lengths[worker]
+        made, length = self.made[worker].get(request.pass_number, 0), self.lengths[worker]
         is_made = made < length
         if made + (not self.late) >= length:
-            self.ended[worker] = request.number
-        self.made[worker][request.number] = made + is_made
-        batch = (request.number, worker, made, request.factor) if is_made else None
+            self.ended[worker] = request.pass_number
+        self.made[worker][request.pass_number] = made + is_made
+        batch = (request.pass_number, worker, made, request.factor) if is_made else None
         return (
             batch,
             REPORT if is_made else NOTHING_MADE,
-            StreamNote(worker, self.ended[worker] >= request.number, self.state(worker)),
+            StreamNote(worker, self.ended[worker] >= request.pass_number, self.state(worker)),
         )
 
     def state(self, worker):

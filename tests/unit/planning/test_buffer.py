@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_echo.planning.buffer import Buffer, Live
+from lightning_echo.planning.buffer import Buffer, Call, Live
 
 LEFT = st.lists(st.integers(1, 4), min_size=1, max_size=30)
 
@@ -17,9 +17,9 @@ def filled(left):
     """Returns a buffer whose items have so many uses left, at the positions 0, 1, 2, ...; each was used once."""
     buffer = Buffer()
     for position, uses in enumerate(left):
-        item = Live(position, uses, 1, (position, 1))
+        item = Live(position, uses, 1, Call(position, 1))
         buffer.put(item)
-        buffer.births.append(item)
+        buffer.by_age.append(item)
     return buffer
 
 
@@ -47,7 +47,7 @@ def test_as_many_items_are_drawn_as_asked_for_each_once_and_the_others_stay(left
 
 @given(LEFT, st.floats(0, 1), st.integers(0, 9))
 def test_items_of_all_uses_left_are_drawn_by_their_share(left, share, seed):
-    """Strata of two or more uses left, one after the other: up to each border the share is level."""
+    """Strata of two or more uses left, one after the other: up to each border the share is even."""
     buffer, count = filled(left), round(share * len(left))
     ones = left.count(1)
     drawn = [item.left for item in buffer.draw(count, 0, len(left), random.Random(seed).random)]
@@ -92,9 +92,9 @@ def test_an_item_is_live_until_its_last_use(left, draws, seed):
         alive = {position: uses for position, uses in model.items() if uses}
         assert {item.position: item.left for item in buffer} == alive
         assert len(buffer) == len(alive)
-        assert buffer.last_uses == list(alive.values()).count(1)
+        assert buffer.last_use_count == list(alive.values()).count(1)
         fewest = min(alive.values(), default=None)
-        assert sorted(item.position for item in buffer.nearly_used_up()) == [at for at in alive if alive[at] == fewest]
+        assert sorted(item.position for item in buffer.with_fewest_left()) == [at for at in alive if alive[at] == fewest]
 
 
 @given(LEFT, st.integers(-1, 30), st.integers(0, 9))
@@ -116,7 +116,7 @@ def test_a_lower_factor_takes_uses_away_and_drops_what_had_as_many_already(left,
     buffer.restrict(most)
     assert rows(buffer) == [[at, min(uses, most - 1), 1] for at, uses in enumerate(left) if most > 1]
     assert buffer.forget == ([] if most > 1 else list(range(len(left))))
-    assert [item.position for item in buffer.births] == [at for at, _, _ in rows(buffer)]
+    assert [item.position for item in buffer.by_age] == [at for at, _, _ in rows(buffer)]
 
 
 @given(LEFT, st.integers(1, 6), st.integers(1, 40))
@@ -138,7 +138,7 @@ def test_a_saved_buffer_draws_as_the_one_that_was_saved(left, drawn_before, seed
     buffer.drop_until(2)
     again = Buffer.from_state(json.loads(json.dumps(buffer.state())))
     assert again.state() == buffer.state()
-    assert [item.position for item in again.births] == sorted(item.position for item in again)
+    assert [item.position for item in again.by_age] == sorted(item.position for item in again)
     count = len(buffer) // 2
     one, other = ([item.position for item in each.draw(count, 0, count, random.Random(seed).random)] for each in (buffer, again))
     assert one == other
@@ -151,9 +151,9 @@ def test_a_state_says_how_many_uses_are_left_so_that_a_lost_item_shows():
 @pytest.mark.parametrize("gone", range(4))
 def test_one_item_is_removed_and_the_others_keep_their_places(gone):
     buffer = filled([2, 2, 2, 2])
-    buffer.remove(buffer.births[gone])
+    buffer.remove(buffer.by_age[gone])
     assert {item.position for item in buffer} == set(range(4)) - {gone}
     for item in list(buffer):
         buffer.remove(item)
     assert len(buffer) == 0
-    assert not buffer.nearly_used_up()
+    assert not buffer.with_fewest_left()

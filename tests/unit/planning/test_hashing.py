@@ -1,4 +1,4 @@
-"""Seeds of their own: a published hash, different for any numbers in any places."""
+"""Seeds come from a published hash, which is another one for any other numbers in any order."""
 
 from itertools import product
 

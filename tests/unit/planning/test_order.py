@@ -8,7 +8,9 @@ import io
 import math
 import tracemalloc
 from collections import Counter
+from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -22,14 +24,56 @@ from torch.utils.data import (
 from lightning_echo.fetching.requests import ExampleRequests
 from lightning_echo.fetching.sampler_order import SamplerOrder
 from lightning_echo.planning import order as order_module
-from lightning_echo.planning.order import SequentialOrder, ShuffledOrder
+from lightning_echo.planning.order import SequentialOrder, ShuffledOrder, entry_key, permute, spread
 from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape
-from lightning_echo.planning.spreading import spread
 
 
 def shuffled(length, pass_length=None, replicas=1, rank=0, distance=0, seed=1):
     return ShuffledOrder(length, length if pass_length is None else pass_length, replicas, rank, distance, seed=seed)
+
+
+class TestPermutations:
+    @pytest.mark.parametrize("length", [*range(1, 70), 97, 128, 1000, 4097])
+    def test_hold_each_number_once(self, length):
+        for key in range(5):
+            assert sorted(permute(np.arange(length, dtype=np.uint64), length, key)) == list(range(length))
+
+    def test_can_be_looked_up_anywhere(self):
+        whole = permute(np.arange(1000, dtype=np.uint64), 1000, 3)
+        slots = np.array([999, 0, 500, 500, 31], dtype=np.uint64)
+        assert permute(slots, 1000, 3).tolist() == whole[slots].tolist()
+        assert slots.tolist() == [999, 0, 500, 500, 31], "what is asked for is left as it was"
+
+    def test_differ_by_key(self):
+        found = {tuple(permute(np.arange(50, dtype=np.uint64), 50, key)) for key in range(500)}
+        assert len(found) == 500
+
+    @pytest.mark.parametrize("length", [2, 3, 5, 8, 13, 29])
+    def test_put_every_number_in_every_slot_equally_often(self, length):
+        keys = 100 * length
+        counts = np.zeros((length, length))
+        for key in range(keys):
+            counts[np.arange(length), permute(np.arange(length, dtype=np.uint64), length, key)] += 1
+        statistic = ((counts - keys / length) ** 2 / (keys / length)).sum()
+        freedom = (length - 1) ** 2
+        assert statistic < freedom + 6 * math.sqrt(2 * freedom)
+
+    @pytest.mark.parametrize("length", [3, 4])
+    def test_are_all_equally_likely(self, length):
+        keys = 200 * math.factorial(length)
+        counts = Counter(tuple(permute(np.arange(length, dtype=np.uint64), length, key).tolist()) for key in range(keys))
+        expected, freedom = keys / math.factorial(length), math.factorial(length) - 1
+        statistic = sum((counts[order] - expected) ** 2 / expected for order in permutations(range(length)))
+        assert statistic < freedom + 6 * math.sqrt(2 * freedom)
+
+    def test_do_not_keep_neighbours_together(self):
+        """In how many of 2,000 permutations of 100 does 42 follow 41 at once? In one of 100."""
+        together = 0
+        for key in range(2000):
+            values = permute(np.arange(100, dtype=np.uint64), 100, key).tolist()
+            together += values.index(42) == values.index(41) + 1
+        assert 5 <= together <= 45
 
 
 class TestShuffledPasses:
@@ -168,6 +212,24 @@ def test_an_order_goes_back_on_the_spot():
         assert order.take(60) == expected
 
 
+def test_a_shuffled_order_forgets_the_pass_that_it_had_rearranged_when_a_state_is_loaded():
+    """The state says otherwise than the order did whether that pass is spread."""
+    plain, spread_out = shuffled(20, distance=6), shuffled(20, distance=6)
+    spread_out.begin_spreading()
+    expected = spread_out.take(40)
+    assert plain.take(40) != expected
+    plain.load(spread_out.state(20))
+    plain.seek(20)
+    assert plain.take(20) == expected[20:]
+
+
+def test_spreading_by_another_distance_takes_the_place_of_the_one_that_a_state_holds():
+    order = shuffled(20, distance=6)
+    order.load({"distances": [[0, 0], [1, 4]]})
+    order.begin_spreading()
+    assert order.state(0)["distances"] == [[0, 0], [1, 6]]
+
+
 @pytest.mark.parametrize("name", [*SAMPLERS, *BATCH_SAMPLERS])
 def test_states_survive_a_checkpoint_that_is_loaded_with_weights_only(name):
     sampler = {**SAMPLERS, **BATCH_SAMPLERS}[name](0)
@@ -207,6 +269,53 @@ def test_the_state_of_a_long_run_holds_no_more_passes_than_are_needed():
         order.take(100)
         sizes.append(len(order.state(100 * number + 50)["sampler"]))
     assert max(sizes) <= 3
+
+
+class TestRearrangingTheStartOfAPass:
+    def test_takes_what_has_not_been_seen_for_long_enough_and_comes_first(self):
+        # The pass before ended with a, b, c, d; each must stay away for three slots.
+        last_seen = {"b": 3, "c": 2, "d": 1}
+        places, looked_at = spread("dxcaybz", last_seen, 3)
+        assert [looked_at[place] for place in places] + list("dxcaybz")[len(looked_at) :] == list("xcdaybz")
+
+    def test_moves_nothing_where_nothing_returns_too_soon(self):
+        places, looked_at = spread(iter("abcdefgh"), {"g": 1, "h": 3}, 3)
+        assert places == list(range(len(places)))
+        assert looked_at == list("abcdefgh")[: len(places)]
+
+    def test_goes_on_where_a_sampler_itself_asks_again_too_soon(self):
+        places, looked_at = spread("aaa", {"a": 1}, 3)
+        assert sorted(places) == [0, 1, 2]
+        assert looked_at == ["a"] * 3
+
+    @given(st.permutations(range(12)), st.permutations(range(12)), st.integers(1, 12), st.integers(0, 12))
+    def test_keeps_indices_apart_and_leaves_none_out(self, before, after, distance, dropped):
+        before, after = before[: 12 - dropped], after
+        distance = min(distance, len(before))
+        last_seen = {index: distance - i for i, index in enumerate(before[len(before) - distance :])} if distance else {}
+        places, looked_at = spread(iter(after), last_seen, distance)
+        rearranged = [looked_at[place] for place in places] + after[len(looked_at) :]
+        assert sorted(rearranged) == sorted(after)
+        stream = before + rearranged
+        last = {}
+        for slot, index in enumerate(stream):
+            assert slot - last.get(index, -99) >= distance
+            last[index] = slot
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        (torch.tensor(3), torch.tensor(3), torch.tensor(4)),
+        (np.int64(3), 3, 4),
+        ([1, torch.tensor(2)], (1, 2), [1, 3]),
+        ({"a": 1}, {"a": 1}, {"a": 2}),
+        ("3", "3", 3),
+    ],
+)
+def test_entries_are_the_same_index_where_they_are_equal(one, same, other):
+    assert entry_key(one) == entry_key(same) != entry_key(other)
+    assert hash(entry_key(one)) == hash(entry_key(same))
 
 
 class TestSpreading:

@@ -1,4 +1,4 @@
-"""The plan keeps its promises: exact counts, a level share of fresh items, a bound on what is live, and an exact state.
+"""The plan keeps its promises: exact counts, a steady number of fresh items, a bound on what is live, and an exact state.
 
 Everything is checked by a `Ledger`, which knows nothing of how a plan is made. The full grid of factors, workers, batch sizes
 and buffers runs here, because a plan needs no data.
@@ -32,7 +32,7 @@ def exactly(factor):
 
 
 def echoes_at_most(batch_size, factor):
-    """The most echoes that a level batch can have."""
+    """The most echoes that a steady batch can have."""
     return max(batch_size - floor(batch_size / exactly(factor)), 0)
 
 
@@ -95,7 +95,7 @@ class Seen:
             self.live_but_not_held, self.held_but_not_live = live - held, held - live
 
 
-def level(batch_size, factor):
+def steady(batch_size, factor):
     return {floor(batch_size / factor), ceil(batch_size / factor)}
 
 
@@ -126,13 +126,13 @@ class TestOverTheFullGrid:
             for seen in run.stretches[0][1]:
                 assert abs(seen.all_fresh - seen.delivered / factor) <= run.buffer_size, run.case
 
-    def test_every_full_batch_after_warming_up_has_a_level_share_of_fresh_items(self, grid):
+    def test_every_full_batch_after_warming_up_has_a_steady_number_of_fresh_items(self, grid):
         factor, runs = grid
         for _, run in runs:
             for seen in run.stretches[0][1]:
                 assert seen.fresh >= floor(seen.size / factor), run.case
                 if seen.full and seen.delivered_before >= max(run.buffer_size, run.shape.workers * run.batch_size):
-                    assert seen.fresh in level(run.batch_size, factor), run.case
+                    assert seen.fresh in steady(run.batch_size, factor), run.case
 
     def test_uses_per_item_follow_error_diffusion_after_warming_up(self, grid):
         """The uses of any n items of a worker in a row add up to n times the factor, rounded up or down."""
@@ -191,12 +191,12 @@ def runs(factors, workers):
 @pytest.mark.parametrize("workers", WORKERS, scope="class")
 @pytest.mark.parametrize("factors", CHANGES, ids=lambda factors: " to ".join(f"{factor}" for factor, _ in factors), scope="class")
 class TestWhenTheFactorChanges:
-    def test_the_share_of_fresh_items_is_level_again_after_one_buffers_worth_of_batches(self, runs):
+    def test_the_number_of_fresh_items_is_steady_again_after_one_buffers_worth_of_batches(self, runs):
         for _, run in runs:
             for factor, stretch in run.stretches:
                 for seen in stretch:
                     if seen.full and seen.delivered_before - stretch[0].delivered_before >= run.buffer_size:
-                        assert seen.fresh in level(run.batch_size, factor), f"at factor {float(factor)} of {run.case}"
+                        assert seen.fresh in steady(run.batch_size, factor), f"at factor {float(factor)} of {run.case}"
 
     def test_fresh_stays_within_a_buffer_per_change_of_what_the_factors_ask_for(self, runs):
         for _, run in runs:
@@ -231,7 +231,7 @@ class TestWhenTheFactorChanges:
 @pytest.mark.parametrize("factor", [1.5, 2, 2.37, 4, 5.3, 8])
 @pytest.mark.parametrize("batch_size", [5, 8, 33])
 def test_a_buffer_that_just_holds_a_batch_meets_the_factor_as_exactly_as_a_large_one(batch_size, factor):
-    """Where nearly all that is live is drawn each time, nothing may be wasted, whatever the last batch of a pass holds."""
+    """Each batch draws nearly all live items. So no use may be wasted, whatever size the last batch of a pass has."""
     for workers, extra, tail in product((0, 2, 3), (0, 1, 3), (1, batch_size // 2, batch_size)):
         buffer_size = smallest_buffer(batch_size, factor, workers) + extra * max(workers, 1)
         sizes = [*[batch_size] * (10 * (buffer_size // batch_size + 1) + 5), tail]
@@ -239,7 +239,7 @@ def test_a_buffer_that_just_holds_a_batch_meets_the_factor_as_exactly_as_a_large
         for seen in run.stretches[0][1]:
             assert abs(seen.all_fresh - seen.delivered / exactly(factor)) <= buffer_size, run.case
             if seen.full and seen.batch.number >= max(workers, 1) * (1 + buffer_size // (max(workers, 1) * batch_size)):
-                assert seen.fresh in level(batch_size, exactly(factor)), run.case
+                assert seen.fresh in steady(batch_size, exactly(factor)), run.case
         start = buffer_size + batch_size * max(workers, 1)  # what came before filled the buffer
         uses = [n for position, n in run.ledger.uses.items() if position >= start and position not in run.ledger.held]
         astray = [n for n in uses if n not in (floor(factor), ceil(factor))]
@@ -250,7 +250,7 @@ def test_a_buffer_that_just_holds_a_batch_meets_the_factor_as_exactly_as_a_large
 @pytest.mark.grid
 @pytest.mark.parametrize(("before", "after"), [(8, 4), (8, 2.37), (4, 8), (2, 4), (1.5, 4)])
 @pytest.mark.parametrize("batch_size", [4, 32])
-def test_the_share_is_level_again_whatever_was_drawn_before_the_change(before, after, batch_size):
+def test_the_number_of_fresh_items_is_steady_again_whatever_was_drawn_before_the_change(before, after, batch_size):
     """Many draws with usual buffers: what is live when the factor changes differs from one to the other."""
     for seed in range(60):
         plan = EchoPlan(shape_of([batch_size] * 1000, batch_size, 0, 2 * batch_size, seed), before)
@@ -258,7 +258,7 @@ def test_the_share_is_level_again_whatever_was_drawn_before_the_change(before, a
             plan.next_batch()
         plan.change_factor(plan.number, after)
         fresh = [plan.next_batch().fresh for _ in range(25)]
-        assert set(fresh[2:]) <= level(batch_size, exactly(after)), f"{seed=}: {fresh}"
+        assert set(fresh[2:]) <= steady(batch_size, exactly(after)), f"{seed=}: {fresh}"
 
 
 @pytest.mark.grid

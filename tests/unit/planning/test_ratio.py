@@ -1,4 +1,4 @@
-"""Error diffusion against its definition in exact fractions: who is fresh, and how often each is used."""
+"""Error diffusion against its definition in exact fractions: which items are fresh, and how often each is used."""
 
 from fractions import Fraction
 from math import ceil, floor
@@ -28,21 +28,21 @@ def test_a_factor_that_is_no_short_fraction_is_met_to_a_millionth_of_a_millionth
 
 @given(ratios, st.integers(0, 10_000))
 def test_of_the_first_n_items_one_in_e_is_fresh_rounded_down(factor, delivered):
-    assert ratio_of(factor).fresh(delivered) == floor(delivered / factor)
+    assert ratio_of(factor).fresh_among(delivered) == floor(delivered / factor)
 
 
 @given(ratios, st.integers(0, 3000))
 def test_so_many_items_are_the_most_that_so_many_fresh_ones_pay_for(factor, fresh):
     ratio = ratio_of(factor)
-    most = ratio.most_delivered(fresh)
-    assert (ratio.fresh(most), ratio.fresh(most + 1)) == (fresh, fresh + 1)
+    most = ratio.most_items(fresh)
+    assert (ratio.fresh_among(most), ratio.fresh_among(most + 1)) == (fresh, fresh + 1)
 
 
 @given(ratios, st.integers(1, 500))
 def test_a_batch_has_the_floor_or_the_ceiling_of_its_share(factor, size):
     ratio = ratio_of(factor)
     assert (ratio.fewest_fresh(size), ratio.most_fresh(size)) == (floor(size / factor), ceil(size / factor))
-    shares = {ratio.fresh(first + size) - ratio.fresh(first) for first in range(0, 20 * size, size)}
+    shares = {ratio.fresh_among(first + size) - ratio.fresh_among(first) for first in range(0, 20 * size, size)}
     assert shares <= {ratio.fewest_fresh(size), ratio.most_fresh(size)}
 
 

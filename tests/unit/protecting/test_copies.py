@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision.tv_tensors import Mask
 
 from lightning_echo.protecting import copies
-from lightning_echo.protecting.copies import ThrowAwayCopies, ThrowAwayCopy, shallow_copy
+from lightning_echo.protecting.copies import ThrowAwayCopies, shallow_copy, throw_away_copy
 from lightning_echo.protecting.generators import generator_state
 
 
@@ -117,7 +117,7 @@ class TestShallowCopy:
         assert original[2] == b"c"
 
 
-class TestThrowAwayCopy:
+class TestAThrowAwayCopy:
     @pytest.mark.parametrize(
         "hold",
         [
@@ -131,7 +131,7 @@ class TestThrowAwayCopy:
     )
     def test_a_file_opened_by_an_object_inside_is_not_the_originals(self, archive, hold):
         reader = Reader(archive)
-        copied = ThrowAwayCopy(Numbers(held=hold(reader), other=reader)).dataset
+        copied = throw_away_copy(Numbers(held=hold(reader), other=reader))
         assert copied.other.read("0") == b"zero"
         assert copied.other.archive is not None
         assert reader.archive is None
@@ -141,13 +141,13 @@ class TestThrowAwayCopy:
         reader = Reader(archive)
         original = Numbers(a=reader, b=[reader])
         original.me = original
-        copied = ThrowAwayCopy(original).dataset
+        copied = throw_away_copy(original)
         assert copied.a is copied.b[0]
         assert copied.me is copied
 
     def test_caches_filled_by_the_copy_are_not_the_originals(self):
         original = Numbers(cache={}, seen=set(), files=[None] * 3)
-        copied = ThrowAwayCopy(original).dataset
+        copied = throw_away_copy(original)
         copied.cache[0], copied.files[1] = "read", "open"
         copied.seen.add(0)
         assert (original.cache, original.seen, original.files) == ({}, set(), [None] * 3)
@@ -155,7 +155,7 @@ class TestThrowAwayCopy:
     def test_examples_kept_in_memory_are_copied(self):
         """A data set may edit them in place when it is read."""
         original = Numbers(tensor=torch.ones(3), array=np.ones(3), records=[{"box": [1, 2]} for _ in range(1000)])
-        copied = ThrowAwayCopy(Subset(original, [0])).dataset.dataset
+        copied = throw_away_copy(Subset(original, [0])).dataset
         copied.tensor[0], copied.array[1] = 7, 7
         copied.records[999].pop("box")
         copied.records[5]["box"][0] = 7
@@ -171,27 +171,27 @@ class TestThrowAwayCopy:
             "samples": [("path", 0)] * 501,
             "index": {n: n for n in range(501)},
         }
-        copied = ThrowAwayCopy(Subset(Numbers(**large), [0])).dataset.dataset
+        copied = throw_away_copy(Subset(Numbers(**large), [0])).dataset
         assert all(getattr(copied, name) is value for name, value in large.items())
 
     def test_what_is_copied_in_all_is_bounded(self, monkeypatch):
         monkeypatch.setattr(copies, "_MOST_MEMBERS", 500)
         monkeypatch.setattr(copies, "_MOST_BYTES", 100)
         original = Numbers(**{f"list_{i}": [0] * 200 for i in range(4)}, **{f"tensor_{i}": torch.zeros(10) for i in range(4)})
-        copied = ThrowAwayCopy(original).dataset
+        copied = throw_away_copy(original)
         shared = [name for name, value in vars(original).items() if getattr(copied, name) is value and name[-2] == "_"]
         assert shared == ["list_2", "list_3", "tensor_2", "tensor_3"]
 
     def test_all_data_sets_of_a_long_concat_are_copied(self):
         parts = [Numbers(reader=None) for _ in range(300)]
-        copied = ThrowAwayCopy(ConcatDataset(parts)).dataset
+        copied = throw_away_copy(ConcatDataset(parts))
         copied.datasets[299].reader = "open"
         assert parts[299].reader is None
 
     def test_what_is_open_or_of_the_standard_library_is_shared(self, archive):
         reader, event = Reader(archive), threading.Event()
         reader.read("0")
-        copied = ThrowAwayCopy(Numbers(reader=reader, event=event)).dataset
+        copied = throw_away_copy(Numbers(reader=reader, event=event))
         assert copied.reader is reader
         assert copied.event is event
         del copied
@@ -202,7 +202,7 @@ class TestThrowAwayCopy:
         path = tmp_path / "data"
         path.write_bytes(b"abc")
         original = Closing(path)
-        assert ThrowAwayCopy(Subset(original, [0])).dataset[0] == b"a"
+        assert throw_away_copy(Subset(original, [0]))[0] == b"a"
         assert original[2] == b"c"
 
     def test_generators_inside_are_copied(self):
@@ -214,9 +214,8 @@ class TestThrowAwayCopy:
             "e": Numbers(inner=np.random.default_rng(4)),
         }
         original = Numbers(**generators)
-        throw_away = ThrowAwayCopy(original)
+        copied = throw_away_copy(original)
         before = [repr(generator_state(generators[name])) for name in "abcd"]
-        copied = throw_away.dataset
         drawn = [
             copied.a.random(),
             copied.b.random(),
@@ -237,8 +236,7 @@ class TestThrowAwayCopy:
                 self.rng = np.random.default_rng(0)
                 self.bank = torch.zeros(3)
 
-        throw_away = ThrowAwayCopy(Subset(Numbers(transform=Noise()), [0]))
-        original, copied = Noise(), throw_away.dataset.dataset.transform
+        original, copied = Noise(), throw_away_copy(Subset(Numbers(transform=Noise()), [0])).dataset.transform
         assert copied.rng.random() == original.rng.random()
 
     def test_a_transform_that_cannot_be_copied_deeply_is_copied_as_far_as_it_goes(self):
@@ -250,7 +248,7 @@ class TestThrowAwayCopy:
         original = Numbers(transform=Guarded())
         with pytest.raises(TypeError):
             copy.deepcopy(original.transform)
-        copied = ThrowAwayCopy(original).dataset
+        copied = throw_away_copy(original)
         assert copied.transform.lock is original.transform.lock
         copied.transform.rng.random()
         assert original.transform.rng.random() == random.Random(1).random()
@@ -262,7 +260,7 @@ class TestThrowAwayCopy:
 
         original = Bound(by=1)
         original.transform = original.shift
-        copied = ThrowAwayCopy(original).dataset
+        copied = throw_away_copy(original)
         copied.by = 10
         assert copied.transform(0) == 10
         assert original.transform(0) == 1
@@ -270,7 +268,7 @@ class TestThrowAwayCopy:
 
 def test_the_operating_systems_generator_is_shared():
     system = random.SystemRandom()
-    assert ThrowAwayCopy(Numbers(random=system)).dataset.random is system
+    assert throw_away_copy(Numbers(random=system)).random is system
 
 
 def made(most_members=1000, most_bytes=1000):
@@ -343,7 +341,7 @@ class TestWhatIsCopied:
         ids=lambda value: type(value).__name__,
     )
     def test_what_an_object_holds_by_any_means_is_the_copys_own(self, value, parts):
-        copied = ThrowAwayCopy(Numbers(held=value)).dataset.held
+        copied = throw_away_copy(Numbers(held=value)).held
         assert type(copied) is type(value)
         for part in parts:
             part(copied).append(1)
@@ -364,7 +362,7 @@ class TestWhatIsCopied:
         ids=lambda value: type(value).__name__,
     )
     def test_what_is_edited_by_itself_is_copied_whole(self, value):
-        copied = ThrowAwayCopy(Numbers(held=value)).dataset.held
+        copied = throw_away_copy(Numbers(held=value)).held
         assert copied is not value
         assert type(copied) is type(value)
         assert repr(copied) == repr(value)
@@ -374,14 +372,14 @@ class TestWhatIsCopied:
         image = Image.new("L", (2, 2))
         image.save(tmp_path / "image.png")
         with Image.open(tmp_path / "image.png") as opened:
-            copied = ThrowAwayCopy(Numbers(image=image, opened=opened)).dataset
+            copied = throw_away_copy(Numbers(image=image, opened=opened))
             assert copied.opened is opened
         copied.image.putpixel((0, 0), 7)
         assert image.getpixel((0, 0)) == 0
 
     def test_a_method_is_bound_to_the_copy_of_what_it_is_bound_to_and_of_a_class_to_that(self, archive):
         reader = Reader(archive)
-        copied = ThrowAwayCopy(Numbers(reader=reader, read=reader.read, of_class=Path.cwd)).dataset
+        copied = throw_away_copy(Numbers(reader=reader, read=reader.read, of_class=Path.cwd))
         assert copied.read.__self__ is copied.reader is not reader
         assert copied.of_class == Path.cwd
 
@@ -390,7 +388,7 @@ class TestWhatIsCopied:
         buffer = np.frombuffer(mmap.mmap(-1, 16), "f4")
         held = {"mapped": mapped, "view": np.asarray(mapped)[1:], "buffer": buffer, "meta": torch.empty(2, device="meta")}
         held |= {"weight": torch.nn.Parameter(torch.zeros(2)), "sparse": torch.eye(2).to_sparse()}
-        copied = ThrowAwayCopy(Numbers(**held)).dataset
+        copied = throw_away_copy(Numbers(**held))
         assert all(getattr(copied, name) is value for name, value in held.items())
 
     @pytest.mark.parametrize("base", [object, list, dict])
@@ -400,14 +398,14 @@ class TestWhatIsCopied:
                 raise AssertionError("it would read all that it stands for")
 
         ruled = Ruled()
-        assert ThrowAwayCopy(Numbers(ruled=ruled)).dataset.ruled is ruled
+        assert throw_away_copy(Numbers(ruled=ruled)).ruled is ruled
 
     def test_what_refers_to_a_data_set_with_an_open_file_or_to_an_image_is_not_open_itself(self, archive):
         reader = Reader(archive)
         reader.read("0")
         batches = SimpleNamespace(dataset=Numbers(reader=reader), order=[0])
         drawn = SimpleNamespace(image=Image.new("L", (2, 2)), count=[0])
-        copied = ThrowAwayCopy(Numbers(batches=batches, drawn=drawn)).dataset
+        copied = throw_away_copy(Numbers(batches=batches, drawn=drawn))
         assert copied.batches is not batches
         assert copied.batches.dataset is not batches.dataset
         assert copied.batches.dataset.reader is reader

@@ -285,8 +285,23 @@ def test_where_equality_raises_since_tensors_give_no_single_answer_contents_are_
     assert difference(Wrapped(torch.zeros(3)), Wrapped(torch.ones(3))) == "at .value: tensors that differ in 3 of 3 elements"
 
 
+def test_where_equality_raises_slots_are_not_left_out():
+    class Slotted:
+        __slots__ = ("__dict__", "value")
+
+        def __init__(self, value):
+            self.value, self.name = value, "boxes"
+
+        def __eq__(self, other):
+            raise ValueError("no single answer")
+
+        __hash__ = None
+
+    assert difference(Slotted(1), Slotted(2)) == "two objects of Slotted, which cannot be compared (no single answer)"
+
+
 def trace(name="Resize", number=1):
-    """What MONAI notes down of a transform that it has applied."""
+    """The keys under which MONAI notes which transform it has applied."""
     return {"class": name, "id": number, "tracing": True, "do_transforms": True}
 
 

@@ -16,8 +16,8 @@ from PIL import Image, ImageDraw, ImageOps
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from lightning_echo.protecting.memory import nbytes
 from lightning_echo.protecting.protect import copy_example
-from lightning_echo.protecting.weight import nbytes
 
 Pair = namedtuple("Pair", ["value", "label"])
 
@@ -444,6 +444,18 @@ def test_what_a_class_leaves_out_of_its_pickles_is_not_missing_in_a_copy():
     restored = copy_example(Restored(torch.zeros(2)))
     assert restored.cache == {"mean": 1.0}
     assert not restored.lock.locked()
+
+
+def test_a_class_that_says_how_it_is_made_anew_gets_no_further_attributes():
+    class Opened:
+        def __reduce__(self):
+            return Opened, ()
+
+    original = Opened()
+    original.position = 7
+    copied = copy_example(original)
+    assert type(copied) is Opened
+    assert vars(copied) == {}
 
 
 def test_two_tensors_over_the_same_memory_come_out_as_two():

@@ -137,21 +137,21 @@ DRAWS = {
 
 class TestTrap:
     @pytest.mark.parametrize("name", DRAWS)
-    def test_who_drew_is_named(self, name):
+    def test_the_generator_that_was_drawn_from_is_named(self, name):
         trap = DrawingTrap()
         for _ in range(2):
             trap.set()
-            assert trap.who_drew() == ""
+            assert trap.drawn_from() == ""
             trap.set()
             DRAWS[name]()
-            assert trap.who_drew() == name
+            assert trap.drawn_from() == name
 
     @pytest.mark.parametrize("count", [312, 624])
     def test_so_many_that_the_position_is_the_same_again(self, count):
         trap = DrawingTrap()
         trap.set()
         np.random.rand(count)
-        assert trap.who_drew() == "numpy"
+        assert trap.drawn_from() == "numpy"
 
     def test_a_normal_number_in_store_is_not_what_is_drawn(self):
         """numpy and random draw two at once, and keep one: taking that moves nothing else."""
@@ -160,17 +160,17 @@ class TestTrap:
             draw_one()
             trap.set()
             draw_one()
-            assert trap.who_drew() == name
+            assert trap.drawn_from() == name
 
     def test_all_of_them(self):
         generator = np.random.default_rng(0)
         trap = DrawingTrap([lambda: generator.bit_generator.state])
         trap.set()
-        assert trap.who_drew() == ""
+        assert trap.drawn_from() == ""
         trap.set()
         for draw_one in (*DRAWS.values(), generator.random):
             draw_one()
-        assert trap.who_drew() == "torch and numpy and random and a generator that the data set holds"
+        assert trap.drawn_from() == "torch and numpy and random and a generator that the data set holds"
 
     def test_making_one_draws_nothing(self):
         seed_all(5)

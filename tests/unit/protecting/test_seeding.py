@@ -1,4 +1,4 @@
-"""Where generators of their own are found, and that no two batches, examples or transforms draw in step."""
+"""Generators of transforms and data sets are found, and no two batches, examples or transforms draw the same numbers."""
 
 import random
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, random_split
 
-from lightning_echo.protecting.holders import is_concat, is_subset
+from lightning_echo.protecting.objects import is_concat, is_subset
 from lightning_echo.splitting.make import concat_stages, method_stages, subset_stages
 from lightning_echo.splitting.staged import StagedDataset, is_staged
 from lightning_echo.splitting.stages import Stages, unchanged, uncut_stages

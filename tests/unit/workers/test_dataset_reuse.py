@@ -1,4 +1,4 @@
-"""What a worker hands out again: drawn as the first time where it is reused, protected from edits, and no larger than it is."""
+"""Examples that a worker hands out again: drawn as the first time, safe from edits, and without memory beyond their own."""
 
 import random
 from itertools import count
@@ -88,7 +88,7 @@ class TestRandomNumbers:
 
 
 class TestProtection:
-    """Who is handed an example may edit it: no other use sees that. (test_protect.py knows all the types.)"""
+    """The code that gets an example may edit it: no other use sees that. (test_protect.py knows all the types.)"""
 
     @pytest.mark.parametrize("point", ["after_augmentation", "before_augmentation"])
     def test_edits_do_not_reach_another_use(self, point):
@@ -109,6 +109,21 @@ class TestProtection:
             assert [example.tolist() for example in examples] == [[index + 0.5] * 3 for index in asked.indices]
             for example in examples:
                 example.zero_()
+
+    def test_augmentation_gets_copies_although_torchs_own_collate_makes_some_later(self):
+        class Tensors(StagedDataset):
+            def load(self, index):
+                return torch.full((3,), float(index))
+
+            def augment(self, example):
+                return example.add_(0.5)  # in place
+
+            def __len__(self):
+                return LENGTH
+
+        cache = make_cache(Tensors(), "before_augmentation", collate_fn=default_collate)
+        uses = [cache.fetch(request([7], fresh=int(not i), stays_live="110"[i]))[0][0].tolist() for i in range(3)]
+        assert uses == [[7.5] * 3] * 3
 
     def test_echoes_are_not_copied_where_torchs_own_collate_does_it(self):
         original = torch.zeros(3)

@@ -1,4 +1,4 @@
-"""Reading a stream side by side: what is told to one worker's stream lies in memory that all workers share."""
+"""Workers read a stream side by side: they share the memory in which the stream keeps the pass that one of them told it."""
 
 import random
 import threading
@@ -127,7 +127,7 @@ def test_a_state_of_the_end_of_a_pass_is_gone_on_with_in_the_next(done):
     if done < 5:
         assert reader.pull(0, 0, 9) == [(0, 3), (0, 4)]
     assert reader.pull(1, 1, 3) == [(1, 0), (1, 1), (1, 2)]
-    assert (reader.number, reader.state) == (1, {"done": 3})
+    assert (reader.pass_number, reader.state) == (1, {"done": 3})
 
 
 def test_one_that_has_ended_is_not_asked_again():

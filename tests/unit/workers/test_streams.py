@@ -1,4 +1,4 @@
-"""What a worker makes of its stream: exact counts, batches as planned, a clean end of each pass, a state that brings all back."""
+"""A worker that echoes a stream: exact counts, batches as planned, a clean end of each pass, and a state that brings all back."""
 
 import copy
 import pickle
@@ -209,7 +209,7 @@ class TestPasses:
         fetch_pass(echo, 0, 3.0)
         assert any(value < 1000 for batch in fetch_pass(echo, 1, 3.0)[0] for value in batch)
 
-    def test_whoever_has_ended_waits_for_the_others(self):
+    def test_a_worker_whose_stream_has_ended_waits_for_the_others(self):
         echo = echo_of(Stream(4))
         fetch_pass(echo, 0, 2.0)
         live = dict(echo._held)

@@ -1,4 +1,4 @@
-"""What an example weighs: the elements that it holds, counted once, and a little for what holds them."""
+"""The memory of an example: the elements that it holds, counted once, and a little for the objects that hold them."""
 
 import sys
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_echo.protecting.weight import nbytes
+from lightning_echo.protecting.memory import nbytes
 
 KIB = 1024
 

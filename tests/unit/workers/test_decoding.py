@@ -1,4 +1,4 @@
-"""What a data set only opened is decoded where it is read. The model: a file that is empty afterwards."""
+"""Images that a data set only opened are decoded where they are read. The model: a file that is empty afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from lightning_echo.splitting.stages import Stages, unchanged, uncut_stages
 from lightning_echo.workers.dataset import ExampleCache, Request
-from lightning_echo.workers.opened import decoding
+from lightning_echo.workers.decoding import add_decoding
 
 # Many, and not to be compressed: a small file is in the buffer with its header.
 PIXELS = np.random.default_rng(0).integers(0, 256, (100, 100, 3), dtype=np.uint8)
@@ -44,13 +44,16 @@ def test_opened_images_are_decoded_when_they_are_loaded(shape: str, many: bool, 
     image = make_opened(tmp_path)
     example = SHAPES[shape](image)
     stages = Stages(lambda index: example, unchanged, reused=(), redone=(), load_many=lambda indices: [example])
-    loaded = decoding(stages).load_many([0])[0] if many else decoding(stages).load(0)
+    add_decoding(stages)
+    loaded = stages.load_many([0])[0] if many else stages.load(0)
     assert loaded is example
     assert is_right_without_its_file(image, tmp_path)
 
 
 def test_stages_that_read_one_by_one_go_on_to_do_so() -> None:
-    assert decoding(uncut_stages([1, 2])).load_many is None
+    stages = uncut_stages([1, 2])
+    add_decoding(stages)
+    assert stages.load_many is None
 
 
 def test_an_example_of_many_values_is_not_gone_through() -> None:
@@ -62,7 +65,9 @@ def test_an_example_of_many_values_is_not_gone_through() -> None:
                 Counted.taken += 1
                 yield value
 
-    decoding(uncut_stages([Counted(range(1000))])).load(0)
+    stages = uncut_stages([Counted(range(1000))])
+    add_decoding(stages)
+    stages.load(0)
     assert Counted.taken < 20
 
 

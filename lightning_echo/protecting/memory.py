@@ -1,4 +1,4 @@
-"""What an example weighs while it is live."""
+"""How much memory an example takes while it is live."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_echo.protecting.holders import image_class
+from lightning_echo.protecting.objects import is_image
 from lightning_echo.protecting.protect import IMMUTABLE
+
+__all__ = ["nbytes"]
 
 
 def nbytes(value: Any) -> int:
-    """Returns the estimated memory in bytes that an example occupies while it is live.
+    """Returns an estimate of the memory in bytes that an example takes while it is live.
 
-    Tensors and arrays count by their own elements, not by the storage they view; an object held twice counts
-    once.
+    Tensors and arrays count by their own elements, not by the storage that they view. An object that is held twice counts once.
 
     >>> nbytes(torch.zeros(3, 8, 8)) >= 3 * 8 * 8 * 4
     True
@@ -34,8 +35,7 @@ def _nbytes(value: Any, seen: set[int]) -> int:
     if isinstance(value, np.ndarray):
         members = value.flat if value.dtype == object else ()
         return int(value.nbytes) + sum(_nbytes(item, seen) for item in members)
-    image = image_class()
-    if image is not None and isinstance(value, image):
+    if is_image(value):
         return int(value.width * value.height * _pixel_bytes(value.mode))
     own = sys.getsizeof(value, 64)
     if isinstance(value, IMMUTABLE):
@@ -49,7 +49,7 @@ def _nbytes(value: Any, seen: set[int]) -> int:
 
 
 def _pixel_bytes(mode: str) -> int:
-    """Bytes per pixel in Pillow's memory, which pads RGB to four."""
+    """Returns the bytes of a pixel in Pillow's memory, which pads RGB to four."""
     if mode in ("1", "L", "P"):
         return 1
     return 2 if mode.startswith("I;16") else 4
