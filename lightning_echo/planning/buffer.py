@@ -149,16 +149,18 @@ class Buffer:
         ones, live = self.last_use_count, self._count
         last = int(ones * count / live + rand()) if live else 0
         last = min(max(min(last, most_last), least_last, count - (live - ones), 0), ones, count)
-        drawn = self._draw_from(1, last, rand)
+        drawn = self._draw_from(1, last, rand) if last else []
         count, live, offset = count - last, live - ones, rand()
         before = passed = 0
-        for left in sorted(self.by_left):
-            if left > 1 and count:
+        for left in sorted(self.by_left) if count else ():
+            if left > 1:
                 passed += len(self.by_left[left])
                 upto = int(passed * count / live + offset) if passed < live else count
                 if upto > before:
                     drawn += self._draw_from(left, upto - before, rand)
                     before = upto
+                    if before == count:
+                        break
         return drawn
 
     def _draw_from(self, left: int, count: int, rand: Callable[[], float]) -> list[Live]:
