@@ -93,7 +93,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
-        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
+        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
+            `EchoLoader`.
         echo: In place of these options: an `EchoConfig`, or a mapping of the options (a dict, OmegaConf's ``DictConfig``). It
             counts for a single loader and for all loaders of a collection. Or, by name, one of these for each loader of a
             collection that is echoed (see `EchoDataModule`). If neither ``echo`` nor an option is given, a controller drives

@@ -33,7 +33,7 @@ class EchoOptions(EchoConfig):
         buffer_size: Most live examples per rank (batches for after_batching and after_transfer). Default: chosen.
         epoch_length: 'fixed': as many steps as without echoing. 'full_pass': as many fresh examples as one pass over the data
             holds.
-        seed: Seed of order, draws and augmentation. Default: that of seed_everything.
+        seed: Seed of order, draws and augmentation. Default: that of seed_everything, else one is chosen.
         controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
         loaders: In place of the options above, for a collection of loaders: the options of each loader that is echoed, by name.
         enabled: False switches echoing off, whatever the other options are, and goes on measuring.

@@ -43,7 +43,8 @@ class EchoConfig:
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
-        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once.
+        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
+            `EchoLoader`.
 
     Raises:
         TypeError: A value has a wrong type.

@@ -44,7 +44,7 @@ class EchoDataModule(StandIn):
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
-        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else drawn once. In a
+        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else see `EchoLoader`. In a
             collection, each loader has a seed of its own, made from this one and the loader's name.
         loaders: In place of all these options: the options of the loaders of a collection that are echoed, by name. Names are
             keys, or positions from ``"0"`` on, joined by ``/`` where collections are nested. Loaders not named are left as they

@@ -9,7 +9,8 @@
 Earlier is better for learning, later is cheaper (Choi et al. 2019, arXiv 1907.05550, section 3).
 
 The members of `InsertionPoint` are a table with a row for each point, the earliest first. The rest of the package asks this
-table. No other file names a point: a new point is a row here, and the code that it runs.
+table: no code in another file names a point. A new point is a row here, and the code that it runs. If it needs something else of
+the loader than the five do, it is also a member of `Needs`; if it reuses a stage that is none yet, also an entry of `STAGES`.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _start_reading(source: Source, choice: Choice, layout: Layout, shape: PlanSh
     if launch.state["order"] is not None:
         reader.load(launch.state["order"])
     requests = BatchRequests(_plan(shape, launch), reader)
-    reader.expect(requests.missing)
+    reader.expect(requests.not_held)
     on_device = choice.point.on_device
     batches = LiveBatchEcho(requests, reader.read) if on_device else BatchEcho(requests, reader.read)
     none_of_ours = WorkerProcesses()

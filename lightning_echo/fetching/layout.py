@@ -22,7 +22,7 @@ class Layout:
     ``DataLoader``.
 
     Attributes:
-        length: Items of a pass over all ranks.
+        length: Items of a pass over all ranks; of a stream, its batches, as far as the loader's length tells them.
         replicas: Number of ranks among which the pass is divided.
         batch_size: Items in a full batch on a rank.
         last_batch_size: Items in the last batch of a pass.

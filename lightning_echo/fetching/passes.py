@@ -125,7 +125,8 @@ class PassReader:
         """Returns the batch at a position, and an empty report: what the loader does in the background is not known.
 
         Raises:
-            PassOver: The pass has ended before this position. The next time, the position is the first of the next pass.
+            PassOver: The pass has ended before this position. When the position is asked for again, it is the first one of the
+                next pass.
             RuntimeError: The loader ended before its length, or a pass had no batch at all.
         """
         if position in self._read_early:

@@ -2,9 +2,9 @@
 
 Receiving a batch from a worker takes the main process 0.5 to 0.9 ms (unpickling, opening shared memory). Giving its memory back
 takes 0.1 ms, more for larger batches. In the training thread, that time would add to every step. In a thread of its own, it
-passes while the step runs. To be the one that gives memory back, the thread lets go of an item after the consumer did: when the
-thread has fetched the item ``depth`` + 1 later. That keeps one item more in memory. If the consumer no longer asks, at most
-``depth`` + 1 of the items that were handed out stay in memory.
+passes while the step runs. The memory of an item is given back by whoever drops it last. That must be the thread, so it keeps
+each item until it has fetched ``depth`` + 1 more. This costs the memory of one more item. If the consumer no longer asks, at
+most ``depth`` + 1 of the items that were handed out stay in memory.
 
 If steps take next to no time, nothing can be gained, and changing threads for every batch costs 0.1 ms on a busy machine. Then
 the consumer fetches the item itself. What is fetched, and in which order, is the same either way. The thread refers to the source

@@ -2,8 +2,8 @@
 
 `ExampleRequests` is the batch sampler of the rebuilt ``DataLoader`` where examples are echoed: one `Request` for each batch.
 `BatchRequests` is the batch sampler where whole batches are echoed: one `Request` for each batch that is *read*, and beside that
-a `Step` for each batch that is *delivered*. Neither ever waits for anything, because ``DataLoader`` asks for a batch before it
-hands the last one out.
+a `Step` for each batch that is *delivered*. Neither ever waits for anything: ``DataLoader`` asks for several batches before it
+hands the first one out.
 
 The plan runs ahead of what is delivered. It is never undone. Instead, a snapshot of it is taken every few batches. The state at
 a delivered batch is the last snapshot before it, planned forward: arithmetic only.
@@ -245,12 +245,12 @@ class BatchRequests(_PlannedRequests):
         order: The order of the batches: the indices of each, or None for each if its indices are not known.
 
     Attributes:
-        missing: Positions that are live, but held nowhere, when the run begins: they are read again.
+        not_held: Positions that are live, but held nowhere, when the run begins: they are read again.
     """
 
     def __init__(self, plan: EchoPlan, order: ItemOrder) -> None:
         super().__init__(plan, order)
-        self.missing = list(self._to_read_again)
+        self.not_held = list(self._to_read_again)
         self._items = {position: self._items[position] for position in self._to_read_again}
         self._steps: deque[Step] = deque()  # planned, and not yet delivered
         self._reads: deque[Request] = deque()  # planned, and not yet asked of the workers
@@ -284,7 +284,7 @@ class BatchRequests(_PlannedRequests):
             items = [self._items[position] if stays_live else self._items.pop(position)]
         indices = items[0]
         size = len(indices) if indices is not None else -1
-        if is_read and size >= 0:  # to the worker, all examples of the batch are fresh, and none is used again
+        if is_read and size >= 0:  # the worker sees a batch of fresh examples of which none is used again; number: for its seed
             self._reads.append(Request(position, [position], size, indices, bytes(size)))
         self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
 

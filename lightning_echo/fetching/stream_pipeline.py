@@ -5,8 +5,8 @@ pass is meant and which factor counts. ``DataLoader`` hands request ``k`` to wor
 whenever it has received an answer. So a thing that happens at a certain request or answer happens there in every run:
 
 * A new factor counts for all requests that are not yet asked for when a certain batch has been received.
-* A pass begins with the first request to worker 0 that is not yet asked for when the last worker says that its stream has ended.
-  Workers whose stream has ended answer the requests before that one without a batch.
+* A pass is over when the last worker has said that its stream has ended. The next pass begins with the first request to worker 0
+  that has not been asked for by then. Workers answer the requests in between without a batch.
 """
 
 from __future__ import annotations

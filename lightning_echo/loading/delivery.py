@@ -48,13 +48,13 @@ class Delivered(NamedTuple):
         counts: Examples in all batches.
         last: Examples in the last batch.
         progress: How far epochs had come.
-        passes_over: Passes over the data that had ended.
+        ended_passes: Passes over the data that had ended.
     """
 
     counts: EchoCounts
     last: EchoCounts
     progress: Progress
-    passes_over: int
+    ended_passes: int
 
 
 class Delivery:
@@ -64,10 +64,10 @@ class Delivery:
         progress: How far epochs have come, including a batch that was fetched ahead.
         seconds: Seconds that the workers spent on the batches.
         note: A message of a worker for the user; empty if there is none.
-        batches_used: Returns how many batches the consumer has used, if it fetches one ahead. None, or if it returns None: the
-            consumer does not fetch ahead.
-        trainer_place: Returns where the Trainer is. None, or if it returns None: there is no Trainer, or it iterates several
-            loaders.
+        batches_used: A function that returns how many batches the consumer has used, if the consumer fetches one ahead. Without
+            the function, or if it returns None, the consumer does not fetch ahead.
+        trainer_place: A function that returns where the Trainer is. Without the function, or if it returns None, there is no
+            Trainer, or the Trainer iterates several loaders.
     """
 
     def __init__(self) -> None:
@@ -79,22 +79,22 @@ class Delivery:
     def reset(self) -> None:
         """Goes back to the start of the run."""
         self.seconds = StageSeconds()
-        self.begin_at(Progress(), EchoCounts(), 0)
+        self.continue_at(Progress(), EchoCounts(), 0)
 
-    def begin_at(self, progress: Progress, counts: EchoCounts, passes_over: int) -> None:
+    def continue_at(self, progress: Progress, counts: EchoCounts, ended_passes: int) -> None:
         """Continues at another place in the run."""
-        self.progress, self._passes_over = progress, passes_over
+        self.progress, self._ended_passes = progress, ended_passes
         self._fresh, self._echoed, self._refetched = counts.fresh, counts.echoed, counts.refetched
         self._last: tuple[int, int, int] = (0, 0, 0)
         self._before: Delivered | None = None  # up to the batch before the last fetch, if the consumer fetches ahead
         self._fetched: Fetched | None = None  # the last batch, if the consumer fetches ahead
         self._unused: Fetched | None = None  # fetched in an earlier iteration and not used: the next fetch returns it
         self._asked_at: int | None = None  # batches used in the run when the last one was fetched
-        self._used_at = 0  # when so many batches are used in the run, the last one is in use
+        self._used_at = 0  # number of batches used in the run at which the batch that was fetched last comes into use
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process has no consumer yet."""
-        return _restored, (self.progress, self._all(), self._passes_over, self.seconds)
+        return _restored, (self.progress, self._all(), self._ended_passes, self.seconds)
 
     # ------------------------------------------------------------------ what is in use
 
@@ -129,9 +129,9 @@ class Delivery:
         return self.progress.delivered if self._before is None else self.in_use.progress.delivered
 
     @property
-    def passes_over(self) -> int:
+    def ended_passes(self) -> int:
         """Passes over the data that have ended."""
-        return self._passes_over if self._before is None else self.in_use.passes_over
+        return self._ended_passes if self._before is None else self.in_use.ended_passes
 
     # ------------------------------------------------------------------ delivering
 
@@ -163,7 +163,7 @@ class Delivery:
             before, unused, asked_at = self._before, self._fetched, self._asked_at
             progress = before.progress.snapshot()
             progress.resuming = not progress.in_epoch  # an epoch of which no batch was used has not begun
-            self.begin_at(progress, before.counts, before.passes_over)
+            self.continue_at(progress, before.counts, before.ended_passes)
             self._unused, self._asked_at = unused, asked_at
 
     def forget_unused(self) -> None:
@@ -189,7 +189,7 @@ class Delivery:
         if item is None:
             try:
                 while (item := next_batch(progress.delivered)) is None:
-                    self._passes_over += 1
+                    self._ended_passes += 1
                     if not crosses_passes():
                         break
             except StopIteration as error:
@@ -233,7 +233,7 @@ class Delivery:
         return EchoCounts(self._fresh, self._echoed, self._refetched)
 
     def _delivered(self) -> Delivered:
-        return Delivered(self._all(), EchoCounts(*self._last), self.progress.snapshot(), self._passes_over)
+        return Delivered(self._all(), EchoCounts(*self._last), self.progress.snapshot(), self._ended_passes)
 
     def _note_fetch(self, before: Delivered) -> None:
         """Notes when the batch that is fetched now will be in use.
@@ -249,8 +249,8 @@ class Delivery:
             self._asked_at, self._used_at = in_run, in_run + (1 if is_first else 2)
 
 
-def _restored(progress: Progress, counts: EchoCounts, passes_over: int, seconds: StageSeconds) -> Delivery:
+def _restored(progress: Progress, counts: EchoCounts, ended_passes: int, seconds: StageSeconds) -> Delivery:
     delivery = Delivery()
-    delivery.begin_at(progress, counts, passes_over)
+    delivery.continue_at(progress, counts, ended_passes)
     delivery.seconds = seconds
     return delivery

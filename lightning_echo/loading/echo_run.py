@@ -83,7 +83,7 @@ class EchoRun:
         """Passes over the data so far, by the fresh examples delivered; complete passes only, if their length is not known."""
         items = self._setting.items_per_pass()
         if not items:
-            return float(self.delivery.passes_over)
+            return float(self.delivery.ended_passes)
         if self._setting.by_streams:
             return self.delivery.counts.fresh / items
         return float(self.state().position / items)
@@ -234,7 +234,7 @@ class EchoRun:
         if self.seed is None:
             self.seed = self.beginning.seed = named_seed(default_seed(setting.source.loader), self.name)
         before = self.state()
-        state = self._where_to_go_on(before)
+        state = self._state_to_start_from(before)
         launch = Launch(
             seed=self.seed,
             factor=self.factor.value,
@@ -257,7 +257,7 @@ class EchoRun:
         self._saved_for = None
         return pipeline
 
-    def _where_to_go_on(self, state: EchoState) -> EchoState:
+    def _state_to_start_from(self, state: EchoState) -> EchoState:
         """Returns the state to start from. If it has no plan, its `begin_at` says where the next plan begins."""
         setting = self._setting
         next_pass, is_cut = begin_next_pass(state, setting)
@@ -304,7 +304,7 @@ class EchoRun:
             in_epoch=progress.in_epoch,
             delivered=progress.delivered,
             begin_at=self._pipeline.begin_at,
-            passes_over=in_use.passes_over,
+            passes_over=in_use.ended_passes,
             counts=in_use.counts,
             plan=plan,
             order=order,
@@ -354,14 +354,14 @@ class EchoRun:
         if setting.has_length and progress.epoch_batches < 0:  # a pass was to end the epoch, but here its length is known
             progress.resuming = False
         if progress.resuming and setting.has_length and state.layout == setting.layout():
-            progress.kept_length = progress.epoch_batches  # for another layout, see _where_to_go_on
+            progress.kept_length = progress.epoch_batches  # for another layout, see _state_to_start_from
         self._go_to(state, progress)
 
     def _go_to(self, state: EchoState, progress: Progress) -> None:
         self._wait_at(state)
         self.factor.load(state)
         self.seed = state.seed if state.seed is not None else self.seed
-        self.delivery.begin_at(progress, state.counts, state.passes_over)
+        self.delivery.continue_at(progress, state.counts, state.passes_over)
 
     def _wait_at(self, state: EchoState) -> None:
         """Ends workers and thread. The next start continues from a state."""
@@ -393,7 +393,7 @@ class EchoRun:
         if mine.has_length and others.has_length and not mine.by_streams and not others.by_streams:
             number = -(-state.position // state.layout.items_per_pass(others.by_batches))
             position, delivered = number * mine.items_per_pass(), number * mine.layout().batches_per_pass
-        self.delivery.begin_at(Progress(delivered=delivered), before.delivery.counts, before.delivery.passes_over)
+        self.delivery.continue_at(Progress(delivered=delivered), before.delivery.counts, before.delivery.ended_passes)
         self._pipeline.begin_at = Start(position, delivered)
 
     def __getstate__(self) -> dict[str, Any]:

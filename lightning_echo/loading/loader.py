@@ -48,7 +48,8 @@ class EchoLoader:
         epoch_length: ``"fixed"``: an epoch has as many steps as without echoing. ``"full_pass"``: an epoch has
             ``round(factor * steps)`` steps, so that it delivers as many fresh examples as one pass over the data holds. An epoch
             of a stream then ends when the stream ends. An epoch of a loader without a length always does.
-        seed: Seed of order, draws and augmentation. Default: the seed of ``seed_everything``, or a random one that is drawn once.
+        seed: Seed of order, draws and augmentation. Default: the seed of ``seed_everything``, else that of the loader's
+            ``generator``, else a random one that is drawn once.
         num_replicas: Number of ranks that the data is divided among, as in ``DistributedSampler``. Default: ask
             ``torch.distributed``. 1 (with ``rank=0``) gives all data to each rank. Set it if ranks share the work on the same
             data (tensor parallelism).
@@ -192,9 +193,9 @@ class EchoLoader:
 
     @property
     def settled_at(self) -> int:
-        """Number of the batch of the run by which the buffer is full.
+        """Number of the batch of the run by which the buffer has been filled.
 
-        Until then, the share of fresh examples in a batch is larger than ``1 / factor``.
+        Until then, the share of fresh examples in a batch may be larger than ``1 / factor``.
         """
         return self.factor_since + (0 if self.factor == 1 else self._setting.filling_batches())
 
@@ -353,7 +354,7 @@ class EchoLoader:
         self._run.follow(before._run)
 
     @property
-    def keeps_length(self) -> bool:
+    def has_kept_length(self) -> bool:
         """Whether the next epoch has another length than the factor gives."""
         return self.has_length and len(self) != self._setting.epoch_batches(self.factor)
 
@@ -376,7 +377,8 @@ class EchoLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state at the batch that was delivered last.
 
-        It holds plain types, and positions but never examples. It is the same on all ranks.
+        It holds plain types, and positions but never examples. It is the same on all ranks, unless the user's loader or stream
+        has a state of its own, which is then part of it.
         """
         goes_on = LEFT_OUT if self.epoch_goes_on is None else self.epoch_goes_on()
         place = None if self.trainer_place is None else self.trainer_place()

@@ -110,5 +110,5 @@ def check_seed(seed: Any) -> int | None:
     if seed is None:
         return None
     if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise TypeError(f"seed must be an integer, or None (the seed of seed_everything, else a random one), got {seed!r}")
+        raise TypeError(f"seed must be an integer, or None (see EchoLoader for what is taken then), got {seed!r}")
     return int(seed)

@@ -1,6 +1,7 @@
-"""`Setting`: what never changes in an `EchoLoader`: the user's loader, the insertion point, the buffer size, the ranks.
+"""`Setting`: what an `EchoLoader` was made with: the user's loader, the insertion point, the buffer size, the ranks.
 
-The number of ranks is asked for each time that it is needed, because a loader is made before a job starts its other processes.
+None of it is exchanged later. The number of ranks and the length of the data set are asked for each time that they are needed: a
+loader is made before a job starts its other processes, and a data set may grow.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ class Setting:
         return lookahead(self.source, self.by_batches, largest_factor)
 
     def filling_batches(self) -> int:
-        """Returns the number of batches after which the buffer is full."""
+        """Returns the number of batches after which the buffer has been filled, however it is filled."""
         return self.buffer_size if self.by_batches else -(-self.buffer_size // self.layout().batch_size)
 
     def start(self, launch: Launch) -> Pipeline:

@@ -1,7 +1,8 @@
 """How many items may be live: 16 batches by default, enough to fill a batch, and no more than memory holds.
 
-Two uses of an example are about as many batches apart as are live. With 16 live batches instead of two, a language model needed
-0.69 times the fresh examples to reach its target, and image classification 0.86 times (docs/evidence.md, e = 4). Two limits:
+If n batches are live, two uses of an example are about n batches apart. With 16 live batches instead of two, a language model
+needed 0.69 times the fresh examples to reach its target, and image classification 0.86 times (docs/evidence.md, e = 4). Two
+limits:
 
 * At most a quarter of a short pass is live, because filling the buffer takes additional fresh examples.
 * Four batches are live in device memory, which is scarce.

@@ -168,14 +168,14 @@ class Pulled(NamedTuple):
     Attributes:
         position: Position of the first example, among those that this worker has pulled.
         wanted: Number of examples that the plan asked for.
-        batch: Number of the batch in this worker.
-        number: Number of the pass.
+        batch_number: Number of the batch in this worker.
+        pass_number: Number of the pass.
     """
 
     position: int
     wanted: int
-    batch: int
-    number: int
+    batch_number: int
+    pass_number: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +261,9 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EchoState:
-    """The state of an `EchoLoader` after some batch. It holds positions but never examples, and is the same on all ranks.
+    """The state of an `EchoLoader` after some batch. It holds positions but never examples.
+
+    It is the same on all ranks, except for a state of the user's own loader or stream.
 
     Attributes:
         version: Version of this list of fields.
@@ -410,7 +412,7 @@ def _check(state: EchoState, *, by_index: bool) -> None:
     plan, order, stream, layout = state.plan, state.order, state.stream, state.layout
     for name in ("replicas", "batch_size", "last_batch_size"):
         require(getattr(layout, name) >= 1, f"layout.{name}", "an integer >= 1", getattr(layout, name))
-    require(plan is None or order is not None, "order", "there exactly where there is a plan", order)
+    require(plan is None or order is not None, "order", "there if there is a plan", order)
     require(stream is None or plan is None, "stream", "None beside a plan", stream)
     begins = plan is None and stream is None  # a pass begins, and nothing is live
     require(not begins or state.begin_at.number == state.delivered, "plan, or stream,", "there once batches were delivered", plan)

@@ -43,7 +43,7 @@ class Observation:
 
     Attributes:
         epoch: Number of the epoch that has ended, from 0.
-        factor: Echo factor in force.
+        factor: Echo factor that was set last.
         steps: Number of steps that `idle_fraction` and `step_seconds` were measured over: those steps of the epoch that were
             planned with this factor. A few steps tell little.
         idle_fraction: Idle fraction of the job over these steps; None if there are no such steps.

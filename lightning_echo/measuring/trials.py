@@ -46,7 +46,7 @@ _ALL_GAINED = 0.75  # this share of the predicted gain counts as all of it: meas
 _RAISED = 1.25  # a factor raised by less than this times is not judged
 _RAISED_NEAR_TARGET = 1.5  # the same while idle is near the target: jitter is overcome in small steps
 _NEAR_TARGET = 2.0  # near the target is up to this many times the target
-_EXPLAINED = 1.5  # today's costs explain up to this many times the waiting that they predict: no clock sees all of it
+_EXPLAINED = 1.5  # waiting up to this many times what today's costs predict counts as explained: no clock sees all of it
 _CHANGED = 1.5  # costs that differ by less than this factor count as equal
 
 

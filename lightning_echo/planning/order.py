@@ -11,8 +11,9 @@ batch sampler yields lists.
 
 Spreading: with echoing an index of one pass may still be live when the next pass begins. So each pass is rearranged a little:
 among the indices that have not been seen for ``distance`` slots, the one that comes first in the pass's own order is taken
-next. Only the first slots of a pass, its *head*, move. Unless a pass is short its end stays the same. So the next pass can be
-worked out without those before it, and a pass is filled from the start of its own order. Until echoing begins nothing moves.
+next. Only the first slots of a pass, its *head*, change. The end of a pass stays as it was, unless the pass is short. The head
+of the next pass depends on that end alone, so it can be worked out without all earlier passes. Until echoing begins, nothing
+changes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Where a data set is cut: into what an echo reuses and what each use redoes, with the proof that this changes nothing.
 
-A data set goes through four steps. `splits.py` runs them in a row. Each step is a file that knows nothing of the next one:
+A data set goes through four steps, in this order. `splits.py` runs them. Each step is a file that knows nothing of the next one:
 
-1. ``describe(dataset)`` looks at the data set once: the data sets inside it, how it passes indices on to them, the conventions
-   that each may follow, and the names of their transforms. It returns a value that can be printed and sent. 2.
-   ``cut(description, raw=...)`` cuts that value at an insertion point: what is reused and what is redone of each data set
-   inside. 3. ``make(cut, dataset)`` makes the functions, `Stages`: once of a throw-away copy for the proof, and once in each
-   worker. There the data set is described again, because a ``worker_init_fn`` may have changed it, and cut in the way that was
-   proved. 4. ``prove(dataset, make, ...)`` compares what the stages return with what the data set returns.
+* ``describe(dataset)`` looks at the data set once: the data sets inside it, how it passes indices on to them, the conventions
+  that each may follow, and the names of their transforms. It returns a value that can be printed and sent.
+* ``cut(description, raw=...)`` cuts that value at an insertion point: what is reused and what is redone of each data set inside.
+* ``make(cut, dataset)`` makes the functions, `Stages`: once of a throw-away copy for the proof, and once in each worker. There
+  the data set is described again, because a ``worker_init_fn`` may have changed it, and cut in the way that was proved.
+* ``prove(dataset, make, ...)`` compares what the stages return with what the data set returns.
 
 While training runs, `fallback.py` watches each read. An example that does not fit the split is read whole for each use.
 

@@ -2,11 +2,10 @@
 
 An echo reuses what stands before the cut. Each use redoes everything from the first random transform on.
 
-A transform counts as deterministic only if its exact class stands in a list, of torchvision's v1 and v2. Everything else counts
-as
-random: subclasses, ``Lambda``, functions, containers that hold anything else. Nothing less is safe: RandomHorizontalFlip,
-RandAugment, GaussianNoise and a dozen other random classes of v2 show no sign of it from outside. A transform that is wrongly
-taken for random costs only time.
+A transform counts as deterministic if its exact class stands in a list (of torchvision's v1 and v2, and torch's ``Identity``),
+or if MONAI says so (see below). Everything else counts as random: subclasses, ``Lambda``, functions, containers that hold
+anything else. Nothing less is safe: RandomHorizontalFlip, RandAugment, GaussianNoise and a dozen other random classes of v2
+show no sign of it from outside. A transform that is wrongly taken for random costs only time.
 
 MONAI's transforms show by their base classes whether they are random (``RandomizableTrait``), and MONAI's own caches trust that.
 All of its others are deterministic, unless they call a function of the user's (``Lambda``, ``CropForeground(select_fn=...)``).

@@ -287,7 +287,7 @@ class TrainingEcho:
 
     def _order_reload_after_resuming(self) -> None:
         """Orders a reload if a resumed epoch keeps its length although the factor has changed since it began."""
-        if any(loader.keeps_length for loader in self._parts.values()):
+        if any(loader.has_kept_length for loader in self._parts.values()):
             self._reload.order()
 
     def end_own_reload(self) -> bool:

@@ -154,10 +154,10 @@ class ExampleCache:
         """Returns a batch of which something is used again, and how many examples were read again for it."""
         held, positions, watched = self._held, request.positions, self._watched
         examples: list[Any] = [None] * len(positions)
-        missing: list[int] = []  # live, but held nowhere
+        not_held: list[int] = []  # live, but held nowhere
         for i in range(request.fresh, len(positions)):  # first, since what is used up makes room for what is fresh
             if positions[i] not in held:
-                missing.append(i)
+                not_held.append(i)
             elif request.stays_live[i]:
                 example = held[positions[i]]
                 examples[i] = copy_example(example) if self._copies_uses else example
@@ -165,10 +165,10 @@ class ExampleCache:
                 examples[i] = held.pop(positions[i])
         if watched is not None:
             watched.begin()
-        loaded, refetched = self._load_missing(stages, request, missing)
+        loaded, refetched = self._load_not_held(stages, request, not_held)
         if watched is not None and watched.must_repeat():
-            loaded, _ = self._load_missing(stages, request, missing)
-        for i in chain(range(request.fresh), missing):
+            loaded, _ = self._load_not_held(stages, request, not_held)
+        for i in chain(range(request.fresh), not_held):
             example = examples[i] = loaded.pop(positions[i])
             if request.stays_live[i]:  # a copy is kept: the data set may use the example's memory again
                 held[positions[i]] = copy_example(example)
@@ -178,7 +178,7 @@ class ExampleCache:
         self._seeding.seed(BATCH, request.number)
         return examples if stages.augment is unchanged else self._augment(stages, request.indices, examples), refetched
 
-    def _load_missing(self, stages: Stages, request: Request, missing: list[int]) -> tuple[dict[int, Any], int]:
+    def _load_not_held(self, stages: Stages, request: Request, not_held: list[int]) -> tuple[dict[int, Any], int]:
         """Returns what a batch needs and is not held, by position, and how many examples of it were read again."""
         loaded: dict[int, Any] = {}
         refetched = 0
@@ -186,7 +186,7 @@ class ExampleCache:
             again = self._load_call(stages, first, indices)
             loaded.update((position, again[position - first]) for position in live)
             refetched += len(indices)
-        for i in missing:
+        for i in not_held:
             if request.positions[i] not in loaded:
                 loaded[request.positions[i]] = self._load(stages, request.positions[i], request.indices[i])
                 refetched += 1

@@ -2,9 +2,9 @@
 
 What a stream is told may be shared by all workers (the epoch of a Hugging Face data set lies in memory that they share), and
 setting it may be two steps, not one. So the workers tell it one after another. A stream reads what it was told when its first
-example is taken. By then another worker may have told it the same pass again, which changes nothing. Only workers that resume may
-be in different passes, as each pulls again what is live. Until they have caught up, a worker takes the first example before the
-next worker may begin.
+example is taken. By then another worker may have told it the same pass again, which changes nothing. But workers that resume
+may be in different passes, because each of them pulls again what is live. Until a worker has reached the pass of the run, it
+takes the first example of a pass before another worker may tell the stream anything.
 
 The state that a stream has at the end of a pass is loaded before the next one. Some streams yield nothing then, and are iterated
 once more. Others go on with the next pass by themselves.

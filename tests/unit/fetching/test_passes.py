@@ -289,7 +289,7 @@ class TestALoaderWithAStateOfItsOwn:
             if state is not None:
                 reader.load(state)
             requests = BatchRequests(plan, reader)
-            reader.expect(requests.missing)
+            reader.expect(requests.not_held)
             return loader, requests, BatchEcho(requests, reader.read)
 
         def deliver(requests, batches, count):

@@ -152,16 +152,16 @@ def test_a_pass_that_ended_before_a_batch_was_fetched_ahead_is_over_when_that_ba
     items = [None, item(2)]
     fetch, delivery.fetch = delivery.fetch, lambda source: fetch(source, lambda: True)
     trainer.source = lambda delivered: items.pop(0)
-    assert (trainer.take(), delivery.passes_over) == (1, 0)
+    assert (trainer.take(), delivery.ended_passes) == (1, 0)
     trainer.source = lambda delivered: item(3)
-    assert (trainer.take(), delivery.passes_over) == (2, 1)
+    assert (trainer.take(), delivery.ended_passes) == (2, 1)
 
 
 def test_a_run_that_goes_on_within_an_epoch_counts_on():
     delivery = Delivery()
     trainer = Trainer(delivery, Source())
     trainer.in_run = trainer.in_epoch = 7
-    delivery.begin_at(Progress(0, -1, 7, 7), EchoCounts(7, 14), 0)
+    delivery.continue_at(Progress(0, -1, 7, 7), EchoCounts(7, 14), 0)
     delivery.progress.resuming = True
     delivery.begin_epoch(-1, keeps_length=False)
     trainer.waiting = [delivery.fetch(trainer.source)]
@@ -197,8 +197,8 @@ def test_what_who_iterates_has_not_used_yet_can_be_forgotten_at_once():
 
 def test_going_elsewhere_forgets_what_was_fetched():
     delivery, _ = training()
-    delivery.begin_at(Progress(delivered=7), EchoCounts(5, 5), 2)
-    assert (delivery.batches, delivery.counts, delivery.last, delivery.passes_over) == (7, EchoCounts(5, 5), EchoCounts(), 2)
+    delivery.continue_at(Progress(delivered=7), EchoCounts(5, 5), 2)
+    assert (delivery.batches, delivery.counts, delivery.last, delivery.ended_passes) == (7, EchoCounts(5, 5), EchoCounts(), 2)
     assert not delivery.is_ahead
 
 
@@ -245,7 +245,7 @@ def test_passes_are_counted_and_an_epoch_ends_with_one_or_goes_on(goes_on):
     else:
         with pytest.raises(StopIteration):
             delivery.fetch(lambda delivered: items.pop(0), lambda: False)
-    assert (delivery.passes_over, delivery.batches) == (1, 1 + goes_on)
+    assert (delivery.ended_passes, delivery.batches) == (1, 1 + goes_on)
 
 
 def test_a_batch_is_fetched_after_so_many_delivered_ones():
