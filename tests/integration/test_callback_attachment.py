@@ -168,7 +168,7 @@ def test_a_new_factor_is_in_force_with_the_next_epoch(epoch_length: str) -> None
 
 def test_full_pass_takes_a_factor_through_the_callback_alone() -> None:
     def on_the_loader(trainer: pl.Trainer) -> None:
-        with pytest.raises(AttributeError, match="Set that of the EchoCallback instead"):
+        with pytest.raises(AttributeError, match=r"Set \.factor on the EchoCallback instead"):
             trainer.train_dataloader.factor = 3  # type: ignore[union-attr]
 
     fit(Data(), callbacks=[callback(epoch_length="full_pass"), At({0: on_the_loader})], max_epochs=1)

@@ -127,7 +127,7 @@ class Look(pl.Callback):
             next(iter(loader.loader if self.inside else loader))
             self.looked += 1
         except RuntimeError as error:
-            self.refused += "To look at data during training iterate the loader inside, EchoLoader.loader" in str(error)
+            self.refused += "To look at data during training, iterate the loader inside, EchoLoader.loader" in str(error)
 
 
 HOOKS = ("on_train_start", "on_train_epoch_start", "on_train_batch_end", "on_validation_epoch_end", "on_train_epoch_end")

@@ -121,7 +121,7 @@ def test_an_echo_loader_in_two_trainings_says_that_each_needs_its_own() -> None:
     loader = EchoLoader(Data().train_dataloader(), **OPTIONS)
 
     def refused() -> None:
-        with pytest.raises(RuntimeError, match="two trainings need an EchoLoader each"):
+        with pytest.raises(RuntimeError, match="Two trainings need an EchoLoader each"):
             fit(loader)
 
     assert beside(uses(loader), refused).batches == fit(echoed()).model.batches
