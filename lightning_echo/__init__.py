@@ -31,6 +31,7 @@ The folders and files. Each imports only those that stand before it:
     planning/       which example is used when: arithmetic without torch or data
     protecting/     copies, differences and random states: nothing of the user's is changed
     splitting/      where a data set is cut, and the proof that the cut is right
+    caching/        examples that are kept for good, shared by the processes of a node
     workers/        what runs in worker processes: read or look up, augment, collate
     fetching/       from the plan to batches, in the main process
     loading/        `EchoLoader`: epochs, their length, the state

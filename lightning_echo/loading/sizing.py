@@ -10,13 +10,13 @@ limits:
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.planning.shape import smallest_buffer
 
-__all__ = ["BufferSizing", "free_memory_bytes"]
+__all__ = ["BufferSizing"]
 
 _LEAST_BATCHES_PER_WORKER = 2
 _LEAST_BATCHES = 4  # if whole batches are reused
@@ -98,16 +98,3 @@ class BufferSizing:
                 f"buffer_size={size} cannot fit: {size} live {self._what} of {self._item_bytes / _MIB:.3g} MiB need more than "
                 f"the {free / _GIB:.3g} GiB of free memory. Use a smaller one, or a later insertion point"
             )
-
-
-def free_memory_bytes() -> int | None:
-    """Returns the free memory of the machine, bytes; None if the system does not tell."""
-    try:
-        with open("/proc/meminfo") as info:
-            return next((int(line.split()[1]) * 1024 for line in info if line.startswith("MemAvailable")), None)
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None

@@ -20,6 +20,7 @@ LEVELS = (
     "planning",
     "protecting",
     "splitting",
+    "caching",
     "workers",
     "fetching",
     "loading",

@@ -23,9 +23,9 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.datamodule import EchoDataModule
 from lightning_echo.loading.loader import EchoLoader
-from lightning_echo.loading.sizing import free_memory_bytes
 from lightning_echo.protecting.copies import ThrowAwayCopies
 from lightning_echo.training.collection import leaves_of, with_leaves
 from lightning_echo.training.refusals import refuse_other_package

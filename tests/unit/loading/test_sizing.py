@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.loading import sizing
 from lightning_echo.loading.loader import EchoLoader
 
@@ -56,9 +57,8 @@ class TestMemory:
         with pytest.warns(UserWarning, match=r"buffer_size is 2 instead of 4: 4 live batches of 8 MiB"):
             assert EchoLoader(loader, 2, insertion_point="after_batching").buffer_size == 2
 
-    def test_free_memory_is_a_number_of_bytes_or_unknown(self):
-        free = sizing.free_memory_bytes()
-        assert free is None or free > MIB
+    def test_what_is_free_is_what_the_container_leaves(self):
+        assert sizing.free_memory_bytes is free_memory_bytes
 
 
 class Stream(IterableDataset):

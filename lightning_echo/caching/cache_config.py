@@ -1,0 +1,142 @@
+"""`CacheConfig`: how much is kept, of what, and where."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any
+
+from lightning_echo.caching.free_memory import free_memory_bytes
+
+__all__ = ["HOLDS", "CacheConfig", "read_cache_config"]
+
+HOLDS = ("auto", "raw", "loaded", "whole")
+_LEAST_BYTES = 2**20
+_UNITS = {
+    **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+    **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
+}
+_EXPECTED = 'a string with a unit such as "8GiB", a share of the free memory such as 0.5, or a number of bytes'
+
+
+@dataclass(frozen=True, kw_only=False)
+class CacheConfig:
+    """The options of a cache (CoorDL's MinIO cache: Mohan et al. 2021, arXiv 2007.06775, section 4.1).
+
+    Args:
+        size: What the cache may hold on each node: a string with a unit (``"8GiB"``, ``"500MB"``, ``"1.5 GiB"``), a float between
+            0 and 1 (that share of the memory that is free when the cache is made), or an integer (bytes, at least one MiB).
+        hold: What is held of an example. ``"raw"``: what was read, before decoding (as at ``after_read``). ``"loaded"``: the
+            decoded example, before its augmentation (as at ``before_augmentation``). ``"whole"``: what ``__getitem__`` returns,
+            if it returns the same each time. ``"auto"``: raw or loaded, whichever saves more time per byte.
+        path: A folder on a local disk that holds the examples instead of the memory.
+        name: Under this name the examples stay in ``path`` after the job, and the next job finds them.
+        partitioned: Whether the nodes of a job hold different examples and hand them to each other. Not available yet.
+
+    Raises:
+        TypeError: An option has a wrong type.
+        ValueError: An option has an impossible value.
+
+    Example:
+        >>> CacheConfig("1.5 GiB").bytes_of(free_bytes=10**12)
+        1610612736
+        >>> CacheConfig(0.25).bytes_of(free_bytes=4_000_000_000)
+        1000000000
+    """
+
+    size: str | float | int
+    hold: str = "auto"
+    path: str | None = None
+    name: str | None = None
+    partitioned: bool = False
+
+    def __post_init__(self) -> None:
+        _check_size(self.size)
+        if self.hold not in HOLDS:
+            raise ValueError(f"cache.hold must be one of {', '.join(map(repr, HOLDS))}, got {self.hold!r}")
+        for option in ("path", "name"):
+            value = getattr(self, option)
+            if value is not None and (not isinstance(value, str | os.PathLike) or not os.fspath(value)):
+                raise TypeError(f"cache.{option} must be a string or None, got {value!r}")
+        if self.name is not None:
+            if self.path is None:
+                raise ValueError(f"cache.name={self.name!r} needs a folder on a local disk: give cache.path, too")
+            if not re.fullmatch(r"[\w.-]{1,64}", self.name) or self.name.startswith("."):
+                raise ValueError(
+                    f"cache.name must be 1 to 64 letters, digits, '_', '-' or '.', not beginning with '.', got {self.name!r}"
+                )
+        if not isinstance(self.partitioned, bool):
+            raise TypeError(f"cache.partitioned must be True or False, got {self.partitioned!r}")
+        if self.partitioned:
+            raise ValueError("cache.partitioned=True is not available yet: each node holds a cache of its own (leave it out)")
+
+    def bytes_of(self, free_bytes: int | None = None) -> int:
+        """Returns the size in bytes.
+
+        Args:
+            free_bytes: Free memory, of which a share is taken; None: ask the system.
+
+        Raises:
+            ValueError: A share was given, and the system does not tell how much memory is free.
+        """
+        if isinstance(self.size, str):
+            return _parsed(self.size)
+        if isinstance(self.size, int):
+            return self.size
+        free = free_memory_bytes() if free_bytes is None else free_bytes
+        if free is None:
+            raise ValueError(
+                f"cache.size={self.size!r} is a share of the free memory, which this system does not tell: give bytes"
+            )
+        return int(free * self.size)
+
+
+def read_cache_config(value: Any) -> CacheConfig | None:
+    """Returns the options of a cache, from any form in which users may give them; None for no cache.
+
+    Args:
+        value: A `CacheConfig`, a mapping of its fields (also OmegaConf's), a size, or None.
+
+    Raises:
+        TypeError: It is none of these, or a field has a wrong type.
+        ValueError: A field is unknown, missing, or has an impossible value.
+    """
+    if value is None or isinstance(value, CacheConfig):
+        return value
+    if isinstance(value, Mapping):
+        known = [field.name for field in fields(CacheConfig)]
+        if unknown := [str(key) for key in value if key not in known]:
+            raise ValueError(f"cache has unknown options {', '.join(unknown)}: known are {', '.join(known)}")
+        if "size" not in value:
+            raise ValueError('cache needs a size, such as "8GiB"')
+        return CacheConfig(**{str(key): value[key] for key in value})
+    return CacheConfig(value)
+
+
+def _check_size(size: Any) -> None:
+    if isinstance(size, str):
+        _parsed(size)
+        return
+    if isinstance(size, bool) or not isinstance(size, Real):
+        raise TypeError(f"cache.size must be {_EXPECTED}, got {size!r}")
+    if isinstance(size, int):
+        if size < _LEAST_BYTES:
+            meant = f': did you mean "{size}GiB"?' if size > 0 else ""
+            raise ValueError(f"cache.size={size} is less than one MiB (an integer is a number of bytes){meant}")
+        return
+    if not 0 < float(size) < 1:
+        raise ValueError(f"cache.size as a share of the free memory must be between 0 and 1, got {size!r}; or give {_EXPECTED}")
+
+
+def _parsed(text: str) -> int:
+    """Returns the bytes that a size with a unit stands for."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]+)\s*", text)
+    if match is None or (unit := match[2].lower()) not in _UNITS:
+        raise ValueError(f"cache.size must be {_EXPECTED}, got {text!r}")
+    size = int(float(match[1]) * _UNITS[unit])
+    if size < _LEAST_BYTES:
+        raise ValueError(f"cache.size={text!r} is less than one MiB: a cache holds examples")
+    return size

@@ -1,0 +1,141 @@
+"""`ExampleStore`: the examples in an arena, as one process sees them. It counts hits and misses, and audits some hits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.record import decode, encode, is_whole
+from lightning_echo.protecting.difference import difference
+
+__all__ = ["MISSING", "ExampleStore", "Lookups", "StaleCacheError"]
+
+MISSING = object()
+"""What `ExampleStore.get` returns for an example that is not held."""
+
+
+class StaleCacheError(RuntimeError):
+    """A data set returns another example than the one that was held."""
+
+
+class Lookups(NamedTuple):
+    """How often a process has looked for a fresh example.
+
+    Attributes:
+        hits: Times that the example was held.
+        misses: Times that it had to be read.
+    """
+
+    hits: int = 0
+    misses: int = 0
+
+
+class ExampleStore:
+    """Looks examples up, and adds those that were read.
+
+    Args:
+        arena: Where they are. Its keys are those of `Keys`.
+        name: The name under which they are kept after the job; None: they are not. A kept example consists of types that can be
+            read without running code, and is checked at its first hit in a process.
+
+    Attributes:
+        lookups: Hits and misses of this process.
+
+    Example:
+        >>> store = ExampleStore(Arena.create(keys=10, budget_bytes=2**20))
+        >>> store.get(3) is MISSING, store.put(3, {"label": 7}), store.get(3), store.lookups
+        (True, True, {'label': 7}, Lookups(hits=1, misses=1))
+    """
+
+    def __init__(self, arena: Arena, name: str | None = None) -> None:
+        self.arena, self._name = arena, name
+        self._hits = self._misses = 0
+        self._audit_at = 1
+        self._checked: set[int] = set()
+
+    @property
+    def lookups(self) -> Lookups:
+        """Hits and misses of this process."""
+        return Lookups(self._hits, self._misses)
+
+    def get(self, key: int, *, is_fresh: bool = True) -> Any:
+        """Returns a copy of an example that nobody else has, or `MISSING`.
+
+        Args:
+            key: Its key.
+            is_fresh: Whether it is looked for as a fresh example. What is read again after a resume is not counted.
+
+        Raises:
+            StaleCacheError: A kept record is damaged.
+        """
+        data = self.arena.get(key)
+        if data is None:
+            self._misses += is_fresh
+            return MISSING
+        self._hits += is_fresh
+        if self._name is None:
+            return decode(data)
+        if key not in self._checked:
+            if not is_whole(data):
+                raise StaleCacheError(
+                    f"the cache {self._name!r} is damaged: the record of example {key} is not what was written. Remove its file"
+                )
+            self._checked.add(key)
+        return decode(data, trusted=False)
+
+    @property
+    def must_audit(self) -> bool:
+        """Whether the last hit must be read once more and compared: the 1st, 10th, 100th ... hit of a process."""
+        if self._hits < self._audit_at:
+            return False
+        self._audit_at *= 10
+        return True
+
+    def audit(self, held: Any, read: Any, index: Any) -> None:
+        """Compares an example that was held with the same one, read again.
+
+        Args:
+            held: What `get` returned.
+            read: What the data set returns now.
+            index: Its index in the data set, for the message.
+
+        Raises:
+            StaleCacheError: They differ.
+        """
+        if (where := difference(held, read)) is not None:
+            raise StaleCacheError(
+                f"example {index!r} is another one now than when it was put into the cache: {where}. A cache needs a data set "
+                "that returns the same before its augmentation each time: leave the cache out, or move what changes after the cut"
+            )
+
+    def put(self, key: int, example: Any) -> bool:
+        """Adds an example, if there is room.
+
+        Args:
+            key: Its key.
+            example: What was read. It must not change meanwhile.
+
+        Returns:
+            Whether it was added.
+
+        Raises:
+            TypeError: It is to be kept under a name, and consists of other types than those that may be.
+            Exception: What pickle raises for an example that it cannot write.
+        """
+        if key in self.arena or self.arena.counts.is_frozen:
+            return False
+        record = encode(example, checksum=self._name is not None)
+        if self._name is not None and not record.is_plain:
+            raise TypeError(
+                f"an example of type {type(example).__name__} cannot be kept under the name {self._name!r}: only None, numbers, "
+                "strings, bytes, tuples, lists, dicts, tensors, arrays and images can be read again without running code. Leave "
+                "cache.name out"
+            )
+        return self.arena.put(key, record.parts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which counts for itself."""
+        return {"arena": self.arena, "_name": self._name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ExampleStore.__init__(self, state["arena"], state["_name"])

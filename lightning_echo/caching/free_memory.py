@@ -1,0 +1,99 @@
+"""How much memory is free: for the machine, and for the container that the process runs in.
+
+A container may be allowed less memory than the machine has. Past its limit the kernel kills a process of it, without an error, so
+the limit must be seen beforehand. The kernel groups processes into a tree of control groups (cgroups), of which each may have a
+limit: what is free is the least that any group around the process leaves. Files that a group has only read can be dropped at any
+time; they are counted as free, as ``MemAvailable`` of the machine does.
+
+Source: Linux kernel documentation, cgroup-v2.rst ("memory.max", "memory.current", "memory.stat") and cgroup-v1/memory.rst.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["free_memory_bytes"]
+
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_NO_LIMIT = 2**60  # version 1 writes a number near 2**63 where there is no limit
+
+
+class _Names(NamedTuple):
+    """What a version of control groups calls its files, and the entry of ``memory.stat`` with what can be dropped."""
+
+    limit: str
+    used: str
+    droppable: str
+
+
+_VERSION_1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _Names("memory.max", "memory.current", "inactive_file")
+
+
+def free_memory_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
+    """Returns the memory that this process and its children can still take, bytes; None if the system does not tell.
+
+    Args:
+        proc: Where the kernel shows processes.
+        cgroups: Where the kernel shows control groups.
+    """
+    found = [free for free in (_free_of_machine(proc), *_free_of_groups(proc, cgroups)) if free is not None]
+    return min(found, default=None)
+
+
+def _free_of_machine(proc: Path) -> int | None:
+    try:
+        with open(proc / "meminfo") as info:
+            return next((int(line.split()[1]) * 1024 for line in info if line.startswith("MemAvailable")), None)
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _free_of_groups(proc: Path, cgroups: Path) -> Iterator[int | None]:
+    """What each control group around the process leaves, of those that limit memory."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2, where all controllers are in one tree; beside version 1 it is often a folder of its own
+            trees, names = [cgroups, cgroups / "unified"], _VERSION_2
+        elif "memory" in controllers.split(","):
+            trees, names = [cgroups / "memory"], _VERSION_1
+        else:
+            continue
+        # In a container the path may be one of the machine, which is not to be seen there: the tree's root is its own group then.
+        inside = Path(path.lstrip("/"))
+        for tree in trees:
+            yield from (_free_of_group(tree / group, names) for group in (inside, *inside.parents))
+
+
+def _free_of_group(group: Path, names: _Names) -> int | None:
+    limit, used = _number_in(group / names.limit), _number_in(group / names.used)
+    if limit is None or used is None or limit >= _NO_LIMIT:
+        return None
+    return max(limit - used + _droppable(group, names.droppable), 0)
+
+
+def _number_in(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # "max": no limit
+
+
+def _droppable(group: Path, name: str) -> int:
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)

@@ -1,0 +1,97 @@
+"""The key of an example: which one it is in the data set that reads it.
+
+A ``Subset`` or ``ConcatDataset`` only passes an index on. Two subsets of a data set have the same examples under different
+indices, and different examples under the same index. So the key of an example is made of the data set that reads it and of the
+index there::
+
+    ConcatDataset:  index 7 -> data set 1, index 2       keys 0 to 4: data set 0
+    Subset there:   index 2 -> index 11                  keys 5 to 24: data set 1        -> key 5 + 11
+
+A data set that is inside twice has its keys once. What `StagedDataset.of` returns has keys of its own: two of them may decode the
+examples of one data set in two ways.
+"""
+
+from __future__ import annotations
+
+from operator import index as as_integer
+from typing import Any
+
+from lightning_echo.splitting.describe import Description, Role, data_sets_inside, describe, pass_on
+
+__all__ = ["Keys", "NoKeysError"]
+
+
+_PASSES_ON = (Role.subset, Role.concat)
+
+
+class NoKeysError(TypeError):
+    """The examples of a data set cannot be told apart by numbers."""
+
+
+class Keys:
+    """The keys of the examples of a data set.
+
+    Args:
+        dataset: A map-style data set.
+
+    Attributes:
+        count: Number of keys.
+
+    Raises:
+        NoKeysError: A data set that reads is a stream, or has no length.
+
+    Example:
+        >>> from torch.utils.data import ConcatDataset, Subset
+        >>> words, numbers = ["a", "b"], [10, 11, 12]
+        >>> keys = Keys(ConcatDataset([words, Subset(numbers, [2, 0])]))
+        >>> keys.count, [keys.of(index) for index in range(4)]
+        (5, [0, 1, 4, 2])
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset, self._description = dataset, describe(dataset)
+        self._starts: dict[int, tuple[int, int]] = {}  # number of a data set that reads -> its first key, and its length
+        self.count = 0
+        self._add(dataset, self._description)
+
+    def _add(self, dataset: Any, description: Description) -> None:
+        if description.role in _PASSES_ON:
+            for part, described in zip(data_sets_inside(dataset, description.role), description.inside, strict=True):
+                self._add(part, described)
+        elif description.number not in self._starts:
+            length = _length_of(dataset, description)
+            self._starts[description.number] = self.count, length
+            self.count += length
+
+    def of(self, index: Any) -> int | None:
+        """Returns the key of an example; None if its index is no number, or none of the data set that reads it.
+
+        Args:
+            index: What the data set is asked for.
+        """
+        dataset, description = self._dataset, self._description
+        while description.role in _PASSES_ON:
+            number, index = pass_on(dataset, description.role, index)
+            dataset, description = data_sets_inside(dataset, description.role)[number], description.inside[number]
+        start, length = self._starts[description.number]
+        try:
+            place = as_integer(index)
+        except TypeError:
+            return None
+        if place < 0:
+            place += length
+        return start + place if 0 <= place < length else None
+
+
+def _length_of(dataset: Any, description: Description) -> int:
+    if description.is_stream:
+        raise NoKeysError(
+            f"{description.name} is a stream: its examples have no index, under which they could be found again. Copy it to a "
+            "local disk, or echo it"
+        )
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise NoKeysError(
+            f"{description.name} has no length, so it is not known how many examples it has: add __len__"
+        ) from error

@@ -1,0 +1,391 @@
+"""Records: an example as bytes, and an example from bytes that nobody else has.
+
+::
+
+    | header size | checksum |   header   |  buffer 0  |  buffer 1  | ...
+       4 bytes      4 bytes                 each begins at a multiple of 16 bytes
+
+What is large in an example is in the buffers, as it lies in memory: tensors, arrays, images, bytes. The header says how the
+example is made of them. There are two kinds:
+
+* JSON, for examples that consist of a closed list of types: None, bool, int, float, str, bytes, tuple, list, dict, tensors on
+  the CPU, torchvision's ``tv_tensors``, numpy arrays and scalars, PIL images. Reading it cannot run any code, so it may come
+  from a file.
+* pickle, for all other examples. It may only be read by the job that has written it.
+
+`decode` copies the record once. What it returns is made of that copy, so an edit in place cannot reach the cache.
+
+An object that is in an example twice is one object again. Two tensors that are views of one memory become independent, as in a
+copy for an echo. Tensors and arrays keep their strides if no two elements share memory and there are no gaps.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+__all__ = ["NotPlainError", "Record", "decode", "encode", "is_whole"]
+
+_PREFIX = struct.Struct("<II")
+_ALIGNMENT = 16
+_JSON, _PICKLE = b"J", b"P"
+_SCALARS = (type(None), bool, int, float, str)
+_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_TV_TENSORS = "torchvision.tv_tensors"
+_IMAGE_MODES = {
+    "1",
+    "L",
+    "P",
+    "RGB",
+    "RGBA",
+    "CMYK",
+    "YCbCr",
+    "LAB",
+    "HSV",
+    "I",
+    "F",
+    "LA",
+    "PA",
+    "RGBX",
+    "I;16",
+    "I;16L",
+    "I;16B",
+}
+
+
+class NotPlainError(TypeError):
+    """An example has a type that only pickle can write."""
+
+
+class Record(NamedTuple):
+    """An example as bytes.
+
+    Attributes:
+        parts: The bytes, in several pieces that are written one after the other. They share memory with the example.
+        size: Bytes of all parts together.
+        is_plain: Whether the header is JSON, so that the record may be kept in a file.
+    """
+
+    parts: Sequence[Any]
+    size: int
+    is_plain: bool
+
+
+def encode(example: Any, *, checksum: bool = False) -> Record:
+    """Returns the record of an example.
+
+    Args:
+        example: What a data set returned. It must not change until the record is written.
+        checksum: Whether the record gets a checksum (CRC-32 of all but the first eight bytes), for `is_whole`.
+
+    Raises:
+        Exception: What pickle raises for an example that it cannot write.
+
+    Example:
+        >>> record = encode({"image": torch.arange(6).reshape(2, 3), "label": 7})
+        >>> decode(b"".join(record.parts))
+        {'image': tensor([[0, 1, 2],
+                [3, 4, 5]]), 'label': 7}
+    """
+    buffers = _Buffers()
+    try:
+        header, is_plain = _JSON + json.dumps(_form(example, buffers), separators=(",", ":")).encode(), True
+    except NotPlainError:
+        buffers, target = _Buffers(), io.BytesIO()
+        _Pickler(target, buffers).dump(example)
+        header, is_plain = _PICKLE + target.getvalue(), False
+    start = _aligned(_PREFIX.size + len(header))
+    parts = [header, bytes(start - _PREFIX.size - len(header)), *buffers.parts]
+    crc = 0
+    for part in parts if checksum else ():
+        crc = zlib.crc32(part, crc)
+    return Record([_PREFIX.pack(len(header), crc), *parts], start + buffers.size, is_plain)
+
+
+def decode(data: Any, *, trusted: bool = True) -> Any:
+    """Returns the example of a record, made of a copy of it.
+
+    Args:
+        data: The bytes of the record: anything with a buffer.
+        trusted: Whether this job has written the record. Otherwise one with pickle is refused.
+
+    Raises:
+        ValueError: The record is pickled and not trusted.
+    """
+    own = bytearray(data)
+    length, _ = _PREFIX.unpack_from(own)
+    end = _PREFIX.size + length
+    kind, header = own[_PREFIX.size : _PREFIX.size + 1], own[_PREFIX.size + 1 : end]
+    leaves = _Leaves(own, _aligned(end))
+    if kind == _JSON:
+        return _value(json.loads(header), leaves)
+    if not trusted:
+        raise ValueError("the record is pickled, and may only be read by the job that has written it")
+    return _Unpickler(io.BytesIO(header), leaves).load()
+
+
+def is_whole(data: Any) -> bool:
+    """Returns whether a record has the checksum that was written with it."""
+    if len(data) < _PREFIX.size:
+        return False
+    return bool(_PREFIX.unpack_from(data)[1] == zlib.crc32(memoryview(data)[_PREFIX.size :]))
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+class _Buffers:
+    """The buffers of a record that is being written, and the forms of the objects in them."""
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+        self.size = 0
+        self.count = 0
+        self.forms: dict[int, tuple[Any, Any]] = {}  # id -> the object, which must live as long as its id counts, and its form
+
+    def add(self, data: Any) -> int:
+        """Adds a buffer; returns its offset."""
+        offset, size = self.size, memoryview(data).nbytes
+        self.parts.append(data)
+        self.size = _aligned(offset + size)
+        if gap := self.size - offset - size:
+            self.parts.append(bytes(gap))
+        return offset
+
+
+def _form(value: Any, buffers: _Buffers) -> Any:
+    """Returns what JSON can hold of a value: a scalar as it is, anything else as a list that begins with a tag."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is tuple:
+        return ["tuple", *[_form(part, buffers) for part in value]]
+    if kind is list:
+        return ["list", *[_form(part, buffers) for part in value]]
+    if kind is dict:
+        return ["dict", *[[_form(key, buffers), _form(part, buffers)] for key, part in value.items()]]
+    form = _leaf_form(value, buffers)
+    if form is None:
+        raise NotPlainError(f"an example with a {kind.__module__}.{kind.__qualname__} can only be pickled")
+    return form
+
+
+def _leaf_form(value: Any, buffers: _Buffers) -> list[Any] | None:
+    """Returns the form of an object that is kept in a buffer (tag, number, and what its class needs), None for any other."""
+    if (known := buffers.forms.get(id(value))) is not None:
+        form: list[Any] = known[1]
+        return form
+    write = _writer_of(value)
+    rest = None if write is None else write(value, buffers)
+    if rest is None:
+        return None
+    form = [rest[0], buffers.count, *rest[1:]]
+    buffers.count += 1
+    buffers.forms[id(value)] = value, form
+    return form
+
+
+def _writer_of(value: Any) -> Callable[[Any, _Buffers], list[Any] | None] | None:
+    kind = type(value)
+    if kind is torch.Tensor:
+        return _write_tensor
+    if kind is np.ndarray:
+        return _write_array
+    if kind is bytes:
+        return _write_bytes
+    if isinstance(value, np.generic):
+        return _write_scalar
+    if isinstance(value, torch.Tensor) and kind.__module__.startswith(_TV_TENSORS):
+        return _write_tv_tensor
+    if (pil := sys.modules.get("PIL.Image")) is not None and isinstance(value, pil.Image):
+        return _write_image
+    return None
+
+
+def _write_bytes(value: bytes, buffers: _Buffers) -> list[Any]:
+    return ["bytes", buffers.add(value), len(value)]
+
+
+def _write_tensor(tensor: torch.Tensor, buffers: _Buffers, attributes: int = 0) -> list[Any] | None:
+    is_usual = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
+    if not is_usual or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or len(tensor.__dict__) > attributes:
+        return None
+    strides = tensor.stride()
+    if tensor.is_contiguous():
+        dense, strides = tensor, ()
+    elif torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        dense = tensor.as_strided((tensor.numel(),), (1,))
+    else:
+        dense, strides = tensor.contiguous(), ()
+    data = dense.reshape(-1).view(torch.uint8).numpy() if dense.numel() else b""
+    return ["tensor", buffers.add(data), str(tensor.dtype), list(tensor.shape), list(strides)]
+
+
+def _write_tv_tensor(tensor: torch.Tensor, buffers: _Buffers) -> list[Any] | None:
+    attributes = dict(tensor.__dict__)
+    form = attributes.pop("format", None)
+    try:
+        others = _form(attributes, buffers)
+    except NotPlainError:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        written = _write_tensor(tensor, buffers, attributes=len(tensor.__dict__))
+    if written is None:
+        return None
+    kind = type(tensor)
+    return ["tv_tensor", *written[1:], kind.__module__, kind.__name__, None if form is None else form.name, others]
+
+
+def _write_array(array: Any, buffers: _Buffers) -> list[Any] | None:
+    if array.dtype.hasobject or array.dtype.fields is not None or np.dtype(array.dtype.str) != array.dtype:
+        return None
+    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    dense = np.asarray(array, order=order)  # type: ignore[call-overload]
+    data = dense.reshape(-1, order=order).view(np.uint8) if dense.size else b""
+    return ["array", buffers.add(data), array.dtype.str, list(array.shape), order]
+
+
+def _write_scalar(value: Any, buffers: _Buffers) -> list[Any] | None:
+    if value.dtype.hasobject or value.dtype.fields is not None or np.dtype(value.dtype.str) != value.dtype:
+        return None
+    data = value.tobytes()
+    return ["scalar", buffers.add(data), len(data), value.dtype.str]
+
+
+def _write_image(image: Any, buffers: _Buffers) -> list[Any] | None:
+    if image.mode not in _IMAGE_MODES:
+        return None
+    try:
+        info = _form(dict(image.info), buffers)
+    except NotPlainError:
+        return None
+    image.load()
+    palette = None
+    if image.palette is not None:
+        mode, colours = image.palette.getdata()
+        palette = [mode, _form(bytes(colours), buffers)]
+    data = image.tobytes()
+    return ["image", buffers.add(data), len(data), image.mode, list(image.size), palette, info]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class _Leaves:
+    """The objects that are made of the buffers of a record, each once."""
+
+    def __init__(self, data: bytearray, start: int) -> None:
+        self._data, self._start = data, start
+        self._made: dict[int, Any] = {}
+
+    def get(self, form: Sequence[Any]) -> Any:
+        """Returns the object of a form."""
+        tag, number, offset, *rest = form
+        if number not in self._made:
+            self._made[number] = _READERS[tag](self, self._start + offset, *rest)
+        return self._made[number]
+
+    def bytes_at(self, start: int, length: int) -> bytes:
+        return bytes(memoryview(self._data)[start : start + length])
+
+    def tensor(self, start: int, dtype: str, shape: list[int], strides: list[int]) -> torch.Tensor:
+        count = 1
+        for size in shape:
+            count *= size
+        if not count:
+            return torch.empty(shape, dtype=_DTYPES[dtype])
+        flat = torch.frombuffer(self._data, dtype=_DTYPES[dtype], count=count, offset=start)
+        return flat.as_strided(shape, strides) if strides else flat.view(shape)
+
+    def tv_tensor(
+        self, start: int, dtype: str, shape: list[int], strides: list[int], module: str, name: str, form: str | None, others: Any
+    ) -> torch.Tensor:
+        if not module.startswith(_TV_TENSORS):
+            raise ValueError(f"a record with a tensor of {module}, which is not {_TV_TENSORS}")
+        place = import_module(module)  # whose class was written has torchvision; a process that reads may not have imported it
+        kind = getattr(place, name, None)
+        if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
+            raise ValueError(f"{module} has no {name}")
+        found = self.tensor(start, dtype, shape, strides).as_subclass(kind)
+        if form is not None:
+            found.__dict__["format"] = import_module(_TV_TENSORS).BoundingBoxFormat[form]
+        found.__dict__.update(_value(others, self))
+        return found
+
+    def array(self, start: int, dtype: str, shape: list[int], order: Any) -> Any:
+        kind = np.dtype(dtype)
+        if 0 in shape:
+            return np.empty(shape, kind, order=order)
+        count = 1
+        for size in shape:
+            count *= size
+        return np.frombuffer(self._data, kind, count, start).reshape(shape, order=order)
+
+    def scalar(self, start: int, length: int, dtype: str) -> Any:
+        return np.frombuffer(self.bytes_at(start, length), np.dtype(dtype), 1)[0]
+
+    def image(self, start: int, length: int, mode: str, size: list[int], palette: Any, info: Any) -> Any:
+        image = import_module("PIL.Image").frombytes(mode, tuple(size), self.bytes_at(start, length))  # its writer had Pillow
+        if palette is not None:
+            image.palette = import_module("PIL.ImagePalette").raw(palette[0], self.get(palette[1]))
+            image.load()
+        image.info = _value(info, self)
+        return image
+
+
+_READERS: dict[str, Callable[..., Any]] = {
+    "bytes": _Leaves.bytes_at,
+    "tensor": _Leaves.tensor,
+    "tv_tensor": _Leaves.tv_tensor,
+    "array": _Leaves.array,
+    "scalar": _Leaves.scalar,
+    "image": _Leaves.image,
+}
+
+
+def _value(form: Any, leaves: _Leaves) -> Any:
+    if type(form) is not list:
+        return form
+    tag = form[0]
+    if tag == "tuple":
+        return tuple([_value(part, leaves) for part in form[1:]])
+    if tag == "dict":
+        return {_value(key, leaves): _value(part, leaves) for key, part in form[1:]}
+    if tag == "list":
+        return [_value(part, leaves) for part in form[1:]]
+    return leaves.get(form)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes what is large into buffers."""
+
+    def __init__(self, target: io.BytesIO, buffers: _Buffers) -> None:
+        super().__init__(target, protocol=5)
+        self._buffers = buffers
+
+    def persistent_id(self, value: Any) -> Any:
+        """Returns the form of an object that is kept in a buffer; None: pickle writes it."""
+        return None if type(value) in _SCALARS else _leaf_form(value, self._buffers)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, source: io.BytesIO, leaves: _Leaves) -> None:
+        super().__init__(source)
+        self._leaves = leaves
+
+    def persistent_load(self, form: Any) -> Any:
+        return self._leaves.get(form)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

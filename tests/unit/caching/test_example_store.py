@@ -1,0 +1,148 @@
+"""Examples are looked up and added, counted, audited, and checked where they come from a file."""
+
+import copy
+import dataclasses
+import multiprocessing
+
+import pytest
+import torch
+
+from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.example_store import MISSING, ExampleStore, Lookups, StaleCacheError
+from lightning_echo.caching.record import encode
+
+MIB = 2**20
+
+
+@dataclasses.dataclass
+class Example:
+    image: torch.Tensor
+
+
+def make_store(name=None):
+    return ExampleStore(Arena.create(20, MIB), name)
+
+
+class TestLookingUp:
+    def test_what_was_put_is_found_in_memory_of_its_own(self):
+        store, example = make_store(), {"x": torch.arange(4), "label": 3}
+        assert store.put(5, example)
+        found = store.get(5)
+        assert torch.equal(found["x"], example["x"])
+        found["x"] += 1
+        example["x"] += 10
+        assert store.get(5)["x"].tolist() == [0, 1, 2, 3]
+
+    def test_hits_and_misses_are_counted_and_what_is_read_again_is_not(self):
+        store = make_store()
+        store.put(1, "a")
+        assert store.get(0) is MISSING
+        assert [store.get(1) for _ in range(3)] == ["a"] * 3
+        assert store.get(1, is_fresh=False) == "a"
+        assert store.get(2, is_fresh=False) is MISSING
+        assert store.lookups == Lookups(hits=3, misses=1)
+
+    def test_an_example_may_be_of_any_class_in_memory(self):
+        store = make_store()
+        assert store.put(0, Example(torch.ones(2)))
+        found = store.get(0)
+        assert type(found) is Example
+        assert found.image.tolist() == [1, 1]
+
+    def test_none_is_an_example(self):
+        store = make_store()
+        assert store.put(0, None)
+        assert store.get(0) is None
+
+    def test_a_full_store_takes_nothing_and_does_not_even_make_a_record(self):
+        store = make_store()
+        store.arena.freeze()
+        assert not store.put(0, lambda: "which pickle could not write")
+
+    def test_another_process_has_the_same_examples_and_counts_of_its_own(self):
+        store = make_store()
+        store.put(0, "a")
+        store.get(0)
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(1) as pool:
+            assert pool.apply(_looked_up, (store,)) == ("a", (1, 0))
+        assert store.lookups == (1, 0)
+        assert store.get(7) == "from there"
+
+
+def _looked_up(store):
+    found = store.get(0)
+    store.put(7, "from there")
+    return found, tuple(store.lookups)
+
+
+class TestAudit:
+    def test_is_due_at_the_first_tenth_and_hundredth_hit(self):
+        store = make_store()
+        store.put(0, "a")
+        due = []
+        for number in range(1, 1001):
+            store.get(0)
+            if store.must_audit:
+                due.append(number)
+        assert due == [1, 10, 100, 1000]
+
+    def test_is_not_due_after_a_miss(self):
+        store = make_store()
+        store.get(0)
+        assert not store.must_audit
+
+    def test_finds_a_data_set_that_returns_something_else(self):
+        store = make_store()
+        store.audit({"x": torch.ones(2)}, {"x": torch.ones(2)}, 7)
+        with pytest.raises(StaleCacheError, match=r"example 7 is another one now than when it was put into the cache: .*x"):
+            store.audit({"x": torch.ones(2)}, {"x": torch.tensor([1.0, 2.0])}, 7)
+
+
+class TestUnderAName:
+    def make(self, tmp_path, make_new=True):
+        path = str(tmp_path / "arena")
+        return ExampleStore(Arena.create_file(path, 20, MIB) if make_new else Arena.open_file(path), "train")
+
+    def test_examples_are_found_again(self, tmp_path):
+        assert self.make(tmp_path).put(3, (torch.arange(3), "a"))
+        found = self.make(tmp_path, make_new=False).get(3)
+        assert (found[0].tolist(), found[1]) == ([0, 1, 2], "a")
+
+    def test_those_of_other_types_are_refused(self, tmp_path):
+        with pytest.raises(TypeError, match=r"of type Example cannot be kept under the name 'train'.*Leave cache\.name out"):
+            self.make(tmp_path).put(3, Example(torch.ones(1)))
+
+    def test_a_pickled_one_in_the_file_is_not_read(self, tmp_path):
+        store = self.make(tmp_path)
+        store.arena.put(3, encode(Example(torch.ones(1)), checksum=True).parts)  # as somebody might have written it there
+        with pytest.raises(ValueError, match="may only be read by the job that has written it"):
+            store.get(3)
+
+    @pytest.mark.parametrize("place", [0, 20, 60, -1])
+    def test_a_changed_byte_is_noticed_at_the_first_hit(self, tmp_path, place):
+        store = self.make(tmp_path)
+        store.put(3, b"x" * 100)
+        data = (tmp_path / "arena").read_bytes()
+        start = data.index(b"x" * 100)
+        with open(tmp_path / "arena", "r+b") as file:
+            file.seek(start + place % 100)
+            file.write(b"y")
+        again = self.make(tmp_path, make_new=False)
+        with pytest.raises(StaleCacheError, match=r"the cache 'train' is damaged: the record of example 3.*Remove its file"):
+            again.get(3)
+
+    def test_a_whole_one_is_checked_once_in_a_process(self, tmp_path, monkeypatch):
+        store, checked = self.make(tmp_path), []
+        store.put(3, "a")
+        monkeypatch.setattr("lightning_echo.caching.example_store.is_whole", lambda data: checked.append(1) or True)
+        assert [store.get(3) for _ in range(4)] == ["a"] * 4
+        assert len(checked) == 1
+
+
+def test_a_copy_has_the_same_arena():
+    store = make_store()
+    store.put(1, "a")
+    for copied in (copy.copy(store), copy.deepcopy(store)):
+        assert copied.get(1) == "a"
+        assert copied.arena is store.arena
