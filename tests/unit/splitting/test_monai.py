@@ -4,7 +4,6 @@ The classes here do what MONAI's of the same names do, in a few lines each. They
 """
 
 import copy
-import pickle
 
 import numpy as np
 import pytest
@@ -151,10 +150,10 @@ class Persistent(Plain):
         cut_at, path = first_random(self.transform), self.folder / f"{index}.pkl"
         if not path.exists():
             computed = self.transform(copy.deepcopy(self.data[index]), end=cut_at)
-            path.write_bytes(pickle.dumps(computed))
+            torch.save(computed, path)
             computed = [*computed, "computed"] if isinstance(computed, list) else computed  # not what is found on disk
             return self.transform(computed, start=cut_at)
-        return self.transform(pickle.loads(path.read_bytes()), start=cut_at)
+        return self.transform(torch.load(path, weights_only=False), start=cut_at)
 
 
 @of_monai("transforms.lists.array")
