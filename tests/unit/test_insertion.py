@@ -152,8 +152,10 @@ def named_in(source):
             found.append((node.lineno, node.attr))
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or isinstance(parents[node], ast.Expr):
             continue
-        is_auto = node.value == "auto" or auto.search(node.value)  # a factor may be "auto", too
-        if a_point.search(node.value) or (is_auto and "factor" not in spoken_of(node, parents).lower()):
+        is_auto = node.value == "auto" or auto.search(node.value)
+        spoken = spoken_of(node, parents).lower() if is_auto else ""
+        # A factor may be "auto", too, and so may what a cache holds.
+        if a_point.search(node.value) or (is_auto and "factor" not in spoken and "hold" not in spoken):
             found.append((node.lineno, node.value))
     return found
 
@@ -193,6 +195,8 @@ def test_the_check_of_names_can_fail(source):
         "def f(factor: Literal['auto'] | float): pass",
         "make(insertion_point=point, factor='auto')",
         "if factor == 'auto': point = None",
+        "class C:\n    hold: str = 'auto'",
+        "HOLDS = ('auto', 'raw')",
         "mode = 'autograd'",
     ],
 )
