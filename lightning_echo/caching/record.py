@@ -25,7 +25,6 @@ import io
 import json
 import pickle
 import struct
-import sys
 import zlib
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -33,6 +32,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from lightning_echo.protecting.objects import is_image
 
 __all__ = ["NotPlainError", "Record", "decode", "encode", "is_whole"]
 
@@ -207,9 +208,7 @@ def _writer_of(value: Any) -> Callable[[Any, _Buffers], list[Any] | None] | None
         return _write_scalar
     if isinstance(value, torch.Tensor) and kind.__module__.startswith(_TV_TENSORS):
         return _write_tv_tensor
-    if (pil := sys.modules.get("PIL.Image")) is not None and isinstance(value, pil.Image):
-        return _write_image
-    return None
+    return _write_image if is_image(value) else None
 
 
 def _write_bytes(value: bytes, buffers: _Buffers) -> list[Any]:

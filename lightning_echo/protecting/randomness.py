@@ -11,15 +11,35 @@ import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-__all__ = ["DrawingTrap", "OwnRandomStates", "PreservingIterator", "preserved_random_states", "seed_all"]
+__all__ = [
+    "DrawingTrap",
+    "OwnRandomStates",
+    "PreservingIterator",
+    "RandomStates",
+    "preserved_random_states",
+    "random_states",
+    "seed_all",
+]
 
-_GLOBAL = ("torch", "numpy", "random")
 _MT19937_BYTES = 2500  # numpy's mt19937_state: 624 words of 32 bits and a position
+
+
+class RandomStates(NamedTuple):
+    """The states of the global generators, by the names of their packages."""
+
+    torch: Any
+    numpy: Any
+    random: Any
+
+
+def random_states() -> RandomStates:
+    """Returns the three global random states as they are now."""
+    return RandomStates(torch.default_generator.get_state(), np.random.get_state(), random.getstate())
 
 
 def seed_all(seed: int) -> None:
@@ -32,7 +52,7 @@ def seed_all(seed: int) -> None:
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
     """Puts the three global random states back as they were when the ``with`` began."""
-    states = _get_states()
+    states = random_states()
     try:
         yield
     finally:
@@ -67,15 +87,15 @@ class OwnRandomStates:
     """
 
     def __init__(self) -> None:
-        self._states: tuple[Any, Any, Any] | None = None
+        self._states: RandomStates | None = None
 
     def __enter__(self) -> None:
-        self._outside = _get_states()
+        self._outside = random_states()
         if self._states is not None:
             _set_states(self._states)
 
     def __exit__(self, *exception: object) -> None:
-        self._states = _get_states()
+        self._states = random_states()
         _set_states(self._outside)
 
 
@@ -110,7 +130,7 @@ class DrawingTrap:
         The caller must seed the global ones anew.
         """
         found = self._found()
-        names = [name for name, one, other in zip(_GLOBAL, self._expected, found, strict=True) if one != other]
+        names = [name for name, one, other in zip(RandomStates._fields, self._expected, found, strict=True) if one != other]
         if self._others and self._before != [pickle.dumps(state()) for state in self._others]:
             names.append("a generator that the data set holds")
         return " and ".join(names)
@@ -125,11 +145,7 @@ class DrawingTrap:
         )
 
 
-def _get_states() -> tuple[Any, Any, Any]:
-    return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-
-
-def _set_states(states: tuple[Any, Any, Any]) -> None:
-    torch.default_generator.set_state(states[0])
-    np.random.set_state(states[1])
-    random.setstate(states[2])
+def _set_states(states: RandomStates) -> None:
+    torch.default_generator.set_state(states.torch)
+    np.random.set_state(states.numpy)
+    random.setstate(states.random)

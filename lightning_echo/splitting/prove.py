@@ -11,21 +11,17 @@ Everything runs on throw-away copies, and the global random states are put back.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import torch
 
 from lightning_echo.protecting.copies import throw_away_copy
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.generators import Place, places_of_generators
 from lightning_echo.protecting.memory import nbytes
 from lightning_echo.protecting.protect import copy_example
-from lightning_echo.protecting.randomness import preserved_random_states, seed_all
+from lightning_echo.protecting.randomness import RandomStates, preserved_random_states, random_states, seed_all
 from lightning_echo.protecting.seeding import seeders
 from lightning_echo.splitting.cut import SplitRefused, leaves
 from lightning_echo.splitting.describe import Description, Role, data_sets_inside, pass_on
@@ -115,14 +111,14 @@ class PlainRead:
 
     indices: list[Any]
     examples: list[Any]
-    states: dict[str, Any]
+    states: RandomStates
 
 
 def read_plainly(dataset: Any, indices: list[Any]) -> PlainRead:
     """Reads examples as the plain loader does, from a throw-away copy. Exceptions are the data set's own."""
     with _seeded():
         copied = _seeded_copy(dataset)
-        return PlainRead(indices, read_batch(copied, indices), _global_states())
+        return PlainRead(indices, read_batch(copied, indices), random_states())
 
 
 def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
@@ -187,7 +183,7 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
 
 
 def _load(stages: Stages, indices: list[Any], places: list[Place]) -> list[Any]:
-    before, private = _global_states(), [place.state() for place in places]
+    before, private = random_states(), [place.state() for place in places]
     with _only_in_stages(f"loading {_named(indices)}"):
         loaded = [stages.load(index) for index in indices] if stages.load_many is None else stages.load_many(indices)
     what = f"what would be reused ({', '.join(stages.reused)}) draws random numbers"
@@ -217,7 +213,7 @@ def _where_different(plain: PlainRead, augmented: list[Any]) -> str | None:
     return None
 
 
-def _who_drew(states: dict[str, Any]) -> str | None:
+def _who_drew(states: RandomStates) -> str | None:
     """Returns which global generators are not in the given states, if any are not."""
     drew = _moved(states)
     return f"it does not draw the same random numbers ({', '.join(drew)}) by itself and in stages" if drew else None
@@ -259,14 +255,7 @@ def _seeded_copy(dataset: Any) -> Any:
     return throw_away
 
 
-def _global_states() -> dict[str, Any]:
-    return {
-        "torch": torch.default_generator.get_state(),
-        "numpy": np.random.get_state(),
-        "random": random.getstate(),
-    }
-
-
-def _moved(states: dict[str, Any]) -> list[str]:
+def _moved(states: RandomStates) -> list[str]:
     """Returns the names of the global generators that are not in the given states."""
-    return [name for name, state in _global_states().items() if difference(states[name], state)]
+    pairs = zip(RandomStates._fields, states, random_states(), strict=True)
+    return [name for name, before, now in pairs if difference(before, now)]
