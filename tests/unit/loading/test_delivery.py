@@ -195,6 +195,14 @@ def test_what_who_iterates_has_not_used_yet_can_be_forgotten_at_once():
     assert delivery.fetch(lambda delivered: item(2)) == 2
 
 
+def test_all_kinds_of_examples_are_counted_those_read_again_too():
+    delivery = Delivery()
+    for report in (Report(3, 1), Report(1, 3, refetched=2)):
+        delivery.fetch(lambda delivered, report=report: (None, report))
+    assert delivery.last == EchoCounts(1, 3, 2)
+    assert delivery.counts == EchoCounts(4, 4, 2)
+
+
 def test_going_elsewhere_forgets_what_was_fetched():
     delivery, _ = training()
     delivery.continue_at(Progress(delivered=7), EchoCounts(5, 5), 2)

@@ -5,7 +5,9 @@ from contextlib import closing
 
 import pytest
 from echo_cases import LENGTH, POINTS, STEPS, delivered_indices, echo, plain_loader, played
+from torch.utils.data import DataLoader
 
+from lightning_echo import EchoLoader
 from lightning_echo.fetching.index_pipeline import lookahead
 from lightning_echo.fetching.prefetch import DEPTH
 from lightning_echo.fetching.source import Source
@@ -125,3 +127,20 @@ def test_a_second_change_by_batches_looks_ahead_by_the_largest_factor_so_far():
         loader.factor = 2
         number, factor = loader.state_dict()["plan"]["pending"][-1]
         assert (number, factor) == (1 + lookahead(Source(loader.loader), True, 8.0), 2)
+
+
+def test_a_resumed_epoch_keeps_the_length_that_it_began_with_and_says_so():
+    def full_pass():
+        return EchoLoader(DataLoader(range(24), 4), 2, epoch_length="full_pass", insertion_point="after_augmentation", seed=0)
+
+    loader = full_pass()
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    loader.factor = 3
+    resumed = full_pass()
+    assert not resumed.has_kept_length
+    resumed.load_state_dict(loader.state_dict())
+    assert (len(resumed), resumed.has_kept_length) == (12, True)
+    assert sum(1 for _ in resumed) == 12 - 5
+    assert (len(resumed), resumed.has_kept_length) == (18, False)
