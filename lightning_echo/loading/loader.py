@@ -11,10 +11,12 @@ an epoch ends when a pass ends.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from lightning_echo.caching.cache_config import CacheConfig, read_cache_config
+from lightning_echo.caching.node_cache import CacheCounts
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.counts import EchoCounts
@@ -54,6 +56,8 @@ class EchoLoader:
             ``torch.distributed``. 1 (with ``rank=0``) gives all data to each rank. Set it if ranks share the work on the same
             data (tensor parallelism).
         rank: Number of this rank, from 0.
+        cache: What may be kept of the examples, so that they are read once: a `CacheConfig`, a mapping of its fields, or its
+            size alone (``"8GiB"``). None: nothing is kept.
 
     Attributes:
         limit_train_batches: The Trainer's option of this name; None if unknown. A resumed run compares it with its place, to see
@@ -90,6 +94,7 @@ class EchoLoader:
         seed: int | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
+        cache: CacheConfig | Mapping[str, Any] | str | float | int | None = None,
     ) -> None:
         if isinstance(loader, EchoLoader):
             raise ValueError("loader is echoed already: pass the loader inside (its .loader), or set .factor on it")
@@ -99,7 +104,7 @@ class EchoLoader:
         epoch_length = options.check_epoch_length(epoch_length)
         ranks = options.check_ranks(num_replicas, rank)
         seed = options.check_seed(seed)
-        self._setting = Setting(loader, point, buffer_size, factor, ranks, epoch_length)
+        self._setting = Setting(loader, point, buffer_size, factor, ranks, epoch_length, cache=read_cache_config(cache))
         self._run = EchoRun(self._setting, factor, seed)
         self._iterations = Iterations()
         self._told_length: int | None = None
@@ -213,6 +218,11 @@ class EchoLoader:
     def last_batch_counts(self) -> EchoCounts:
         """Examples in the batch that was delivered last."""
         return self._run.delivery.last
+
+    @property
+    def cache_counts(self) -> CacheCounts | None:
+        """What the cache of this node holds, and its hits and misses in this run; None without a cache."""
+        return self._setting.cache_counts
 
     @property
     def seconds(self) -> StageSeconds:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.caching.node_cache import CacheCounts
 from lightning_echo.fetching.choice import choose
 from lightning_echo.fetching.index_pipeline import lookahead, rank_key, start_index_pipeline
 from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of, shape_of_stream_worker
@@ -34,6 +36,7 @@ class Setting:
         factor: Echo factor at the start.
         ranks: Number of ranks and number of this rank; None: ask ``torch.distributed``.
         epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes the second if the length of a pass is not known.
+        cache: The options of a cache; None: nothing is kept.
 
     Attributes:
         source: The user's loader, taken apart.
@@ -55,8 +58,9 @@ class Setting:
         factor: float,
         ranks: tuple[int, int] | None,
         epoch_length: str = "fixed",
+        cache: CacheConfig | None = None,
     ) -> None:
-        self._ranks = ranks
+        self._ranks, self._cache = ranks, cache
         self.source = Source(loader)
         self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
         self.choice = choose(self.source, point)
@@ -67,6 +71,11 @@ class Setting:
         self.buffer_size, self.warning = buffer_size, ""
         self.check_buffer(factor)
         self._sizing.check_fits(buffer_size)
+
+    @property
+    def cache_counts(self) -> CacheCounts | None:
+        """What the cache holds; None without a cache."""
+        return None
 
     @property
     def by_batches(self) -> bool:
