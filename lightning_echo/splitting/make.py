@@ -36,40 +36,45 @@ from lightning_echo.splitting.stages import Stages, unchanged
 __all__ = ["concat_stages", "make", "method_stages", "subset_stages"]
 
 
-def make(cut: Cut, dataset: Any) -> Stages:
+def make(cut: Cut, dataset: Any, until: Cut | None = None) -> Stages:
     """Returns the stages of a data set, without reading from it.
 
     Args:
         cut: Where it is cut.
         dataset: The data set that was described, or a copy of it. It is not changed.
+        until: A later cut of the same description, where ``augment`` ends: ``cut`` is after reading, ``until`` before the
+            augmentation, and ``augment`` then turns a raw item into what the ``load`` of the later cut returns. None:
+            ``augment`` does all the rest.
 
     Raises:
         SplitRefused: The transforms cannot be taken out. ``load`` raises it if the data set uses them otherwise than the
             convention says.
     """
     leaves = {leaf.description.number: leaf for leaf in cut.leaves}
+    ends = {leaf.description.number: leaf for leaf in until.leaves} if until is not None else {}
     made: dict[int, Stages] = {}
 
     def stages_of(description: Description, dataset: Any) -> Stages:
         number, role = description.number, description.role
         if number not in made:
             if number in leaves:
-                made[number] = _leaf_stages(leaves[number], dataset)
+                made[number] = _leaf_stages(leaves[number], dataset, ends.get(number))
             else:
                 inside = list(map(stages_of, description.inside, data_sets_inside(dataset, role)))
-                made[number] = _routed_stages(role, dataset, inside)
+                # A named cut that is cut inside after reading: the later cut is before what it adds.
+                made[number] = inside[0] if number in ends else _routed_stages(role, dataset, inside)
         return made[number]
 
     return stages_of(cut.description, dataset)
 
 
-def _leaf_stages(leaf: CutLeaf, dataset: Any) -> Stages:
+def _leaf_stages(leaf: CutLeaf, dataset: Any, end: CutLeaf | None) -> Stages:
     if leaf.convention is Convention.protocol:
         return method_stages(dataset)
     if leaf.convention is Convention.read:
-        return _read_stages(leaf, dataset)
+        return _read_stages(leaf, dataset, only_decodes=end is not None)
     if leaf.convention is Convention.folder:
-        return _folder_stages(leaf, dataset)
+        return _folder_stages(leaf, dataset, end)
     return _transform_stages(leaf, dataset)
 
 
@@ -155,8 +160,8 @@ def method_stages(dataset: Any) -> Stages:
     return Stages(load, lambda index, example: augment(example), reused=("load",), redone=("augment",), load_many=load_many)
 
 
-def _read_stages(leaf: CutLeaf, dataset: Any) -> Stages:
-    decode, augment = dataset.decode, getattr(dataset, "augment", None)
+def _read_stages(leaf: CutLeaf, dataset: Any, *, only_decodes: bool) -> Stages:
+    decode, augment = dataset.decode, None if only_decodes else getattr(dataset, "augment", None)
     return Stages(
         dataset.read,
         (lambda index, raw: augment(decode(raw))) if callable(augment) else (lambda index, raw: decode(raw)),
@@ -166,8 +171,9 @@ def _read_stages(leaf: CutLeaf, dataset: Any) -> Stages:
     )
 
 
-def _folder_stages(leaf: CutLeaf, dataset: Any) -> Stages:
+def _folder_stages(leaf: CutLeaf, dataset: Any, end: CutLeaf | None) -> Stages:
     open_image = sys.modules["PIL.Image"].open
+    before_end = None if end is None else [chained(_cut(dataset, chain)[0], joint=False) for chain in (end.image, end.target)]
 
     def read(index: Any) -> tuple[bytes, Any]:
         path, target = dataset.samples[index]
@@ -177,10 +183,11 @@ def _folder_stages(leaf: CutLeaf, dataset: Any) -> Stages:
     def redo(index: Any, raw: tuple[bytes, Any]) -> tuple[Any, Any]:
         # What default_loader does, then what DatasetFolder.__getitem__ does.
         image, target = open_image(io.BytesIO(raw[0])).convert("RGB"), raw[1]
-        if dataset.transform is not None:
-            image = dataset.transform(image)
-        if dataset.target_transform is not None:
-            target = dataset.target_transform(target)
+        on_image, on_target = before_end or (dataset.transform, dataset.target_transform)
+        if on_image is not None:
+            image = on_image(image)
+        if on_target is not None:
+            target = on_target(target)
         return image, target
 
     return Stages(read, redo, reused=leaf.reused, redone=leaf.redone)

@@ -28,7 +28,7 @@ from lightning_echo.splitting.describe import Description, Role, data_sets_insid
 from lightning_echo.splitting.staged import AugmentedDataset, read_batch
 from lightning_echo.splitting.stages import Stages
 
-__all__ = ["PlainRead", "ignores_index", "indices_to_read", "prove", "read_plainly"]
+__all__ = ["PlainRead", "check_deterministic", "ignores_index", "indices_to_read", "prove", "prove_equal_loads", "read_plainly"]
 
 _SEED = 1907_05550
 
@@ -180,6 +180,60 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
         f"{_named(plain.indices)} came out differently when read again under the same seeds ({where_again}), so that no split "
         "can be proved; it may draw from a generator that cannot be copied"
     )
+
+
+def prove_equal_loads(
+    dataset: Any, make: Callable[[Any], Stages], make_two: Callable[[Any], Stages], indices: Sequence[Any]
+) -> None:
+    """Checks that two stages in a row give what one stage loads, and draw no random numbers.
+
+    Args:
+        dataset: Is read from throw-away copies.
+        make: Makes the stages of a copy whose ``load`` is compared.
+        make_two: Makes the stages of a copy whose ``load`` and ``augment`` in a row must give the same.
+        indices: What to read.
+
+    Raises:
+        SplitRefused: They give something else.
+    """
+    for index in indices:
+        with _seeded():
+            loaded = make(_seeded_copy(dataset)).load(index)
+            before = random_states()
+            with _only_in_stages(f"reading and decoding {_named([index])}"):
+                two = make_two(_seeded_copy(dataset))
+                made = two.augment(index, two.load(index))
+            if drew := _moved(before):
+                raise SplitRefused(f"decoding draws random numbers from {' and '.join(drew)}")
+            if (where := difference(loaded, made)) is not None:
+                raise SplitRefused(f"{_named([index])} is loaded otherwise than it is read and decoded ({where})")
+
+
+def check_deterministic(dataset: Any, indices: Sequence[Any]) -> int:
+    """Checks that a data set returns the same example each time, whatever the random states are.
+
+    Args:
+        dataset: Is read from throw-away copies.
+        indices: What to read.
+
+    Returns:
+        The bytes of the largest example.
+
+    Raises:
+        SplitRefused: It does not.
+    """
+    reads = []
+    for number in range(2):
+        with preserved_random_states():
+            seed_all(_SEED + number)
+            copied = throw_away_copy(dataset)
+            for place, seed in enumerate(seeders(copied).values()):
+                seed(_SEED + 100 * number + place)
+            reads.append(read_batch(copied, list(indices)))
+    for index, first, second in zip(indices, *reads, strict=True):
+        if (where := difference(first, second)) is not None:
+            raise SplitRefused(f"{_named([index])} is another example when it is read again ({where})")
+    return max(map(nbytes, reads[0]))
 
 
 def _load(stages: Stages, indices: list[Any], places: list[Place]) -> list[Any]:

@@ -19,10 +19,10 @@ from typing import Any
 from lightning_echo.splitting.cut import Cut, ReadRefused, SplitRefused, candidates, cut, leaves, pruned
 from lightning_echo.splitting.describe import Convention, describe
 from lightning_echo.splitting.make import make
-from lightning_echo.splitting.prove import indices_to_read, prove, read_plainly
+from lightning_echo.splitting.prove import indices_to_read, prove, prove_equal_loads, read_plainly
 from lightning_echo.splitting.stages import Stages
 
-__all__ = ["Split", "find_split", "make_stages"]
+__all__ = ["Split", "find_split", "make_decoding", "make_stages", "prove_decoding"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,48 @@ def make_stages(dataset: Any, conventions: Sequence[Convention] | None = None, *
     """
     with _refused(raw):
         return make(cut(describe(dataset), conventions or (), raw=raw), dataset)
+
+
+def make_decoding(dataset: Any, raw: Split, loaded: Split) -> Stages:
+    """Returns stages between two splits of ``dataset``: ``load`` reads, ``augment`` makes of that what ``loaded`` loads.
+
+    Args:
+        dataset: A map-style data set, which was split in both ways.
+        raw: Its split after reading.
+        loaded: Its split before the augmentation.
+
+    Raises:
+        SplitRefused: The data set is not what was split.
+    """
+    description = describe(dataset)
+    return make(cut(description, raw.conventions, raw=True), dataset, until=cut(description, loaded.conventions, raw=False))
+
+
+def prove_decoding(dataset: Any, raw: Split, loaded: Split, indices: Sequence[Any] | None = None) -> None:
+    """Checks, on the examples on which splits are proved, that `make_decoding` gives what ``loaded`` loads.
+
+    Args:
+        dataset: A map-style data set. Is read from throw-away copies.
+        raw: Its split after reading.
+        loaded: Its split before the augmentation.
+        indices: As in `find_split`.
+
+    Raises:
+        SplitRefused: It gives something else.
+    """
+    description = describe(dataset)
+    to_read = {
+        index
+        for is_raw in (True, False)
+        for pair in indices_to_read(pruned(description, is_raw), dataset, indices).values()
+        for index in pair
+    }
+    prove_equal_loads(
+        dataset,
+        lambda copied: make_stages(copied, loaded.conventions),
+        lambda copied: make_decoding(copied, raw, loaded),
+        sorted(to_read),
+    )
 
 
 def find_split(dataset: Any, indices: Sequence[Any] | None = None, *, raw: bool = False) -> Split:
