@@ -29,6 +29,7 @@ import fcntl
 import mmap
 import os
 import struct
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -40,9 +41,11 @@ from lightning_echo.caching.free_memory import free_memory_bytes
 __all__ = ["Arena", "ArenaCounts", "ArenaError"]
 
 _MAGIC = b"lightecho1"
-_HEADER = struct.Struct("<10s6xQQ")  # magic, number of keys, bytes that records may take
+_HEADER = struct.Struct("<10s?5xQQ")  # magic, whether it is on a disk, number of keys, bytes that records may take
 _COUNTS = struct.Struct("<QQQ")  # bytes taken, records, whether it is frozen
 _COUNTS_AT = 64
+_LOOKUPS = struct.Struct("<QQ")  # hits, misses
+_LOOKUPS_AT = 96
 _HEADER_BYTES = 4096
 _WORD = struct.Struct("<Q")
 _ABSENT, _CLAIMED = 0, 1
@@ -73,15 +76,15 @@ class ArenaCounts(NamedTuple):
 class _File:
     """A descriptor, its map, and the lock between threads: one in each process for each file."""
 
-    def __init__(self, fd: int, *, in_memory: bool) -> None:
+    def __init__(self, fd: int) -> None:
         self.keys: int
         self.budget: int
-        magic, self.keys, self.budget = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
+        magic, on_disk, self.keys, self.budget = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
         if magic != _MAGIC:
             raise ArenaError("this file is no cache of lightning_echo, or one of another version: give another path or name")
-        self.fd, self.in_memory = fd, in_memory
+        self.fd, self.in_memory = fd, not on_disk
         self.start = _aligned(_HEADER_BYTES + _WORD.size * self.keys, mmap.PAGESIZE)
-        mapped = self.start + self.budget if in_memory else self.start  # what is in a file is read from it, and not mapped
+        mapped = self.start + self.budget if self.in_memory else self.start  # what is in a file is read from it, and not mapped
         self.map = mmap.mmap(fd, mapped, mmap.MAP_SHARED, mmap.PROT_READ)
         self.view = memoryview(self.map)
         self.words = self.view[_HEADER_BYTES : _HEADER_BYTES + _WORD.size * self.keys].cast("Q")
@@ -130,7 +133,7 @@ class Arena:
 
     Args:
         fd: A descriptor of a file that `create` or `create_file` has made; it belongs to this object from now on.
-        path: The file's path; None: it is in memory.
+        path: The file's path; None: it has none.
         reserve_bytes: Memory that must stay free. Below it the arena is frozen.
 
     Example:
@@ -148,7 +151,7 @@ class Arena:
         with _opening:
             if (known := _open.get(key)) is None:
                 try:
-                    known = _open[key] = _File(fd, in_memory=path is None)
+                    known = _open[key] = _File(fd)
                 except BaseException:
                     os.close(fd)
                     raise
@@ -172,7 +175,7 @@ class Arena:
             OSError: There is no memory for the index (8 bytes per key).
         """
         fd = os.memfd_create("lightning_echo", os.MFD_CLOEXEC)
-        return cls(_formatted(fd, keys, budget_bytes), reserve_bytes=reserve_bytes)
+        return cls(_formatted(fd, keys, budget_bytes, on_disk=False), reserve_bytes=reserve_bytes)
 
     @classmethod
     def create_file(cls, path: str, keys: int, budget_bytes: int) -> Arena:
@@ -182,7 +185,18 @@ class Arena:
             OSError: The file exists, cannot be written, or there is no space for the index (8 bytes per key).
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        return cls(_formatted(fd, keys, budget_bytes), path)
+        return cls(_formatted(fd, keys, budget_bytes, on_disk=True), path)
+
+    @classmethod
+    def create_nameless(cls, folder: str, keys: int, budget_bytes: int) -> Arena:
+        """Makes an arena on the disk of a folder, in a file that has no name: it is gone with the last process that has it.
+
+        Raises:
+            OSError: The folder does not exist or cannot be written, or there is no space for the index (8 bytes per key).
+        """
+        fd, path = tempfile.mkstemp(prefix=".lightning_echo-", dir=folder)
+        os.unlink(path)
+        return cls(_formatted(fd, keys, budget_bytes, on_disk=True))
 
     @classmethod
     def open_file(cls, path: str) -> Arena:
@@ -291,6 +305,18 @@ class Arena:
         free = free_memory_bytes()
         return free is None or free - max(_GROWTH_STEP_BYTES, end - taken) >= self._reserve
 
+    def add_lookups(self, hits: int, misses: int) -> None:
+        """Counts lookups, for all processes."""
+        with self._file.locked():
+            before = self.lookups
+            _write(self._file.fd, [_LOOKUPS.pack(before[0] + hits, before[1] + misses)], _LOOKUPS_AT)
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """Hits and misses that were counted by `add_lookups`, of all processes."""
+        hits, misses = _LOOKUPS.unpack_from(self._file.view, _LOOKUPS_AT)
+        return hits, misses
+
     def _change_counts(self, *, taken: int = 0, records: int = 0, freezes: bool = False) -> None:
         """Under the lock."""
         now = self.counts
@@ -306,7 +332,7 @@ class Arena:
 
     @classmethod
     def attach(cls, address: tuple[int, int], *, reserve_bytes: int = 0) -> Arena:
-        """Opens the arena in memory that another process has.
+        """Opens the arena that another process has, in memory or in a file.
 
         Raises:
             OSError: The process is not there, or not to be seen from here (another container).
@@ -342,13 +368,13 @@ def _leave(key: tuple[int, int]) -> None:
             file.close()
 
 
-def _formatted(fd: int, keys: int, budget_bytes: int) -> int:
+def _formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool) -> int:
     try:
         start = _aligned(_HEADER_BYTES + _WORD.size * keys, mmap.PAGESIZE)
         os.ftruncate(fd, start + budget_bytes)
         os.posix_fallocate(fd, 0, start)  # what is mapped must be there: else a look at it could kill the process
         _write(fd, [_COUNTS.pack(0, 0, False)], _COUNTS_AT)
-        _write(fd, [_HEADER.pack(_MAGIC, keys, budget_bytes)], 0)
+        _write(fd, [_HEADER.pack(_MAGIC, on_disk, keys, budget_bytes)], 0)
     except BaseException:
         os.close(fd)
         raise

@@ -1,15 +1,31 @@
-"""What a cache holds, and how often it was of use."""
+"""`NodeCache`: the cache of a node, as the main process of a rank has it. It is made once, and outlives the workers.
+
+It makes the arena that a `CacheConfig` asks for, gives a store to the workers, and counts what was delivered. The ranks of a node
+have the same arena (``agreement.py``).
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["CacheCounts"]
+from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.caching.example_store import ExampleStore
+from lightning_echo.caching.free_memory import free_memory_bytes
+
+__all__ = ["Address", "CacheCounts", "NodeCache"]
+
+_GIB = 2**30
+_LARGEST_RESERVE_BYTES = _GIB
+_RESERVED_SHARE = 0.1  # of the memory that is free when the cache is made
 
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """What the cache of a node holds, and how often it was of use in a run.
+    """What the cache of a node holds, and how often it was of use.
 
     Attributes:
         examples: Examples that are held.
@@ -33,3 +49,131 @@ class CacheCounts:
     def hit_fraction(self) -> float:
         """Share of the fresh examples that were held; 0 before the first one."""
         return self.hits / ((self.hits + self.misses) or 1)
+
+
+class Address(NamedTuple):
+    """Where the other ranks of a node find a cache.
+
+    Attributes:
+        hold: What it holds of an example.
+        arena: `Arena.address` of the examples.
+        tally: `Arena.address` of the counts.
+    """
+
+    hold: str
+    arena: tuple[int, int]
+    tally: tuple[int, int]
+
+
+class NodeCache:
+    """The cache of a node.
+
+    Args:
+        arena: Where the examples are.
+        tally: Where hits and misses are counted: another arena if the first one outlives the job.
+        hold: What is held of an example.
+        name: The name under which the examples are kept after the job; None: they are not.
+
+    Attributes:
+        hold: As given.
+    """
+
+    def __init__(self, arena: Arena, tally: Arena, hold: str, name: str | None = None) -> None:
+        self._arena, self._tally, self.hold, self._name = arena, tally, hold, name
+
+    @staticmethod
+    def check(config: CacheConfig) -> None:
+        """Makes sure that a cache can be made with such options.
+
+        Raises:
+            ValueError: As in `make`.
+        """
+        size = config.bytes_of()
+        if config.path is not None:
+            _check_disk(config.path, size)
+            return
+        free = free_memory_bytes()
+        if free is not None and size > free:
+            raise ValueError(
+                f"cache.size={config.size!r} is more than the {free / _GIB:.3g} GiB of memory that are free: give less, a share "
+                "such as 0.5, or a cache.path on a local disk"
+            )
+
+    @classmethod
+    def make(cls, config: CacheConfig, hold: str, keys: int) -> NodeCache:
+        """Makes the cache that a configuration asks for.
+
+        Args:
+            config: The options.
+            hold: What is held of an example.
+            keys: Number of examples that the data set can have, see `Keys`.
+
+        Raises:
+            ValueError: The size is more than is free, or the path is no folder that can be written.
+        """
+        cls.check(config)
+        size, places = config.bytes_of(), keys + 1  # one more, for what the workers must agree on
+        if config.path is None:
+            arena = Arena.create(places, size, reserve_bytes=_reserve())
+        else:
+            arena = _on_disk(config.path, places, size)
+        return cls(arena, arena, hold)
+
+    @property
+    def keys(self) -> int:
+        """Number of examples that the data set can have."""
+        return self._arena.keys - 1
+
+    def store(self) -> ExampleStore:
+        """Returns what a worker looks examples up in."""
+        return ExampleStore(self._arena, self._name)
+
+    def add_lookups(self, hits: int, misses: int) -> None:
+        """Counts fresh examples that were delivered."""
+        self._tally.add_lookups(hits, misses)
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What it holds now, and the lookups so far."""
+        held, (hits, misses) = self._arena.counts, self._tally.lookups
+        return CacheCounts(held.records, held.bytes, hits, misses, held.is_frozen, self.hold, self._arena.budget_bytes)
+
+    # ------------------------------------------------------------------ the other ranks of the node
+
+    @property
+    def address(self) -> Address:
+        """Where the other ranks of this node find it, while this process lives."""
+        return Address(self.hold, self._arena.address, self._tally.address)
+
+    @classmethod
+    def attach(cls, address: Address, name: str | None = None) -> NodeCache:
+        """Opens the cache that another rank of this node has made.
+
+        Raises:
+            OSError: That process is not there, or cannot be seen from here (another container).
+        """
+        hold, arena, tally = address
+        return cls(Arena.attach(arena, reserve_bytes=_reserve()), Arena.attach(tally), hold, name)
+
+
+def _reserve() -> int:
+    free = free_memory_bytes()
+    return 0 if free is None else min(int(free * _RESERVED_SHARE), _LARGEST_RESERVE_BYTES)
+
+
+def _check_disk(path: str, size: int) -> None:
+    if not os.path.isdir(path):
+        what = "is a file" if os.path.exists(path) else "does not exist"
+        raise ValueError(f"cache.path must be a folder on a local disk, but {path!r} {what}")
+    free = shutil.disk_usage(path).free
+    if size > free:
+        raise ValueError(f"cache.size is {size / _GIB:.3g} GiB, but only {free / _GIB:.3g} GiB are free in cache.path={path!r}")
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"cache.path={path!r} cannot be written by this user: give another folder")
+
+
+def _on_disk(path: str, keys: int, size: int) -> Arena:
+    try:
+        return Arena.create_nameless(path, keys, size)
+    except OSError as error:
+        raise ValueError(f"cache.path={path!r} cannot be written: {error}") from error

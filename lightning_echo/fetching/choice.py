@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader, SubsetRandomSampler
+from torch.utils.data import DataLoader
 
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
@@ -39,6 +39,7 @@ class Choice:
         item_bytes: Estimated memory of a live item, in bytes: an example, or a batch where whole batches are echoed; 0 if
             unknown.
         caution: Why a resumed run has other examples with this data set; empty if no reason is known.
+        split: Where the data set is split; None if it is not.
     """
 
     point: InsertionPoint
@@ -48,6 +49,7 @@ class Choice:
     redone: tuple[str, ...]
     item_bytes: int
     caution: str = ""
+    split: Split | None = None
 
 
 def choose(source: Source, point: InsertionPoint) -> Choice:
@@ -72,7 +74,7 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
     if point in points_from(Needs.examples):
         return _uncut_after_a_look(source, point, "")
     try:
-        split = find_split(source.loader.dataset, _readable_indices(source), raw=point is earliest(Needs.raw_items))
+        split = find_split(source.loader.dataset, source.readable_indices, raw=point is earliest(Needs.raw_items))
     except SplitRefused as refused:
         if point is not InsertionPoint.auto:
             raise ValueError(f"{point.option} is impossible here: {refused}") from refused
@@ -118,19 +120,13 @@ def _why_batches_only(source: Source) -> str:
     return f"{type(loader).__name__} has an __iter__ of its own, which a rebuilt loader would not run"
 
 
-def _readable_indices(source: Source) -> Any:
-    """Returns the indices that may be read to look at an example; None if all may be read."""
-    indices = source.sampler.indices if type(source.sampler) is SubsetRandomSampler else None
-    return indices if isinstance(indices, Sized) and len(indices) else None
-
-
 def _uncut_after_a_look(source: Source, point: InsertionPoint, reason: str) -> Choice:
     """Returns a choice that leaves the data set as it is, after a look at an example of it if one can be read."""
     if (index := source.readable_index) is None:
         return _uncut(point, reason)
     dataset, caution = source.loader.dataset, ""
     example_bytes = nbytes(read_plainly(dataset, [index]).examples[0])
-    indices = _readable_indices(source)
+    indices = source.readable_indices
     other = index + 1 if indices is None else indices[-1]  # not by the length: a data set need not have one
     if other != index and example_bytes <= _MOST_COMPARED_BYTES and ignores_index(dataset, index, other):
         caution = (
@@ -155,6 +151,7 @@ def _cut(split: Split, *, is_asked: bool) -> Choice:
         split.reused,
         split.redone,
         split.example_bytes,
+        split=split,
     )
 
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from lightning_echo.caching.cached_reads import Caching
 from lightning_echo.fetching.batches import BatchEcho, LiveBatchEcho, RequestedReader
 from lightning_echo.fetching.choice import Choice, reads_whole_batches
 from lightning_echo.fetching.layout import Launch, Layout
@@ -105,7 +106,15 @@ class IndexPipeline:
 
 
 def start_index_pipeline(
-    source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, *, rank: int, key: int
+    source: Source,
+    choice: Choice,
+    layout: Layout,
+    shape: PlanShape,
+    launch: Launch,
+    *,
+    rank: int,
+    key: int,
+    caching: Caching | None = None,
 ) -> IndexPipeline:
     """Starts a pipeline: its workers, and the thread that fetches ahead if one may run.
 
@@ -117,6 +126,7 @@ def start_index_pipeline(
         launch: What the run says.
         rank: Which share of a pass is that of this rank.
         key: Seed of this rank's random numbers in the workers, see `rank_key`.
+        caching: What reads go through; None: each example is read.
     """
     if not source.rebuilds:
         return _start_reading(source, choice, layout, shape, launch)
@@ -124,7 +134,7 @@ def start_index_pipeline(
     workers = WorkerProcesses(launch.worker_init_fn)
     # What may draw from the global random states must not do so while the training draws from them, too.
     in_thread = source.num_workers > 0 and source.may_run_in_thread
-    batches: Iterator[Any] = iter(source.rebuild(requests, choice.make_stages, key, workers))
+    batches: Iterator[Any] = iter(source.rebuild(requests, choice.make_stages, key, workers, caching))
     if not in_thread:
         batches = PreservingIterator(batches)
     if isinstance(requests, BatchRequests):

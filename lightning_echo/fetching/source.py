@@ -8,7 +8,7 @@ only its batches are echoed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from lightning_echo.caching.cached_reads import Caching
 from lightning_echo.fetching.sampler_order import draws_by_itself
 from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.shape import PlanShape
@@ -136,12 +137,23 @@ class Source:
             return 0
         return 0 if type(sampler) is WeightedRandomSampler else None
 
+    @property
+    def readable_indices(self) -> Any:
+        """The indices that may be read to look at an example; None if all may be read."""
+        indices = self.sampler.indices if type(self.sampler) is SubsetRandomSampler else None
+        return indices if isinstance(indices, Sized) and len(indices) else None
+
     def _covers_dataset(self) -> bool:
         """Whether the sampler was made over this data set, and yields as many indices as that has."""
         return self.sampler.data_source is self.loader.dataset and len(self.sampler) == len(self.loader.dataset)
 
     def rebuild(
-        self, requests: Iterable[Request], make_stages: Callable[[Any], Stages], key: int, workers: WorkerProcesses
+        self,
+        requests: Iterable[Request],
+        make_stages: Callable[[Any], Stages],
+        key: int,
+        workers: WorkerProcesses,
+        caching: Caching | None = None,
     ) -> DataLoader[Any]:
         """Returns the user's ``DataLoader``, rebuilt around requests.
 
@@ -150,8 +162,9 @@ class Source:
             make_stages: Makes the stages in a worker.
             key: Seed of this rank's random numbers.
             workers: What the workers run first; notes those that are started.
+            caching: What reads go through; None: each example is read.
         """
-        cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn)
+        cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn, caching)
         return self._rebuilt(requests, cache, key, workers)
 
     def rebuild_stream(

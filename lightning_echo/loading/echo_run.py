@@ -16,6 +16,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+from lightning_echo.caching.loader_cache import LoaderCache
 from lightning_echo.fetching.layout import Launch, Start
 from lightning_echo.fetching.prefetch import clear_frames
 from lightning_echo.fetching.restartable_pipeline import Pipeline, RestartablePipeline
@@ -242,6 +243,8 @@ class EchoRun:
             begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
         )
+        if setting.cache is not None:
+            self._open_cache(setting.cache)
         started = setting.start(launch)
         if before.plan is not None and not started.exact:
             sampler = type(setting.source.sampler).__name__
@@ -256,6 +259,13 @@ class EchoRun:
         pipeline = self._pipeline.start(started, setting.layout())
         self._saved_for = None
         return pipeline
+
+    def _open_cache(self, cache: LoaderCache) -> None:
+        if message := cache.open():
+            warnings.warn(self._prefix + message, UserWarning, stacklevel=3)  # on the rank that it is about
+        self.delivery.add_lookups = cache.add_lookups
+        if self._setting.rank_of_process() == 0 and (line := cache.describe()):
+            _log.info("%s%s", self._prefix, line)
 
     def _state_to_start_from(self, state: EchoState) -> EchoState:
         """Returns the state to start from. If it has no plan, its `begin_at` says where the next plan begins."""
@@ -370,6 +380,8 @@ class EchoRun:
 
     def follow(self, before: EchoRun) -> None:
         """Continues the run of another loader, see `EchoLoader.follow`."""
+        if self._setting.cache is not None and before._setting.cache is not None:
+            self._setting.cache.follow(before._setting.cache)
         state, is_cut = follow_state(before.state(), before._setting, self._setting)
         if is_cut:
             self.warn(

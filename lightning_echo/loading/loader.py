@@ -222,7 +222,7 @@ class EchoLoader:
     @property
     def cache_counts(self) -> CacheCounts | None:
         """What the cache of this node holds, and its hits and misses in this run; None without a cache."""
-        return self._setting.cache_counts
+        return None if self._setting.cache is None else self._setting.cache.counts
 
     @property
     def seconds(self) -> StageSeconds:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_echo.caching.cache_config import CacheConfig
-from lightning_echo.caching.node_cache import CacheCounts
-from lightning_echo.fetching.choice import choose
+from lightning_echo.caching.keys import NoKeysError
+from lightning_echo.caching.loader_cache import LoaderCache
+from lightning_echo.fetching.choice import Choice, choose
 from lightning_echo.fetching.index_pipeline import lookahead, rank_key, start_index_pipeline
 from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of, shape_of_stream_worker
 from lightning_echo.fetching.restartable_pipeline import Pipeline
@@ -44,6 +45,7 @@ class Setting:
         buffer_size: Largest number of live items.
         epoch_length: How epochs end.
         warning: A message for the user; empty if there is none.
+        cache: The cache; None: nothing is kept.
 
     Raises:
         ValueError: An option is impossible with this loader.
@@ -60,10 +62,11 @@ class Setting:
         epoch_length: str = "fixed",
         cache: CacheConfig | None = None,
     ) -> None:
-        self._ranks, self._cache = ranks, cache
+        self._ranks = ranks
         self.source = Source(loader)
         self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
         self.choice = choose(self.source, point)
+        self.cache = None if cache is None else _loader_cache(cache, self.source, self.choice)
         self._sizing = BufferSizing.of(loader, self.choice.item_bytes, self.choice.point, self._expected_items())
         if buffer_size is None:
             self.buffer_size, self.warning = self._sizing.default(factor)
@@ -71,11 +74,6 @@ class Setting:
         self.buffer_size, self.warning = buffer_size, ""
         self.check_buffer(factor)
         self._sizing.check_fits(buffer_size)
-
-    @property
-    def cache_counts(self) -> CacheCounts | None:
-        """What the cache holds; None without a cache."""
-        return None
 
     @property
     def by_batches(self) -> bool:
@@ -232,4 +230,33 @@ class Setting:
             return start_stream_pipeline(self.source, shape, launch, key=key)
         layout = self.layout()
         shape = shape_of(self.source, layout, self.buffer_size, launch.seed, self.by_batches)
-        return start_index_pipeline(self.source, self.choice, layout, shape, launch, rank=self._shards()[1], key=key)
+        caching = None if self.cache is None else self.cache.caching()
+        rank = self._shards()[1]
+        return start_index_pipeline(self.source, self.choice, layout, shape, launch, rank=rank, key=key, caching=caching)
+
+
+def _loader_cache(config: CacheConfig, source: Source, choice: Choice) -> LoaderCache:
+    """Returns the cache of a loader.
+
+    Raises:
+        ValueError: Its examples cannot be found again, or cannot be read here.
+    """
+    if not source.rebuilds:
+        what = "the data set is a stream, which has no index"
+        if not source.streams and not source.reads_stream:
+            what = f"{type(source.loader).__name__} does not tell which examples are in its batches"
+        raise ValueError(
+            f"cache is impossible here: {what}, so that an example cannot be found again. Leave the cache out and echo the "
+            "loader, copy a stream to a local disk, or use a DataLoader over a map-style data set"
+        )
+    try:
+        return LoaderCache(
+            config,
+            source.loader.dataset,
+            source.readable_indices,
+            choice.split,
+            choice.make_stages,
+            differs_in_workers=source.prepared_in_workers,
+        )
+    except NoKeysError as error:
+        raise ValueError(f"cache is impossible here: {error}") from error

@@ -24,7 +24,7 @@ class SplitRefused(ValueError):
         reason: Why, without the way out that the message adds.
     """
 
-    where = "before its augmentation"
+    where = "split before its augmentation"
     way_out = (
         "Subclass lightning_echo.StagedDataset (or implement its load(index) and augment(example)), name the cut "
         f"with StagedDataset.of(dataset, augment=...), or use {earliest(Needs.examples).option}"
@@ -37,13 +37,13 @@ class SplitRefused(ValueError):
     def __str__(self) -> str:  # the way out is not in args: torch makes a worker's exception again from its whole message
         if self.reason.startswith("Caught "):  # which begins like this, and has the way out already
             return self.reason
-        return f"the data set cannot be split {self.where}: {self.reason}. {self.way_out}"
+        return f"the data set cannot be {self.where}: {self.reason}. {self.way_out}"
 
 
 class ReadRefused(SplitRefused):
     """A data set cannot be split after reading."""
 
-    where = "after reading"
+    where = "split after reading"
     way_out = (
         "Give it read(index), which returns the raw item (best as bytes), and decode(raw), as lightning_echo.StagedDataset "
         "has them, name the cut with StagedDataset.of(dataset_of_raw_items, decode=..., augment=...), or use "

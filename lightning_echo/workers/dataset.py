@@ -31,16 +31,19 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from lightning_echo.caching.cached_reads import CachedReads, Caching
+from lightning_echo.caching.example_store import Lookups
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.seeding import BATCH, EXAMPLE, Seeding
+from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.staged import LoadMany
 from lightning_echo.splitting.stages import Stages, unchanged
-from lightning_echo.workers.decoding import add_decoding
 from lightning_echo.workers.seconds import Report
 
 __all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Fetcher", "RepeatedCall", "Request", "add_note", "copies_by_itself"]
 
+NO_LOOKUPS = Lookups()
 _COPIED_TYPES = {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes}  # by default_collate
 
 
@@ -89,14 +92,23 @@ class ExampleCache:
         key: Seed of this rank's random numbers.
         collate_fn: The user's collate function. Torch's own copies what it is given. So nothing has to be copied for it, unless
             the user has registered types with it.
+        caching: What reads go through; None: there is no cache beyond the live examples.
     """
 
-    def __init__(self, dataset: Any, make_stages: Callable[[Any], Stages], key: int, collate_fn: Any) -> None:
-        self.dataset = dataset
+    def __init__(
+        self,
+        dataset: Any,
+        make_stages: Callable[[Any], Stages],
+        key: int,
+        collate_fn: Any,
+        caching: Caching | None = None,
+    ) -> None:
+        self.dataset, self._caching = dataset, caching
         self._make_stages, self._key = make_stages, key
         self._collate_fn = collate_fn
         self._stages: Stages | None = None
         self._watched: WatchedStages | None = None  # the same, where the data set was split
+        self._cached: CachedReads | None = None
         self._held: dict[int, Any] = {}
         self._source_seconds = 0.0  # of the batch under way
 
@@ -104,6 +116,7 @@ class ExampleCache:
         """Returns the examples of a batch, and its report without the seconds of collate."""
         stages = self._stages or self._begin()
         started, self._source_seconds = perf_counter(), 0.0
+        before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
         for position in request.forget:
             self._held.pop(position, None)
         if request.fresh == len(request.indices) and 1 not in request.stays_live:
@@ -114,19 +127,28 @@ class ExampleCache:
         if self._watched is not None:
             note, self._watched.note = self._watched.note, ""
         rest = perf_counter() - started - source
-        return examples, Report(request.fresh, len(examples) - request.fresh, refetched, source, rest, note=note)
+        report = Report(request.fresh, len(examples) - request.fresh, refetched, source, rest, note=note)
+        if self._caching is None or self._cached is None:
+            return examples, report
+        now = self._caching.store.lookups
+        note = note or self._cached.take_note()
+        return examples, report._replace(hits=now.hits - before.hits, misses=now.misses - before.misses, note=note)
 
     def _begin(self) -> Stages:
         """Makes the stages, at the first request: in a worker, ``worker_init_fn`` has run by then."""
         stages = self._stages = self._make_stages(self.dataset)
         add_decoding(stages)
         self._watched = stages if isinstance(stages, WatchedStages) else None
+        if self._caching is not None:
+            self._cached = CachedReads(self._caching, self.dataset, stages)
+            stages = self._stages = self._cached.stages
         self._copies_uses = bool(stages.redone) or not copies_by_itself(self._collate_fn)
         self._seeding = Seeding(self.dataset, self._key)
         return stages
 
     def _read_once(self, stages: Stages, request: Request) -> list[Any]:
         """Returns a batch of which nothing is used again: as the plain loader reads it, under one seed."""
+        self._look_up(request.indices, 0)
         self._seeding.seed(BATCH, request.number)
         if stages.load_many is not None:
             examples = self._load_many(stages.load_many, request.indices)
@@ -147,12 +169,13 @@ class ExampleCache:
         except Exception as error:
             add_note(error, f"(reading example {request.indices[len(examples)]!r} of the data set)")
             raise
-        self._source_seconds = seconds if augment else perf_counter() - started
+        self._source_seconds += seconds if augment else perf_counter() - started
         return examples
 
     def _reuse(self, stages: Stages, request: Request) -> tuple[list[Any], int]:
         """Returns a batch of which something is used again, and how many examples were read again for it."""
-        held, positions, watched = self._held, request.positions, self._watched
+        held, positions = self._held, request.positions
+        watched = self._watched if self._cached is None else None  # a cache watches what it reads
         examples: list[Any] = [None] * len(positions)
         not_held: list[int] = []  # live, but held nowhere
         for i in range(request.fresh, len(positions)):  # first, since what is used up makes room for what is fresh
@@ -182,6 +205,8 @@ class ExampleCache:
         """Returns what a batch needs and is not held, by position, and how many examples of it were read again."""
         loaded: dict[int, Any] = {}
         refetched = 0
+        if self._cached is not None:
+            self._look_up(*_in_order_of_loading(request, not_held))
         for first, indices, live in request.rebuild:
             again = self._load_call(stages, first, indices)
             loaded.update((position, again[position - first]) for position in live)
@@ -197,6 +222,18 @@ class ExampleCache:
             for position, index in zip(fresh, request.indices, strict=False):
                 loaded[position] = self._load(stages, position, index)
         return loaded, refetched
+
+    def _look_up(self, indices: list[Any], first_fresh: int) -> None:
+        """Asks the cache, if there is one, for what is loaded next."""
+        if self._cached is not None:
+            started = perf_counter()
+            try:
+                self._cached.look_up(indices, first_fresh)
+            except Exception as error:
+                if (reading := self._cached.reading) is not None:
+                    add_note(error, f"(reading example {reading!r} of the data set)")
+                raise
+            self._source_seconds += perf_counter() - started
 
     def _load(self, stages: Stages, position: int, index: Any) -> Any:
         started = perf_counter()
@@ -241,6 +278,14 @@ class ExampleCache:
             add_note(error, f"({stages.redoing} example {indices[len(result)]!r} of the data set)")
             raise
         return result
+
+
+def _in_order_of_loading(request: Request, not_held: list[int]) -> tuple[list[Any], int]:
+    """Returns the indices of what a batch needs and is not held, in the order of loading, and how many are not fresh."""
+    again = [index for call in request.rebuild for index in call.indices]
+    in_calls = {position for call in request.rebuild for position in call.live}
+    again += [request.indices[i] for i in not_held if request.positions[i] not in in_calls]
+    return again + request.indices[: request.fresh], len(again)
 
 
 class Fetcher(Protocol):

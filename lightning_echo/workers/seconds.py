@@ -28,6 +28,8 @@ class Report(NamedTuple):
         rest: Seconds of ``rest``.
         collate: Seconds of ``collate``.
         note: A warning for the user; mostly empty.
+        hits: Number of fresh examples that the cache held.
+        misses: Number of fresh examples that a cache did not hold.
     """
 
     fresh: int = 0
@@ -37,6 +39,8 @@ class Report(NamedTuple):
     rest: float = 0.0
     collate: float = 0.0
     note: str = ""
+    hits: int = 0
+    misses: int = 0
 
 
 @dataclass

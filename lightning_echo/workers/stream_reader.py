@@ -19,7 +19,7 @@ from typing import Any
 from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.seeding import EXAMPLE, Seeding
-from lightning_echo.workers.decoding import decoded
+from lightning_echo.splitting.decoding import decoded
 
 __all__ = ["StreamReader"]
 

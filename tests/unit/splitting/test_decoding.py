@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from torch.utils.data import Dataset
 
+from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.stages import Stages, unchanged, uncut_stages
 from lightning_echo.workers.dataset import ExampleCache, Request
-from lightning_echo.workers.decoding import add_decoding
 
 # Many, and not to be compressed: a small file is in the buffer with its header.
 PIXELS = np.random.default_rng(0).integers(0, 256, (100, 100, 3), dtype=np.uint8)

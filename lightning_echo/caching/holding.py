@@ -1,0 +1,204 @@
+"""What a cache can hold of a data set, and which of it saves the most time per byte.
+
+A cache holds what one of three cuts of the data set gives. Which of them fit, the insertion point decides: what is held must come
+before what an echo reuses.
+
+============================= ======= ========== =========
+an echo reuses                ``raw`` ``loaded`` ``whole``
+============================= ======= ========== =========
+raw items                     yes     no         no
+loaded examples               yes     yes        no
+augmented examples, batches   yes     yes        yes
+============================= ======= ========== =========
+
+The hold never changes a batch. So ``"auto"`` may measure, and choose another one in the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from lightning_echo.caching.cache_config import HOLDS
+from lightning_echo.caching.cached_reads import Held
+from lightning_echo.protecting.copies import throw_away_copy
+from lightning_echo.protecting.randomness import preserved_random_states
+from lightning_echo.splitting.cut import ReadRefused, SplitRefused
+from lightning_echo.splitting.decoding import add_decoding
+from lightning_echo.splitting.fallback import WatchedStages
+from lightning_echo.splitting.prove import check_deterministic
+from lightning_echo.splitting.splits import Split, find_split, make_decoding, make_stages, prove_decoding
+from lightning_echo.splitting.stages import Stages, uncut_stages
+
+__all__ = ["AUTO", "LOADED", "RAW", "WHOLE", "Hold", "holds_of", "quickest", "read_held"]
+
+AUTO, RAW, LOADED, WHOLE = HOLDS
+_TIMED = 3  # examples
+
+
+class WholeRefused(SplitRefused):
+    """A data set cannot be held whole."""
+
+    where = "held whole"
+    way_out = f"Its examples must be the same each time: use cache.hold={LOADED!r} or {RAW!r}, or leave the cache out"
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What a cache can hold of a data set.
+
+    Attributes:
+        name: ``"raw"``, ``"loaded"`` or ``"whole"``.
+        make: Makes of a data set, and of the stages of the insertion point, what is held; sent to the workers.
+        example_bytes: Memory of one held example, estimated by a few.
+        what: What is held, for people.
+    """
+
+    name: str
+    make: Callable[[Any, Stages], Held]
+    example_bytes: int
+    what: str
+
+
+def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, name: str) -> list[Hold]:
+    """Returns what a cache can hold, the earliest cut first; at least one.
+
+    Args:
+        dataset: A map-style data set.
+        indices: Those that can be read; None: all.
+        split: Where the insertion point splits the data set; None: it reuses whole examples, or batches.
+        name: What the user asks for; ``"auto"``: all that fits the insertion point.
+
+    Raises:
+        ValueError: Nothing can be held, or not what the user asks for.
+        Exception: The data set itself raises it when it is read.
+    """
+    fits = {RAW: True, LOADED: split is None or not split.raw, WHOLE: split is None}
+    if name != AUTO and not fits[name]:
+        raise ValueError(
+            f"cache.hold={name!r} does not fit the insertion point, at which an echo reuses [{', '.join(split.reused)}]: "  # type: ignore[union-attr]
+            f"what is held must come before that. Use {' or '.join(repr(other) for other, does in fits.items() if does)}, or a "
+            "later insertion point"
+        )
+    if name == WHOLE:
+        return [_whole(dataset, range(len(dataset)) if indices is None else indices)]
+    found: list[Hold] = []
+    refusals: list[SplitRefused] = []
+    for kind in (RAW, LOADED):
+        if fits[kind] and name in (kind, AUTO):
+            try:
+                found.append(_split_hold(dataset, indices, split, kind, is_asked=name == kind))
+            except SplitRefused as refused:
+                refusals.append(refused)
+    if not found:
+        raise ValueError(
+            f"cache is impossible here: {refusals[-1].reason}. Make the data set a StagedDataset, or name a cut with "
+            "StagedDataset.of(dataset, augment=...). If its __getitem__ returns the same each time, without any random numbers, "
+            f"say so by cache.hold={WHOLE!r}"
+        ) from refusals[-1]
+    return found
+
+
+# ---------------------------------------------------------------------- one hold
+
+
+def _whole(dataset: Any, indices: Sequence[Any]) -> Hold:
+    try:
+        size = check_deterministic(dataset, [indices[0], indices[-1]])
+    except SplitRefused as refused:
+        raise WholeRefused(refused.reason) from refused
+    return Hold(WHOLE, _make_whole, size, "what __getitem__ returns")
+
+
+def _make_whole(dataset: Any, stages: Stages) -> Held:
+    return Held(WatchedStages(uncut_stages(dataset), dataset, refusal=WholeRefused))
+
+
+def _split_hold(dataset: Any, indices: Sequence[Any] | None, split: Split | None, kind: str, *, is_asked: bool) -> Hold:
+    if split is not None and split.raw == (kind == RAW):
+        return Hold(kind, _make_of_point, split.example_bytes, ", ".join(split.reused))
+    found = find_split(dataset, indices, raw=kind == RAW)
+    refusal = (ReadRefused if kind == RAW else SplitRefused) if is_asked else None
+    if split is None:
+        make = partial(_make_before, split=found, refusal=refusal)
+    else:
+        prove_decoding(dataset, found, split, indices)
+        make = partial(_make_raw_before_load, raw=found, loaded=split, refusal=refusal)
+    return Hold(kind, make, found.example_bytes, ", ".join(found.reused))
+
+
+def _make_of_point(dataset: Any, stages: Stages) -> Held:
+    """What is held is what the insertion point reuses."""
+    assert isinstance(stages, WatchedStages)
+    return Held(stages)
+
+
+def _make_before(dataset: Any, stages: Stages, split: Split, refusal: type[SplitRefused] | None) -> Held:
+    """The insertion point reuses the whole example."""
+    watched = WatchedStages(make_stages(dataset, split.conventions, raw=split.raw), dataset, refusal=refusal)
+    return Held(watched, watched.augment)
+
+
+def _make_raw_before_load(dataset: Any, stages: Stages, raw: Split, loaded: Split, refusal: type[SplitRefused] | None) -> Held:
+    """The raw item is held, and the insertion point reuses the loaded example."""
+    made = make_decoding(dataset, raw, loaded)
+    return Held(WatchedStages(made, dataset, refusal=refusal), made.augment, may_draw=False)
+
+
+# ---------------------------------------------------------------------- looking at a few examples
+
+
+def read_held(
+    dataset: Any, hold: Hold, make_stages: Callable[[Any], Stages], indices: Sequence[Any]
+) -> tuple[list[Any], list[float]]:
+    """Returns what is held of some examples, read from a throw-away copy, and the seconds that each took.
+
+    Args:
+        dataset: The data set.
+        hold: What is held.
+        make_stages: Makes the stages of the insertion point.
+        indices: What to read.
+    """
+    examples, seconds = [], []
+    with preserved_random_states():
+        copied = throw_away_copy(dataset)
+        stages = hold.make(copied, make_stages(copied)).stages
+        add_decoding(stages)
+        for index in indices:
+            started = perf_counter()
+            examples.append(stages.load(index))
+            seconds.append(perf_counter() - started)
+    return examples, seconds
+
+
+def quickest(
+    dataset: Any,
+    holds: Sequence[Hold],
+    make_stages: Callable[[Any], Stages],
+    indices: Sequence[Any],
+    size: int,
+) -> Hold:
+    """Returns the hold that saves the most seconds per byte, by a few examples; the last one if all examples fit.
+
+    Args:
+        dataset: The data set.
+        holds: What can be held, the earliest cut first.
+        make_stages: Makes the stages of the insertion point.
+        indices: All indices that can be read.
+        size: Bytes that the cache may hold.
+    """
+    last = holds[-1]
+    if len(holds) == 1 or last.example_bytes * len(indices) <= size:
+        return last
+
+    def saved_per_byte(place: int) -> float:
+        # Each hold is timed on examples of its own: what was read once is read faster the second time.
+        mine = indices[place * _TIMED : (place + 1) * _TIMED] or indices[:_TIMED]
+        _, seconds = read_held(dataset, holds[place], make_stages, mine)
+        return median(seconds) / max(holds[place].example_bytes, 1)
+
+    return max(enumerate(holds), key=lambda each: saved_per_byte(each[0]))[1]

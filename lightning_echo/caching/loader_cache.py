@@ -1,0 +1,186 @@
+"""`LoaderCache`: the cache of one loader: its options, what it holds, and, from the first start on, the cache of the node.
+
+Workers are started and ended, loaders are made anew at a reload; the examples stay. When the loader starts its workers,
+
+1. the ranks of a node find out whether they have the same data set, and open one cache together (``agreement.py``);
+2. a cache from before a reload goes on if the new data set has the examples that it holds, which up to eight of them show;
+3. the workers get what they need for their reads (`Caching`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning_echo.caching.agreement import Identity, digest_of, is_distributed, open_together, sample_places
+from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.caching.cached_reads import Caching
+from lightning_echo.caching.example_store import MISSING
+from lightning_echo.caching.holding import Hold, holds_of, quickest, read_held
+from lightning_echo.caching.keys import Keys
+from lightning_echo.caching.node_cache import CacheCounts, NodeCache
+from lightning_echo.protecting.difference import difference
+from lightning_echo.splitting.splits import Split
+from lightning_echo.splitting.stages import Stages
+
+__all__ = ["LoaderCache"]
+
+_MOST_SEARCHED = 100_000  # keys, for those that are held
+_RECORD_BYTES = 128  # what a record adds to the bytes of its example, about
+
+
+class LoaderCache:
+    """The cache of one loader.
+
+    Args:
+        config: Its options.
+        dataset: The loader's data set.
+        indices: Those that can be read; None: all.
+        split: Where the insertion point splits the data set; None: it reuses whole examples, or batches.
+        make_stages: Makes the stages of the insertion point.
+        differs_in_workers: Whether a ``worker_init_fn`` of the user's may change the data set, so that the workers must find out
+            whether they all have the same one.
+
+    Raises:
+        ValueError: Nothing can be held of this data set, not what the options say, or there is not enough memory.
+        NoKeysError: The examples cannot be told apart by numbers.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        dataset: Any,
+        indices: Sequence[Any] | None,
+        split: Split | None,
+        make_stages: Callable[[Any], Stages],
+        *,
+        differs_in_workers: bool,
+    ) -> None:
+        self._config, self._dataset, self._given_indices, self._make_stages = config, dataset, indices, make_stages
+        self._differs_in_workers = differs_in_workers
+        Keys(dataset)
+        self._holds = {hold.name: hold for hold in holds_of(dataset, indices, split, config.hold)}
+        NodeCache.check(config)
+        self._opened: NodeCache | None = None
+        self._opened_for: Any = None  # the data set
+        self._has_said = False
+
+    @property
+    def _indices(self) -> Sequence[Any]:
+        return range(len(self._dataset)) if self._given_indices is None else self._given_indices
+
+    # ------------------------------------------------------------------ opening
+
+    def follow(self, before: LoaderCache) -> None:
+        """Takes the place of another loader's cache: what that one holds is held on, if it fits."""
+        self._opened, self._opened_for = before._opened, before._opened_for
+
+    def open(self) -> str:
+        """Opens the cache of the node, unless it is open. In a job of several ranks, all of them must call this together.
+
+        Returns:
+            A message for the user; empty if there is none.
+
+        Raises:
+            ValueError: There is not enough memory, or the path cannot be used.
+            RuntimeError: Another rank could not make the cache.
+        """
+        keys = Keys(self._dataset).count
+        if self._opened is not None and self._opened_for is self._dataset and self._opened.keys == keys:
+            return ""
+        before, lost = self._opened, ""
+        if before is not None and not self._fits(before, keys):
+            before, lost = None, "the data set is another one now: the cache begins anew"
+        samples = self._samples() if is_distributed() else None
+        identity = Identity(type(self._dataset).__qualname__, keys, samples)
+        self._opened, message = open_together(identity, lambda: self._make(keys), before)
+        self._opened_for = self._dataset
+        if self._hold.example_bytes > self._opened.counts.size:
+            lost = lost or (
+                f"the cache of {_in_units(self._opened.counts.size)} holds nothing: an example takes "
+                f"{_in_units(self._hold.example_bytes)}. Give it a larger size"
+            )
+        return "; ".join(filter(None, (lost, message)))
+
+    def _make(self, keys: int) -> NodeCache:
+        size = self._config.bytes_of()
+        hold = quickest(self._dataset, list(self._holds.values()), self._make_stages, self._indices, size)
+        return NodeCache.make(self._config, hold.name, keys)
+
+    def _samples(self) -> bytes | None:
+        """Returns a digest of the examples at some places; None if this process cannot read them."""
+        if self._differs_in_workers:
+            return None
+        indices, hold = self._indices, list(self._holds.values())[-1]
+        at = [indices[place] for place in sample_places(len(indices))]
+        return digest_of(read_held(self._dataset, hold, self._make_stages, at)[0])
+
+    def _fits(self, before: NodeCache, keys: int) -> bool:
+        """Returns whether the data set has the examples that a cache holds, as far as some of them show."""
+        if before.keys != keys or before.hold not in self._holds or type(self._dataset) is not type(self._opened_for):
+            return False
+        store, key_of, held = before.store(), Keys(self._dataset).of, []
+        indices = self._indices
+        step = max(len(indices) // _MOST_SEARCHED, 1)
+        for index in indices[::step]:
+            key = key_of(index)
+            if key is not None and key in store.arena:
+                held.append((index, key))
+        chosen = [held[place] for place in sample_places(len(held))]
+        read, _ = read_held(self._dataset, self._holds[before.hold], self._make_stages, [index for index, _ in chosen])
+        kept = [store.get(key) for _, key in chosen]
+        return all(one is not MISSING and difference(one, other) is None for one, other in zip(kept, read, strict=True))
+
+    # ------------------------------------------------------------------ once it is open
+
+    @property
+    def _hold(self) -> Hold:
+        assert self._opened is not None
+        return self._holds[self._opened.hold]
+
+    def caching(self) -> Caching:
+        """Returns what the workers need."""
+        assert self._opened is not None
+        check_at = [self._indices[place] for place in sample_places(len(self._indices))] if self._differs_in_workers else ()
+        return Caching(self._opened.store(), self._hold.make, check_at)
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What is held, and the lookups so far."""
+        if self._opened is not None:
+            return self._opened.counts
+        return CacheCounts(0, 0, 0, 0, is_full=False, hold=self._config.hold, size=self._config.bytes_of())
+
+    def add_lookups(self, hits: int, misses: int) -> None:
+        """Counts fresh examples that were delivered."""
+        if self._opened is not None:
+            self._opened.add_lookups(hits, misses)
+
+    def describe(self) -> str:
+        """Returns one line about the cache, for people; empty if it was said already."""
+        if self._has_said or self._opened is None:
+            return ""
+        self._has_said = True
+        hold, counts, length = self._hold, self._opened.counts, self._opened.keys
+        each = hold.example_bytes + _RECORD_BYTES
+        share = min(counts.size // each / max(length, 1), 1.0)
+        saves = "nothing is read from the second pass on"
+        if share < 1:
+            saves = f"from the second pass on {1 - share:.0%} are read, which makes reading {1 / (1 - share):.2g} times faster"
+        where = f" on the disk of {self._config.path}" if self._config.path else ""
+        return (
+            f"cache: holds [{hold.what}] ({hold.name}), {_in_units(hold.example_bytes)} per example; {_in_units(counts.size)}"
+            f"{where} hold {share:.0%} of {length:,} examples: {saves}"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which opens its own."""
+        return {**vars(self), "_opened": None, "_opened_for": None}
+
+
+def _in_units(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"
