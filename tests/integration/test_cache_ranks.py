@@ -1,0 +1,105 @@
+"""One cache per node: two ranks and their workers hold each example once, two nodes hold their own. cache_ranks_runs.py runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import cache_ranks_runs
+import pytest
+import torch
+from cache_ranks_runs import EPOCHS, LENGTH, RANKS
+
+NODES = ((0, 1), (2, 3))
+EACH = LENGTH // RANKS  # examples of a pass on a rank
+AUDITED = 3  # reads of a worker that are repeated in so many hits: the 1st, 10th and 100th
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, cache_ranks_runs.__file__, str(folder)]
+    started = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(RANKS)
+    ]
+    printed = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * RANKS, "\n".join(printed)[-6000:]
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+def of(ranks: list[dict[str, Any]], scenario: str, name: str) -> list[Any]:
+    return [rank[f"scenario_{scenario}"][name] for rank in ranks]
+
+
+@pytest.mark.parametrize("scenario", ["same_data", "echoed_and_short_of_memory"])
+def test_every_rank_sees_what_it_sees_without_a_cache(ranks: list[dict[str, Any]], scenario: str) -> None:
+    for seen, plain in zip(of(ranks, scenario, "seen"), of(ranks, scenario, "plain"), strict=True):
+        assert len(seen) == EPOCHS * EACH
+        assert seen == plain
+
+
+def test_the_ranks_of_a_node_hold_each_example_once_and_the_other_node_holds_its_own(ranks: list[dict[str, Any]]) -> None:
+    seen, counts = of(ranks, "same_data", "seen"), of(ranks, "same_data", "counts")
+    for node in NODES:
+        distinct = {int(example[0]) for rank in node for example in seen[rank]}
+        examples, held_bytes, _, _ = counts[node[0]]
+        assert counts[node[1]] == counts[node[0]], "both ranks look at the same cache"
+        assert len(distinct) < LENGTH, "so that the two nodes hold different examples"
+        # What the workers had prepared and nobody took may be held as well: two batches of a rank at most, and one under way.
+        assert len(distinct) <= examples <= min(LENGTH, len(distinct) + 2 * 3 * 4)
+        assert examples * 4000 < held_bytes < examples * 4400 or examples * 1000 < held_bytes < examples * 1300
+
+
+def test_an_example_is_read_once_on_a_node_whichever_rank_needs_it(ranks: list[dict[str, Any]]) -> None:
+    reads, seen = of(ranks, "same_data", "reads"), of(ranks, "same_data", "seen")
+    for node in NODES:
+        of_node = [sum(of_rank) for of_rank in zip(*(reads[rank] for rank in node), strict=True)]
+        samples = 8 * len(node) + 2 * 3  # to find out which data set it is; and to choose what is held
+        repeated = sum(max(number - 1, 0) for number in of_node)
+        assert repeated <= samples + AUDITED * len(node)
+        assert all(of_node[int(example[0])] >= 1 for rank in node for example in seen[rank])
+
+
+@pytest.mark.parametrize("scenario", ["same_data", "echoed_and_short_of_memory"])
+def test_hits_and_misses_are_the_fresh_examples_of_the_node(ranks: list[dict[str, Any]], scenario: str) -> None:
+    counts, fresh = of(ranks, scenario, "counts"), of(ranks, scenario, "fresh")
+    for node in NODES:
+        _, _, hits, misses = counts[node[0]]
+        assert hits + misses == sum(fresh[rank] for rank in node)
+        assert hits > 0
+
+
+def test_all_ranks_of_a_node_hold_what_its_first_rank_has_chosen(ranks: list[dict[str, Any]]) -> None:
+    holds = [rank["scenario_hold_by_the_first_rank"] for rank in ranks]
+    assert all(holds[first] == holds[second] and holds[first] in ("raw", "loaded") for first, second in NODES)
+
+
+def test_ranks_with_data_of_their_own_never_get_each_others_examples(ranks: list[dict[str, Any]]) -> None:
+    seen, counts = of(ranks, "data_of_each_rank", "seen"), of(ranks, "data_of_each_rank", "counts")
+    said, fresh = of(ranks, "data_of_each_rank", "said"), of(ranks, "data_of_each_rank", "fresh")
+    for rank in range(RANKS):
+        assert {int(example[0]) - 10 * rank for example in seen[rank]} <= set(range(LENGTH))
+        plain = of(ranks, "same_data", "plain")[rank]
+        assert [[number - 10 * rank for number in example[:1]] for example in seen[rank]] == [example[:1] for example in plain]
+        assert sum(counts[rank][2:]) == fresh[rank], "each counts for itself"
+        own = [f"rank {rank} has a cache of its own: its data set is another one than that of the ranks before it"]
+        assert said[rank] == (own if rank % 2 else [])
+
+
+def test_a_reload_keeps_what_is_held_of_the_same_data_and_nothing_of_other_data(ranks: list[dict[str, Any]]) -> None:
+    for rank in range(RANKS):
+        reload = ranks[rank]["scenario_reload"]
+        assert reload["same"] >= reload["held"] > 0
+        assert {int(example[0]) - 1 for example in reload["seen"]} <= set(range(LENGTH))
+        assert sorted(example[0] for example in reload["seen"]) != sorted(
+            example[0] for example in of(ranks, "same_data", "plain")[rank][: len(reload["seen"])]
+        )
+        assert any("the data set is another one now: the cache begins anew" in each for each in reload["said"])
+
+
+def test_a_rank_that_cannot_make_the_cache_leaves_no_other_rank_waiting(ranks: list[dict[str, Any]]) -> None:
+    errors = [rank["scenario_first_rank_fails"] for rank in ranks]
+    assert errors[2] == "ValueError: no memory here"
+    assert {errors[rank] for rank in (0, 1, 3)} == {"RuntimeError: rank 2 could not make its cache: no memory here"}
