@@ -19,8 +19,8 @@ from lightning_echo.caching.free_memory import free_memory_bytes
 __all__ = ["Address", "CacheCounts", "NodeCache"]
 
 _GIB = 2**30
-_LARGEST_RESERVE_BYTES = _GIB
-_RESERVED_SHARE = 0.1  # of the memory that is free when the cache is made
+_LARGEST_RESERVE_BYTES = 2 * _GIB
+_RESERVED_SHARE = 0.2  # of the memory that is free when the cache is made
 
 
 @dataclass(frozen=True)

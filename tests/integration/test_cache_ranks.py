@@ -1,4 +1,4 @@
-"""One cache per node: two ranks and their workers hold each example once, two nodes hold their own. cache_ranks_runs.py runs it."""
+"""One cache per node: two ranks and their workers hold each example once, and two nodes hold their own (cache_ranks_runs.py)."""
 
 from __future__ import annotations
 
