@@ -1,0 +1,127 @@
+"""What can be held of a data set at an insertion point, and what of it saves the most time per byte."""
+
+import time
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from lightning_echo import StagedDataset
+from lightning_echo.caching import holding
+from lightning_echo.caching.holding import holds_of, quickest
+from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.splits import find_split, make_stages
+from lightning_echo.splitting.stages import uncut_stages
+
+
+class Texts(StagedDataset):
+    read_seconds = decode_seconds = 0.0
+
+    def read(self, index):
+        time.sleep(self.read_seconds)
+        return bytes([index]) * 100
+
+    def decode(self, raw):
+        time.sleep(self.decode_seconds)
+        return torch.tensor(list(raw) * 10, dtype=torch.float64)  # 80 times the bytes
+
+    def augment(self, example):
+        return example + torch.rand(1)
+
+    def __len__(self):
+        return 20
+
+
+class Whole(Dataset):
+    def __getitem__(self, index):
+        return torch.full((3,), index)
+
+    def __len__(self):
+        return 4
+
+
+RAW, LOADED = find_split(Texts(), raw=True), find_split(Texts())
+
+
+@pytest.mark.parametrize(("split", "names"), [(RAW, ["raw"]), (LOADED, ["raw", "loaded"]), (None, ["raw", "loaded"])])
+def test_what_fits_stands_before_what_an_echo_reuses_the_earliest_cut_first(split, names):
+    assert [hold.name for hold in holds_of(Texts(), None, split, "auto")] == names
+
+
+@pytest.mark.parametrize(
+    ("split", "name", "others"), [(RAW, "loaded", "'raw'"), (RAW, "whole", "'raw'"), (LOADED, "whole", "'raw' or 'loaded'")]
+)
+def test_what_does_not_fit_is_refused_with_what_does(split, name, others):
+    with pytest.raises(ValueError, match=f"cache.hold='{name}' does not fit the insertion point.* Use {others}"):
+        holds_of(Texts(), None, split, name)
+
+
+def test_sizes_of_what_is_held_are_those_of_its_examples():
+    raw, loaded = holds_of(Texts(), None, None, "auto")
+    assert 100 <= raw.example_bytes < 300
+    assert 8000 <= loaded.example_bytes < 8300
+    assert (raw.what, loaded.what) == ("read", "load")
+
+
+def test_a_data_set_that_cannot_be_cut_says_what_would_help():
+    with pytest.raises(ValueError, match=r"cache is impossible here: Whole has neither load.*StagedDataset.*cache\.hold='whole'"):
+        holds_of(Whole(), None, None, "auto")
+
+
+def test_a_data_set_is_held_whole_if_its_owner_says_so_and_two_reads_agree():
+    (hold,) = holds_of(Whole(), None, None, "whole")
+    held = hold.make(Whole(), uncut_stages(Whole()))
+    assert torch.equal(held.stages.load(2), torch.full((3,), 2))
+    assert held.finish is None
+
+    class Random(Whole):
+        def __getitem__(self, index):
+            return torch.rand(1)
+
+    with pytest.raises(SplitRefused, match=r"cannot be held whole: dataset\[0\] is another example when it is read again"):
+        holds_of(Random(), None, None, "whole")
+
+
+@pytest.mark.parametrize("name", ["raw", "loaded"])
+def test_what_is_held_and_finished_is_what_the_data_set_returns(name):
+    (hold,) = holds_of(Texts(), None, None, name)
+    held = hold.make(Texts(), uncut_stages(Texts()))
+    example = held.stages.load(3)
+    torch.manual_seed(1)
+    finished = held.finish(3, example)
+    torch.manual_seed(1)
+    assert torch.equal(finished, Texts()[3])
+    assert held.may_draw
+
+
+def test_a_raw_item_before_a_loaded_example_is_only_decoded():
+    (hold,) = holds_of(Texts(), None, LOADED, "raw")
+    held = hold.make(Texts(), make_stages(Texts(), LOADED.conventions))
+    assert held.stages.load(3) == bytes([3]) * 100
+    assert torch.equal(held.finish(3, held.stages.load(3)), Texts().load(3))
+    assert not held.may_draw
+
+
+class TestQuickest:
+    def choose(self, monkeypatch, seconds, size):
+        """Chooses with reads that take so many seconds, by the name of what is held."""
+        timed = []
+
+        def read(dataset, hold, make, indices):
+            timed.append((hold.name, list(indices)))
+            return [], [seconds[hold.name]] * len(indices)
+
+        monkeypatch.setattr(holding, "read_held", read)
+        hold = quickest(Texts(), holds_of(Texts(), None, None, "auto"), uncut_stages, range(20), size)
+        return hold.name, timed
+
+    def test_a_budget_for_all_loaded_examples_holds_them_and_times_nothing(self, monkeypatch):
+        assert self.choose(monkeypatch, {}, 10**9) == ("loaded", [])
+
+    @pytest.mark.parametrize(
+        ("seconds", "name"), [({"raw": 1.0, "loaded": 1.5}, "raw"), ({"raw": 1.0, "loaded": 1000.0}, "loaded")]
+    )
+    def test_else_what_saves_more_seconds_per_byte_on_examples_of_its_own(self, monkeypatch, seconds, name):
+        chosen, timed = self.choose(monkeypatch, seconds, 20_000)
+        assert chosen == name
+        assert timed == [("raw", [0, 1, 2]), ("loaded", [3, 4, 5])]

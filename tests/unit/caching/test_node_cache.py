@@ -1,0 +1,80 @@
+"""The cache of a node: made as its options say, found by other processes, counted."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lightning_echo.caching import node_cache
+from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.caching.node_cache import CacheCounts, NodeCache
+
+MIB = 2**20
+
+
+def test_counts_are_those_of_the_arena_and_of_all_that_add_lookups():
+    cache = NodeCache.make(CacheConfig("1MiB"), "raw", 10)
+    assert cache.store().put(3, b"some bytes")
+    other = NodeCache.attach(cache.address)
+    other.add_lookups(2, 5)
+    cache.add_lookups(1, 0)
+    counts = cache.counts
+    assert (counts.examples, counts.hits, counts.misses, counts.is_full) == (1, 3, 5, False)
+    assert (counts.hold, counts.size) == ("raw", MIB)
+    assert 10 <= counts.bytes < 400
+    assert other.counts == counts
+    assert other.store().get(3) == b"some bytes"
+
+
+def test_the_hit_fraction_is_0_before_the_first_lookup():
+    assert CacheCounts(0, 0, 0, 0, is_full=False, hold="raw", size=MIB).hit_fraction == 0
+    assert CacheCounts(0, 0, 3, 1, is_full=False, hold="raw", size=MIB).hit_fraction == 0.75
+
+
+def test_keys_are_those_of_the_data_set():
+    assert NodeCache.make(CacheConfig("1MiB"), "raw", 10).keys == 10
+
+
+def test_a_size_beyond_the_free_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(node_cache, "free_memory_bytes", lambda: 3 * MIB)
+    with pytest.raises(ValueError, match=r"cache\.size='4MiB' is more than the 0\.00293 GiB of memory that are free: give less"):
+        NodeCache.check(CacheConfig("4MiB"))
+    NodeCache.check(CacheConfig("3MiB"))
+
+
+class TestOnADisk:
+    def test_no_file_has_a_name_and_what_is_put_is_found(self, tmp_path):
+        cache = NodeCache.make(CacheConfig("1MiB", path=str(tmp_path)), "raw", 10)
+        assert cache.store().put(1, [1, 2.5, "three"])
+        assert NodeCache.attach(cache.address).store().get(1) == [1, 2.5, "three"]
+        assert not list(tmp_path.iterdir())
+
+    def test_a_path_that_is_a_file_or_is_not_there_is_refused(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ValueError, match=r"cache\.path must be a folder on a local disk, but '.*file' is a file"):
+            NodeCache.check(CacheConfig("1MiB", path=str(tmp_path / "file")))
+        with pytest.raises(ValueError, match="nowhere' does not exist"):
+            NodeCache.check(CacheConfig("1MiB", path=str(tmp_path / "nowhere")))
+
+    def test_more_than_is_free_on_the_disk_is_refused(self, tmp_path):
+        with pytest.raises(ValueError, match=r"cache\.size is 1e\+06 GiB, but only .* GiB are free in cache\.path="):
+            NodeCache.check(CacheConfig(10**6 * 2**30, path=str(tmp_path)))
+
+    def test_a_folder_that_cannot_be_written_is_refused(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may write everywhere
+        with pytest.raises(ValueError, match=r"cache\.path='.*' cannot be written by this user"):
+            NodeCache.check(CacheConfig("1MiB", path=str(tmp_path)))
+
+
+def test_a_process_that_is_gone_cannot_be_attached_to():
+    program = (
+        "from lightning_echo.caching.cache_config import CacheConfig\n"
+        "from lightning_echo.caching.node_cache import NodeCache\n"
+        "address = NodeCache.make(CacheConfig('1MiB'), 'raw', 10).address\n"
+        "print(*address.arena)"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60).stdout
+    arena = tuple(map(int, told.split()[-2:]))
+    with pytest.raises(FileNotFoundError):
+        NodeCache.attach(node_cache.Address("raw", arena, arena))
