@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 
 from lightning_echo.caching.cache_config import CacheConfig, read_cache_config
 from lightning_echo.insertion import InsertionPoint
@@ -87,9 +87,9 @@ class EchoConfig:
         return {field.name: getattr(self, field.name) for field in fields(EchoConfig)}
 
 
-# OmegaConf asks the class for the types of its fields. jsonargparse asks the constructor, and takes --echo.cache.size only where
-# the type may have options.
-EchoConfig.__init__.__annotations__ = {**EchoConfig.__init__.__annotations__, "cache": CacheOptions}
+# OmegaConf asks the class for the types of its fields. jsonargparse asks the constructor, where these are types and not strings,
+# and takes --...echo.cache.size only where the type may have options.
+EchoConfig.__init__.__annotations__ = {**get_type_hints(EchoConfig.__init__), "cache": CacheOptions}
 
 Options: TypeAlias = EchoConfig | dict[str, EchoConfig]  # of all loaders, or by name of those that are echoed
 
