@@ -41,6 +41,7 @@ def test_every_spelling_reaches_the_loader_and_leaves_the_batches_as_they_are(wh
         echo = {"callback": options, "echo=": {"echo": EchoConfig(**options)}, "echo= a dict": {"echo": options}}[where]
         run = fit(Data(), callbacks=[EchoCallback(**echo)], max_epochs=2)
     assert loader_of(run).cache == expected
+    assert loader_of(run).cache_counts.examples > 0
     assert run.model.batches == fit(echoed(), max_epochs=2).model.batches
 
 
@@ -50,6 +51,7 @@ def test_a_cache_alone_does_not_echo() -> None:
         loader = loader_of(run)
         assert (type(loader), loader.factor, loader.cache) == (EchoLoader, 1, CacheConfig("8MiB"))
         assert (loader.counts.fresh, loader.counts.echoed) == (44, 0)
+        assert (loader.cache_counts.examples, loader.cache_counts.misses, loader.cache_counts.hits) == (22, 22, 22)
 
 
 def test_a_controller_keeps_the_cache() -> None:
@@ -65,7 +67,9 @@ def test_each_loader_of_a_collection_has_its_own(made: Any) -> None:
         fit(Several(), model=SeveralRecorder(), callbacks=[callback], max_epochs=1),
         fit(data, model=SeveralRecorder(), max_epochs=1),
     ):
-        assert {name: each.cache for name, each in loader_of(run).items()} == {"long": RAW, "short": CacheConfig("4MiB")}
+        loaders = loader_of(run)
+        assert {name: each.cache for name, each in loaders.items()} == {"long": RAW, "short": CacheConfig("4MiB")}
+        assert [loaders[name].cache_counts.size for name in ("long", "short")] == [2**23, 2**22]
 
 
 def test_hyperparameters_of_the_run_name_size_and_hold() -> None:
