@@ -300,3 +300,5 @@ def test_a_misspelt_option_of_a_cache_is_no_name_of_a_loader() -> None:
         read_options("echo", {"cache": {"sise": "8GiB"}})
     with pytest.raises(ValueError, match="cache needs a size"):
         read_options("echo", {"cache": {}})
+    with pytest.raises(ValueError, match="cache has unknown options seed: known are size"):  # beside an option, it is one
+        read_options("echo", {"factor": 2, "cache": {"seed": 1}})
