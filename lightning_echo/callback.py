@@ -52,6 +52,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor from epoch to epoch
     ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
     ``EchoCallback(factor=2, controller=controller)``  begins with that factor
+    ``EchoCallback(cache="8GiB")``                     what fits into that memory is read once; with a factor, too, the rest is
+                                                       echoed
     ================================================== ==================================================================
 
     These metrics are logged per epoch through every logger; those marked with * also every ``Trainer(log_every_n_steps)``. A
