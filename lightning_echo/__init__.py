@@ -21,7 +21,7 @@ Words, the same in code, logs and docs:
 What to use:
 
 * `EchoCallback` echoes the loader that a Trainer trains on, `EchoDataModule` the loader of a data module. `EchoLoader` echoes a
-  loader without either. `EchoConfig` holds their options.
+  loader without either. `EchoConfig` holds their options, `CacheConfig` those of a cache.
 * `TargetIdle` and other controllers decide on the echo factor from epoch to epoch.
 * `StallAnalyzer` measures what a training waits for, and tells what would help.
 
@@ -54,6 +54,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.caching.node_cache import CacheCounts
 from lightning_echo.config import EchoConfig
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.counts import EchoCounts
@@ -75,6 +77,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "CacheConfig",
+    "CacheCounts",
     "Controller",
     "Decision",
     "EchoCLI",

@@ -23,7 +23,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_echo.attachment import Attachment
 from lightning_echo.checkpoints import adapt_checkpoint
-from lightning_echo.config import EchoConfig, Options, given_options, read_options, without_auto
+from lightning_echo.config import CacheOptions, EchoConfig, Options, given_options, read_options, without_auto
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.measuring.control import Controller, Decision, Observation
@@ -52,6 +52,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor from epoch to epoch
     ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
     ``EchoCallback(factor=2, controller=controller)``  begins with that factor
+    ``EchoCallback(cache="8GiB")``                     what fits into that memory is read once; with a factor, too, the rest is
+                                                       echoed
     ================================================== ==================================================================
 
     These metrics are logged per epoch through every logger; those marked with * also every ``Trainer(log_every_n_steps)``. A
@@ -95,6 +97,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
             `EchoLoader`.
+        cache: What is kept of the examples, so that they are read once: a size such as ``"8GiB"``, a `CacheConfig`, or a mapping
+            of its options. Without a factor there is a cache alone, and no echoing.
         echo: In place of these options: an `EchoConfig`, or a mapping of the options (a dict, OmegaConf's ``DictConfig``). It
             counts for a single loader and for all loaders of a collection. Or, by name, one of these for each loader of a
             collection that is echoed (see `EchoDataModule`). If neither ``echo`` nor an option is given, a controller drives
@@ -124,6 +128,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         buffer_size: int | None = None,
         epoch_length: str = "fixed",
         seed: int | None = None,
+        cache: CacheOptions = None,
         echo: dict[str, EchoConfig] | EchoConfig | None = None,
         summary: bool = True,
     ) -> None:
@@ -133,7 +138,12 @@ class EchoCallback(DecidesFactor, pl.Callback):
                 "EchoCallback(factor=...)"
             )
         options = given_options(
-            factor=factor, insertion_point=insertion_point, buffer_size=buffer_size, epoch_length=epoch_length, seed=seed
+            factor=factor,
+            insertion_point=insertion_point,
+            buffer_size=buffer_size,
+            epoch_length=epoch_length,
+            seed=seed,
+            cache=cache,
         )
         config, is_auto = _config(options, echo)
         if is_auto and controller is not None:

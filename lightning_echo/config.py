@@ -9,15 +9,18 @@ Configuration files, command lines and OmegaConf can hold an `EchoConfig`. A use
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 
+from lightning_echo.caching.cache_config import CacheConfig, read_cache_config
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading import options
 
 __all__ = [
     "AUTO_FACTOR",
+    "CacheOptions",
     "EchoConfig",
     "Options",
     "config_of",
@@ -28,6 +31,10 @@ __all__ = [
 ]
 
 AUTO_FACTOR = "auto"  # a controller decides on the factor
+
+# What a user may give as a cache. A command line takes the first type that fits: as a string, 0.5 would be no share of the
+# memory.
+CacheOptions: TypeAlias = int | float | str | Mapping[str, Any] | CacheConfig | None
 
 
 @dataclass
@@ -45,6 +52,9 @@ class EchoConfig:
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
             `EchoLoader`.
+        cache: What is kept of the examples, so that they are read once: a size (``"8GiB"``, or ``0.5``: that share of the free
+            memory), a `CacheConfig`, or a mapping of its options. It is held as plain values: the size alone, or the options that
+            differ from their defaults. With ``factor=1`` there is a cache alone, and no echoing.
 
     Raises:
         TypeError: A value has a wrong type.
@@ -52,7 +62,9 @@ class EchoConfig:
 
     Example:
         >>> EchoConfig(factor=4)
-        EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, epoch_length='fixed', seed=None)
+        EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, epoch_length='fixed', seed=None, cache=None)
+        >>> EchoConfig(cache=CacheConfig("8GiB")).cache, EchoConfig(cache=CacheConfig("8GiB", hold="raw")).cache
+        ('8GiB', {'size': '8GiB', 'hold': 'raw'})
     """
 
     factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it
@@ -60,6 +72,7 @@ class EchoConfig:
     buffer_size: int | None = None
     epoch_length: str = "fixed"
     seed: int | None = None
+    cache: Any = None  # OmegaConf 2.3 refuses a union with a mapping or a dataclass
 
     def __post_init__(self) -> None:
         self.factor = _number_or_auto(self.factor)
@@ -67,11 +80,16 @@ class EchoConfig:
         self.buffer_size = options.check_buffer_size(self.buffer_size)
         self.epoch_length = options.check_epoch_length(self.epoch_length)
         self.seed = options.check_seed(self.seed)
+        self.cache = _plain_cache(self.cache)
 
     def as_options(self) -> dict[str, Any]:
         """Returns the options by name, without what a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
         return {field.name: getattr(self, field.name) for field in fields(EchoConfig)}
 
+
+# OmegaConf asks the class for the types of its fields. jsonargparse asks the constructor, where these are types and not strings,
+# and takes --...echo.cache.size only where the type may have options.
+EchoConfig.__init__.__annotations__ = {**get_type_hints(EchoConfig.__init__), "cache": CacheOptions}
 
 Options: TypeAlias = EchoConfig | dict[str, EchoConfig]  # of all loaders, or by name of those that are echoed
 
@@ -98,7 +116,7 @@ def read_options(argument: str, given: Any) -> Options | None:
             f"{argument} must be an EchoConfig, a dict or DictConfig of its options, a dict of these by names of loaders, or "
             f"None, got {type(given).__name__} {given!r}: EchoConfig(factor=4)"
         )
-    if not given or any(isinstance(value, EchoConfig | Mapping) for value in given.values()):
+    if not given or _is_by_name(given):
         return read_loaders(argument, given)
     return config_of(argument, given)
 
@@ -189,6 +207,31 @@ def without_auto(argument: str, given: Options) -> tuple[Options, bool]:
         )
     first = {name: EchoConfig(**{**config.as_options(), "factor": 1.0}) for name, config in configs.items()}
     return (first if isinstance(given, dict) else first[""]), True
+
+
+def _is_by_name(given: Mapping[Any, Any]) -> bool:
+    """Returns whether the keys of a mapping are names of loaders, and not names of options.
+
+    A loader's options are an `EchoConfig` or a mapping. Of the options, only ``cache`` may be a mapping.
+    """
+    nested = [name for name, value in given.items() if isinstance(value, EchoConfig | Mapping)]
+    if nested != ["cache"]:
+        return bool(nested)
+    if isinstance(given["cache"], EchoConfig):
+        return True
+    return len(given) == 1 and any(field.name in given["cache"] for field in fields(EchoConfig))  # a loader named "cache"
+
+
+def _plain_cache(given: Any) -> Any:
+    """Returns the options of a cache as plain values: None, its size alone, or a dict of the options that are not defaults."""
+    cache = read_cache_config(given)
+    if cache is None:
+        return None
+    values = {field.name: getattr(cache, field.name) for field in fields(cache)}
+    chosen = {field.name: values[field.name] for field in fields(cache) if values[field.name] != field.default}
+    if isinstance(cache.path, os.PathLike):
+        chosen["path"] = os.fspath(cache.path)
+    return chosen if len(chosen) > 1 else cache.size
 
 
 def _number_or_auto(factor: Any) -> float | str:

@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_echo.config import EchoConfig, Options, given_options, read_loaders, without_auto
+from lightning_echo.config import CacheOptions, EchoConfig, Options, given_options, read_loaders, without_auto
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.training.refusals import is_in_fit
@@ -46,6 +46,8 @@ class EchoDataModule(StandIn):
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else see `EchoLoader`. In a
             collection, each loader has a seed of its own, made from this one and the loader's name.
+        cache: What is kept of the examples, so that they are read once: a size such as ``"8GiB"``, a `CacheConfig`, or a mapping
+            of its options. With ``factor=1`` there is a cache alone, and no echoing.
         loaders: In place of all these options: the options of the loaders of a collection that are echoed, by name. Names are
             keys, or positions from ``"0"`` on, joined by ``/`` where collections are nested. Loaders not named are left as they
             are.
@@ -80,18 +82,27 @@ class EchoDataModule(StandIn):
         buffer_size: int | None = None,
         epoch_length: str = "fixed",
         seed: int | None = None,
+        cache: CacheOptions = None,
         loaders: dict[str, EchoConfig] | None = None,
         shard: bool = True,
     ) -> None:
         super().__init__(datamodule)
         _check_has_training_loader(datamodule)
         options = given_options(
-            factor=factor, insertion_point=insertion_point, buffer_size=buffer_size, epoch_length=epoch_length, seed=seed
+            factor=factor,
+            insertion_point=insertion_point,
+            buffer_size=buffer_size,
+            epoch_length=epoch_length,
+            seed=seed,
+            cache=cache,
         )
         given: Options
         if loaders is None:
             if factor is None:
-                raise TypeError("factor is missing: EchoDataModule(datamodule, factor=4), or options by name in loaders")
+                raise TypeError(
+                    "factor is missing: EchoDataModule(datamodule, factor=4), or options by name in loaders; factor=1 is no "
+                    "echoing, for a cache alone"
+                )
             given = EchoConfig(**options)
         elif options:
             raise ValueError("loaders has the options of each loader: leave factor and the other options out beside it")

@@ -35,6 +35,10 @@ class CacheCounts:
         is_full: Whether nothing is added any more.
         hold: What is held of an example: ``"raw"``, ``"loaded"`` or ``"whole"``.
         size: Bytes that the cache may hold.
+
+    Example:
+        >>> CacheCounts(examples=60, bytes=9_000_000, hits=30, misses=90, is_full=True, hold="raw", size=9_100_000).hit_fraction
+        0.25
     """
 
     examples: int

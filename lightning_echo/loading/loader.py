@@ -104,7 +104,8 @@ class EchoLoader:
         epoch_length = options.check_epoch_length(epoch_length)
         ranks = options.check_ranks(num_replicas, rank)
         seed = options.check_seed(seed)
-        self._setting = Setting(loader, point, buffer_size, factor, ranks, epoch_length, cache=read_cache_config(cache))
+        self._cache = read_cache_config(cache)
+        self._setting = Setting(loader, point, buffer_size, factor, ranks, epoch_length, cache=self._cache)
         self._run = EchoRun(self._setting, factor, seed)
         self._iterations = Iterations()
         self._told_length: int | None = None
@@ -218,6 +219,11 @@ class EchoLoader:
     def last_batch_counts(self) -> EchoCounts:
         """Examples in the batch that was delivered last."""
         return self._run.delivery.last
+
+    @property
+    def cache(self) -> CacheConfig | None:
+        """The options of the cache; None without one."""
+        return self._cache
 
     @property
     def cache_counts(self) -> CacheCounts | None:

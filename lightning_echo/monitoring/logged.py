@@ -53,6 +53,7 @@ def _options(loader: EchoLoader) -> dict[str, Any]:
         "buffer_size": loader.buffer_size,
         "epoch_length": loader.epoch_length,
         "seed": loader.seed,
+        "cache": None if loader.cache is None else {"size": loader.cache.size, "hold": loader.cache.hold},
     }
 
 

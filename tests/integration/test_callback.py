@@ -137,9 +137,10 @@ def test_hyperparameters_say_what_echoing_amounts_to_in_plain_types() -> None:
         "buffer_size": 8,
         "epoch_length": "fixed",
         "seed": 3,
+        "cache": None,
         "controller": "TargetIdle(0.1, min_factor=1, max_factor=4)",
     }
-    assert all(type(value) in (int, float, str) for value in params.values())
+    assert all(type(value) in (int, float, str, type(None)) for value in params.values())
 
 
 def test_the_progress_bar_shows_factor_and_idle_fraction_and_is_left_as_it_was() -> None:

@@ -114,6 +114,7 @@ def test_options_of_each_loader_go_to_the_hyperparameters() -> None:
             "buffer_size": loaders[name].buffer_size,
             "epoch_length": "fixed",
             "seed": loaders[name].seed,
+            "cache": None,
         }
     assert said["controller"] is None
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from dataclasses import fields
+import math
+import pickle
+from dataclasses import dataclass, field, fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -12,10 +16,10 @@ from omegaconf import OmegaConf, ValidationError
 from omegaconf.errors import ConfigTypeError
 from torch.utils.data import DataLoader
 
-from lightning_echo import EchoConfig, EchoDataModule, EchoLoader, InsertionPoint
+from lightning_echo import CacheConfig, EchoConfig, EchoDataModule, EchoLoader, InsertionPoint, StagedDataset
 from lightning_echo.config import read_options
 
-DEFAULTS = {"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "epoch_length": "fixed", "seed": None}
+DEFAULTS = {"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "epoch_length": "fixed", "seed": None, "cache": None}
 OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard", "loaders"}  # no options of echoing
 
 
@@ -85,7 +89,7 @@ def test_a_plain_node_with_a_target_makes_one() -> None:
 
 
 def test_its_values_are_plain() -> None:
-    config = EchoConfig(factor=2, insertion_point=InsertionPoint.after_batching, buffer_size=8, seed=1)
+    config = EchoConfig(factor=2, insertion_point=InsertionPoint.after_batching, buffer_size=8, seed=1, cache=CacheConfig("8GiB"))
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     assert {name: type(value) for name, value in values.items()} == {
         "factor": float,
@@ -93,6 +97,7 @@ def test_its_values_are_plain() -> None:
         "buffer_size": int,
         "epoch_length": str,
         "seed": int,
+        "cache": str,
     }
 
 
@@ -120,11 +125,136 @@ def test_every_insertion_point_has_its_name() -> None:
         ({"buffer_size": 0}, ValueError, "buffer_size must be at least 1, got 0"),
         ({"epoch_length": "long"}, ValueError, "epoch_length must be 'fixed' or 'full_pass', got 'long'"),
         ({"seed": 1.5}, TypeError, "seed must be an integer"),
+        ({"cache": True}, TypeError, r"cache\.size must be a string with a unit .*, got True"),
     ],
 )
 def test_bad_values_are_refused_at_once(options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         EchoConfig(**options)
+
+
+# ---------------------------------------------------------------------- a cache
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        ("8GiB", "8GiB"),
+        (0.5, 0.5),
+        (2**30, 2**30),
+        (CacheConfig("8GiB"), "8GiB"),
+        ({"size": "8GiB"}, "8GiB"),
+        ({"size": "8GiB", "hold": "auto", "path": None, "name": None, "partitioned": False}, "8GiB"),
+        (CacheConfig("8GiB", hold="raw"), {"size": "8GiB", "hold": "raw"}),
+        ({"hold": "raw", "size": 0.5}, {"size": 0.5, "hold": "raw"}),
+        (OmegaConf.create({"size": "8GiB", "hold": "loaded"}), {"size": "8GiB", "hold": "loaded"}),
+        (CacheConfig("8GiB", path=Path("/local")), {"size": "8GiB", "path": "/local"}),  # type: ignore[arg-type]
+        (None, None),
+    ],
+)
+def test_a_cache_in_any_form_is_the_same_plain_value_that_can_be_copied(given: Any, held: Any) -> None:
+    config = EchoConfig(cache=given)
+    assert (config.cache, type(config.cache)) == (held, type(held))
+    assert config == EchoConfig(cache=held) == copy.deepcopy(config) == pickle.loads(pickle.dumps(config))
+
+
+@pytest.mark.parametrize("cache", [CacheConfig("8MiB"), CacheConfig(0.01, hold="raw"), CacheConfig(2**23, hold="loaded")])
+def test_a_loader_takes_the_cache_of_a_config(cache: CacheConfig) -> None:
+    data = StagedDataset.of(list(range(64)), augment=float, decode=int)  # type: ignore[arg-type]
+    loader = EchoLoader(DataLoader(data, batch_size=8), **EchoConfig(cache=cache).as_options())
+    assert (loader.factor, loader.cache) == (1, cache)
+    assert EchoLoader(DataLoader(data, batch_size=8), **EchoConfig().as_options()).cache is None
+
+
+def test_two_caches_differ_where_an_option_does() -> None:
+    assert EchoConfig(cache="8GiB") != EchoConfig() != EchoConfig(cache=0.5)
+    assert EchoConfig(cache="8GiB") != EchoConfig(cache={"size": "8GiB", "hold": "raw"})
+
+
+@pytest.mark.parametrize(
+    ("written", "held"),
+    [
+        ("cache: 8GiB", "8GiB"),
+        ("cache: 0.5", 0.5),
+        ("cache: 1073741824", 2**30),
+        ("cache: {size: 8GiB, hold: raw}", {"size": "8GiB", "hold": "raw"}),
+        ("cache:", None),
+    ],
+)
+@pytest.mark.parametrize("first", [EchoConfig(), EchoConfig(cache="1GiB"), EchoConfig(cache=CacheConfig(0.1, hold="loaded"))])
+def test_a_structured_config_takes_a_cache_from_yaml(first: EchoConfig, written: str, held: Any) -> None:
+    schema = OmegaConf.structured(EchoConfig if first == EchoConfig() else first)
+    merged = OmegaConf.merge(schema, OmegaConf.create(written))
+    kept = {"hold": "loaded"} if isinstance(first.cache, dict) and isinstance(held, dict) else {}  # a mapping is merged
+    assert OmegaConf.to_object(merged) == EchoConfig(cache={**kept, **held} if isinstance(held, dict) else held)
+    assert OmegaConf.to_object(OmegaConf.create(OmegaConf.to_yaml(merged))) == OmegaConf.to_container(merged)
+
+
+@pytest.mark.parametrize(
+    ("dots", "held"),
+    [
+        (["cache=8GiB"], "8GiB"),
+        (["cache=0.5"], 0.5),
+        (["cache=null"], None),
+        (["cache.size=8GiB", "cache.hold=raw"], {"size": "8GiB", "hold": "raw"}),
+        (["cache={size: 8GiB, hold: raw}"], {"size": "8GiB", "hold": "raw"}),
+    ],
+)
+@pytest.mark.parametrize("first", [EchoConfig(), EchoConfig(cache="1GiB"), EchoConfig(cache={"size": 0.1, "hold": "loaded"})])
+def test_a_structured_config_takes_a_cache_from_a_command_line(first: EchoConfig, dots: list[str], held: Any) -> None:
+    merged = OmegaConf.merge(OmegaConf.structured(first), OmegaConf.from_dotlist(dots))
+    assert OmegaConf.to_object(merged) == EchoConfig(cache=held)
+
+
+@dataclass
+class Schema:
+    """As a program that uses OmegaConf would write it."""
+
+    memory: str = "2GiB"
+    echo: EchoConfig = field(default_factory=lambda: EchoConfig(4, cache="1GiB"))
+
+
+def test_a_cache_inside_a_users_schema_takes_interpolations() -> None:
+    given = {"echo": {"cache": {"size": "${memory}", "hold": "raw"}}}
+    merged = OmegaConf.merge(OmegaConf.structured(Schema), given, OmegaConf.from_dotlist(["memory=3GiB"]))
+    assert merged.echo.cache.size == "3GiB"
+    cache = {"size": "3GiB", "hold": "raw"}
+    assert OmegaConf.to_object(merged) == Schema("3GiB", EchoConfig(4, cache=cache))
+    assert read_options("echo", merged.echo) == EchoConfig(4, cache=cache)
+    assert EchoConfig(cache=OmegaConf.structured(CacheConfig("1GiB", hold="loaded"))).cache == {"size": "1GiB", "hold": "loaded"}
+
+
+BAD_CACHES: list[tuple[Any, str]] = [
+    (0, r"cache\.size=0 is less than one MiB"),
+    (-5, r"cache\.size=-5 is less than one MiB"),
+    (8, r'cache\.size=8 is less than one MiB .*did you mean "8GiB"\?'),
+    (math.nan, r"cache\.size as a share of the free memory must be between 0 and 1, got nan"),
+    (1.5, r"cache\.size as a share of the free memory must be between 0 and 1, got 1\.5"),
+    (-0.5, r"cache\.size as a share of the free memory must be between 0 and 1, got -0\.5"),
+    ("8 apples", r'cache\.size must be a string with a unit such as "8GiB".*, got \'8 apples\''),
+    ("0GiB", r"cache\.size='0GiB' is less than one MiB"),
+    ({"hold": "raw"}, "cache needs a size"),
+    ({"sise": "8GiB"}, "cache has unknown options sise: known are size, hold, path, name, partitioned"),
+    ({"size": "8 apples"}, r"cache\.size must be a string with a unit"),
+    ({"size": "8GiB", "hold": "decoded"}, r"cache\.hold must be one of 'auto', 'raw', 'loaded', 'whole', got 'decoded'"),
+    ({"size": "8GiB", "name": "train"}, r"cache\.name='train' needs a folder on a local disk: give cache\.path, too"),
+    ({"size": "8GiB", "partitioned": True}, r"cache\.partitioned=True is not available yet"),
+]
+
+
+@pytest.mark.parametrize(("cache", "message"), BAD_CACHES)
+def test_an_impossible_cache_is_refused_with_the_name_of_the_option_however_it_is_given(cache: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EchoConfig(cache=cache)
+    with pytest.raises(ValueError, match=message):
+        EchoDataModule.from_dataloaders([], factor=1, cache=cache)
+    with pytest.raises(ValueError, match=message):
+        EchoLoader(DataLoader(range(8)), 1, cache=cache)  # type: ignore[arg-type]
+    merged = OmegaConf.merge(OmegaConf.structured(EchoConfig), {"cache": cache})
+    with pytest.raises(ValueError, match=message):
+        OmegaConf.to_object(merged)
+    with pytest.raises(ValueError, match=message):
+        read_options("echo", {"labelled": {"factor": 2, "cache": cache}})
 
 
 # ---------------------------------------------------------------------- the options that a user gives
@@ -144,3 +274,31 @@ def test_options_of_all_loaders_are_read_from_a_mapping_too() -> None:
     assert read_options("echo", None) is None
     with pytest.raises(TypeError, match="echo must be an EchoConfig, a dict or DictConfig of its options"):
         read_options("echo", 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"cache": "8GiB"}, EchoConfig(cache="8GiB")),
+        ({"cache": CacheConfig("8GiB")}, EchoConfig(cache="8GiB")),
+        ({"cache": {"size": "8GiB"}}, EchoConfig(cache="8GiB")),
+        ({"factor": 2, "cache": {"size": "8GiB", "hold": "raw"}}, EchoConfig(2, cache={"size": "8GiB", "hold": "raw"})),
+        ({"cache": EchoConfig(2)}, {"cache": EchoConfig(2)}),
+        ({"cache": {"factor": 2}}, {"cache": EchoConfig(2)}),
+        ({"cache": {"cache": "8GiB"}}, {"cache": EchoConfig(cache="8GiB")}),
+        ({"cache": {"seed": 1}, "data": {}}, {"cache": EchoConfig(seed=1), "data": EchoConfig()}),
+    ],
+)
+@pytest.mark.parametrize("made", [dict, OmegaConf.create])
+def test_the_options_of_a_cache_are_told_from_those_of_a_loader_that_is_named_cache(made: Any, given: Any, expected: Any) -> None:
+    if made is dict or not any(isinstance(value, EchoConfig | CacheConfig) for value in given.values()):
+        assert read_options("echo", made(given)) == expected
+
+
+def test_a_misspelt_option_of_a_cache_is_no_name_of_a_loader() -> None:
+    with pytest.raises(ValueError, match="cache has unknown options sise: known are size"):
+        read_options("echo", {"cache": {"sise": "8GiB"}})
+    with pytest.raises(ValueError, match="cache needs a size"):
+        read_options("echo", {"cache": {}})
+    with pytest.raises(ValueError, match="cache has unknown options seed: known are size"):  # beside an option, it is one
+        read_options("echo", {"factor": 2, "cache": {"seed": 1}})

@@ -7,8 +7,9 @@ from unittest.mock import patch
 
 import pytest
 from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
 
-from lightning_echo import EchoCallback, EchoCLI, EchoConfig, FactorSchedule, TargetIdle
+from lightning_echo import CacheConfig, EchoCallback, EchoCLI, EchoConfig, FactorSchedule, StagedDataset, TargetIdle
 from lightning_echo.cli import EchoOptions
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
@@ -40,9 +41,17 @@ def test_options_are_those_of_the_callback() -> None:
     assert EchoOptions(loaders=named).callback().attachment.echo.factors == {"a": 2, "b": 3}
 
 
+@pytest.mark.parametrize("cache", ["8MiB", {"size": "8MiB"}, CacheConfig("8MiB")])
+def test_a_cache_alone_is_an_option_with_factor_one(cache: Any) -> None:
+    data: Any = StagedDataset.of(list(range(16)), augment=float, decode=int)  # type: ignore[arg-type]
+    loader = EchoOptions(cache=cache).callback().attachment.echo.train_dataloader(lambda: DataLoader(data, batch_size=4))
+    assert (loader.factor, loader.cache) == (1, CacheConfig("8MiB"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"cache": "8GiB", "loaders": {"a": EchoConfig(2)}}, "loaders has the options of each loader: leave factor"),
         ({"factor": 4, "loaders": {"a": EchoConfig(2)}}, "loaders has the options of each loader: leave factor"),
         ({"factor": "auto", "controller": TargetIdle()}, "factor='auto' stands for a controller"),
         ({"loaders": {}}, "loaders is empty"),

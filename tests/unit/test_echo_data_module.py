@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 from trainers import trainer_at
 
-from lightning_echo import EchoConfig, EchoDataModule, EchoLoader
+from lightning_echo import CacheConfig, EchoConfig, EchoDataModule, EchoLoader, StagedDataset
 from lightning_echo.datamodule import DecidesFactor
 
 OPTIONS: dict[str, Any] = {"insertion_point": "after_augmentation", "seed": 0}
@@ -108,6 +108,35 @@ def test_only_the_loaders_that_are_named_are_echoed_with_factors_of_their_own() 
     assert (given["a"].factor, given["b"].factor) == (4, 4)
 
 
+def staged() -> DataLoader[Any]:
+    """Can be cut, so that something can be kept of it."""
+    return DataLoader(StagedDataset.of(list(range(16)), augment=float, decode=int), batch_size=4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cache", ["8MiB", {"size": "8MiB"}, CacheConfig("8MiB")])
+def test_a_cache_is_the_loaders_and_with_factor_one_there_is_nothing_else(cache: Any) -> None:
+    loader = EchoDataModule.from_dataloaders(staged(), factor=1, cache=cache, **OPTIONS).train_dataloader()
+    assert (loader.factor, loader.cache) == (1, CacheConfig("8MiB"))
+    assert echoed().train_dataloader().cache is None
+
+
+def test_each_of_several_loaders_has_a_cache_of_its_own_or_none() -> None:
+    options: Any = {"a": EchoConfig(2, cache=CacheConfig("8MiB", hold="raw")), "b": {"cache": 0.01}, "c": EchoConfig(2)}
+    module = EchoDataModule.from_dataloaders({name: staged() for name in "abcd"}, loaders=options)
+    given = module.train_dataloader()
+    assert [given[name].cache for name in "abc"] == [CacheConfig("8MiB", hold="raw"), CacheConfig(0.01), None]
+    assert type(given["d"]) is DataLoader
+
+
+def test_a_cache_of_the_users_own_is_not_hidden() -> None:
+    data = Data()
+    module = EchoDataModule(data, 1, cache="1GiB")
+    for name in ("cache", "cache_counts"):
+        assert not hasattr(module, name)
+        setattr(module, name, [3])
+        assert (getattr(module, name), getattr(data, name)) == ([3], [3])
+
+
 def test_loaders_for_anything_but_training_are_given_on_as_they_are() -> None:
     validation, prediction = plain(), [plain(), plain()]
     module = EchoDataModule.from_dataloaders(plain(), validation, predict_dataloaders=prediction, factor=2, **OPTIONS)
@@ -147,6 +176,8 @@ def test_a_copy_echoes_loaders_of_its_own(copied: Any) -> None:
         ({}, TypeError, "factor is missing: EchoDataModule"),
         ({"factor": 2, "loaders": {"a": EchoConfig(2)}}, ValueError, "loaders has the options of each loader: leave factor"),
         ({"seed": 2, "loaders": {"a": EchoConfig(2)}}, ValueError, "loaders has the options of each loader: leave factor"),
+        ({"cache": "8GiB", "loaders": {"a": EchoConfig(2)}}, ValueError, "loaders has the options of each loader: leave factor"),
+        ({"cache": "8GiB"}, TypeError, "factor is missing: .*factor=1 is no echoing, for a cache alone"),
         ({"loaders": {}}, ValueError, "loaders is empty"),
         ({"factor": 0.5}, ValueError, "factor must be a finite number >= 1"),
     ],

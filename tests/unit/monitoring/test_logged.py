@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_echo import EchoLoader, TargetIdle
+from lightning_echo import EchoLoader, StagedDataset, TargetIdle
 from lightning_echo.monitoring.logged import ProgressText, log_hyperparameters, log_metrics
 
 
@@ -77,11 +77,24 @@ def test_hyperparameters_are_what_auto_and_defaults_came_to_in_plain_types(tmp_p
                 "buffer_size": 16,
                 "epoch_length": "full_pass",
                 "seed": 7,
+                "cache": None,
                 "controller": "TargetIdle(0.1, min_factor=1, max_factor=4)",
             }
         }
         torch.save(params, tmp_path / "params.pt")
         assert torch.load(tmp_path / "params.pt", weights_only=True) == params
+
+
+@pytest.mark.parametrize("size", ["8MiB", 0.01, 2**23])
+def test_hyperparameters_name_what_a_cache_may_hold_in_plain_types(tmp_path, size):
+    logger = Logger()
+    data = StagedDataset.of(list(range(24)), augment=float)
+    loader = EchoLoader(DataLoader(data, 4), 2, cache={"size": size, "hold": "loaded"})
+    log_hyperparameters(trainer_with(logger), loader, None)
+    (params,) = logger.hyperparameters
+    assert params["echo"]["cache"] == {"size": size, "hold": "loaded"}
+    torch.save(params, tmp_path / "params.pt")
+    assert torch.load(tmp_path / "params.pt", weights_only=True) == params
 
 
 def test_without_a_controller_none_is_named_and_without_echoing_nothing_is_logged():
