@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from lightning_echo.caching.free_memory import free_memory_bytes
@@ -47,14 +47,14 @@ class CacheConfig:
         1000000000
     """
 
-    size: str | float | int
+    size: int | float | str
     hold: str = "auto"
     path: str | None = None
     name: str | None = None
     partitioned: bool = False
 
     def __post_init__(self) -> None:
-        _check_size(self.size)
+        object.__setattr__(self, "size", _checked_size(self.size))
         if self.hold not in HOLDS:
             raise ValueError(f"cache.hold must be one of {', '.join(map(repr, HOLDS))}, got {self.hold!r}")
         for option in ("path", "name"):
@@ -116,19 +116,21 @@ def read_cache_config(value: Any) -> CacheConfig | None:
     return CacheConfig(value)
 
 
-def _check_size(size: Any) -> None:
+def _checked_size(size: Any) -> int | float | str:
+    """Returns a size as a plain value, also numpy's."""
     if isinstance(size, str):
         _parsed(size)
-        return
+        return size
     if isinstance(size, bool) or not isinstance(size, Real):
         raise TypeError(f"cache.size must be {_EXPECTED}, got {size!r}")
-    if isinstance(size, int):
-        if size < _LEAST_BYTES:
+    if isinstance(size, Integral):
+        if int(size) < _LEAST_BYTES:
             meant = f': did you mean "{size}GiB"?' if size > 0 else ""
             raise ValueError(f"cache.size={size} is less than one MiB (an integer is a number of bytes){meant}")
-        return
+        return int(size)
     if not 0 < float(size) < 1:
         raise ValueError(f"cache.size as a share of the free memory must be between 0 and 1, got {size!r}; or give {_EXPECTED}")
+    return float(size)
 
 
 def _parsed(text: str) -> int:

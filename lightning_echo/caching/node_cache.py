@@ -33,7 +33,7 @@ class CacheCounts:
         hits: Fresh examples that were delivered on the ranks of this node and were held, so that nothing was read for them.
         misses: Fresh examples that were delivered on the ranks of this node and had to be read.
         is_full: Whether nothing is added any more.
-        hold: What is held of an example: ``"raw"``, ``"loaded"`` or ``"whole"``.
+        hold: What is held of an example: ``"raw"``, ``"loaded"`` or ``"whole"``. Before the first batch it may be ``"auto"``.
         size: Bytes that the cache may hold.
 
     Example:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.caching.holding import WHOLE
 from lightning_echo.caching.keys import NoKeysError
 from lightning_echo.caching.loader_cache import LoaderCache
 from lightning_echo.fetching.choice import Choice, choose
@@ -17,7 +18,7 @@ from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of, 
 from lightning_echo.fetching.restartable_pipeline import Pipeline
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.stream_pipeline import start_stream_pipeline
-from lightning_echo.insertion import InsertionPoint
+from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading.ranks import data_parallel, world
 from lightning_echo.loading.sizing import BufferSizing
 from lightning_echo.loading.state import Conditions
@@ -65,6 +66,8 @@ class Setting:
         self._ranks = ranks
         self.source = Source(loader)
         self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
+        if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
+            point = earliest(Needs.examples)  # what is held whole does not augment, so that there is nothing to redo
         self.choice = choose(self.source, point)
         self.cache = None if cache is None else _loader_cache(cache, self.source, self.choice)
         self._sizing = BufferSizing.of(loader, self.choice.item_bytes, self.choice.point, self._expected_items())

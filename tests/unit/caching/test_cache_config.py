@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from lightning_echo.caching.cache_config import CacheConfig, read_cache_config
@@ -124,3 +125,10 @@ class TestForms:
     def test_a_size_is_needed(self):
         with pytest.raises(ValueError, match="cache needs a size"):
             read_cache_config({"hold": "raw"})
+
+
+@pytest.mark.parametrize(("size", "plain"), [(np.int64(2**30), 2**30), (np.float64(0.5), 0.5)])
+def test_numbers_of_numpy_become_plain_ones(size, plain):
+    config = CacheConfig(size)
+    assert config == CacheConfig(plain)
+    assert type(config.size) is type(plain)

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from lightning_echo import StagedDataset
+from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.fetching.index_pipeline import rank_key
 from lightning_echo.fetching.layout import Launch, Start
 from lightning_echo.fetching.source import Source
@@ -32,6 +34,40 @@ def test_the_ranks_are_asked_for_when_they_are_needed(monkeypatch):
     monkeypatch.setattr("lightning_echo.loading.setting.world", lambda: (2, 1))
     assert made_before.layout().replicas == 2
     assert made_before.rank_of_process() == 1
+
+
+class TestACache:
+    class Cut(StagedDataset):
+        def load(self, index):
+            return index
+
+        def augment(self, example):
+            return example + 1
+
+        def __len__(self):
+            return 22
+
+    def point(self, point, hold):
+        loader = DataLoader(self.Cut(), batch_size=4)
+        return Setting(loader, point, None, 1.0, None, cache=CacheConfig("1MiB", hold)).choice.point
+
+    def test_that_holds_examples_whole_leaves_nothing_to_redo_so_that_auto_is_a_later_point(self):
+        assert self.point(InsertionPoint.auto, "whole") is EXAMPLES
+        assert self.point(InsertionPoint.auto, "auto") is InsertionPoint.before_augmentation
+
+    def test_that_does_not_fit_the_point_that_the_user_asks_for_is_refused(self):
+        with pytest.raises(ValueError, match="cache.hold='whole' does not fit the insertion point"):
+            self.point(InsertionPoint.before_augmentation, "whole")
+
+    def test_over_a_stream_or_an_opaque_loader_is_refused_with_what_works_instead(self):
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(range(8))
+
+        with pytest.raises(ValueError, match="cache is impossible here: the data set is a stream, which has no index"):
+            Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, 8, 1.0, None, cache=CacheConfig("1MiB"))
+        with pytest.raises(ValueError, match="list does not tell which examples are in its batches.*map-style"):
+            Setting([torch.zeros(4)], BATCHES, 2, 1.0, None, cache=CacheConfig("1MiB"))
 
 
 def start(of, factor=2.0):
