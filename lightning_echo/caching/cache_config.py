@@ -124,10 +124,11 @@ def _checked_size(size: Any) -> int | float | str:
     if isinstance(size, bool) or not isinstance(size, Real):
         raise TypeError(f"cache.size must be {_EXPECTED}, got {size!r}")
     if isinstance(size, Integral):
-        if int(size) < _LEAST_BYTES:
-            meant = f': did you mean "{size}GiB"?' if size > 0 else ""
-            raise ValueError(f"cache.size={size} is less than one MiB (an integer is a number of bytes){meant}")
-        return int(size)
+        plain = int(size)
+        if plain < _LEAST_BYTES:
+            meant = f': did you mean "{plain}GiB"?' if plain > 0 else ""
+            raise ValueError(f"cache.size={plain} is less than one MiB (an integer is a number of bytes){meant}")
+        return plain
     if not 0 < float(size) < 1:
         raise ValueError(f"cache.size as a share of the free memory must be between 0 and 1, got {size!r}; or give {_EXPECTED}")
     return float(size)

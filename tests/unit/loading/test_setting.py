@@ -56,7 +56,7 @@ class TestACache:
         assert self.point(InsertionPoint.auto, "auto") is InsertionPoint.before_augmentation
 
     def test_that_does_not_fit_the_point_that_the_user_asks_for_is_refused(self):
-        with pytest.raises(ValueError, match="cache.hold='whole' does not fit the insertion point"):
+        with pytest.raises(ValueError, match=r"cache.hold='whole' does not fit the insertion point"):
             self.point(InsertionPoint.before_augmentation, "whole")
 
     def test_over_a_stream_or_an_opaque_loader_is_refused_with_what_works_instead(self):
@@ -66,7 +66,7 @@ class TestACache:
 
         with pytest.raises(ValueError, match="cache is impossible here: the data set is a stream, which has no index"):
             Setting(DataLoader(Stream(), batch_size=4), EXAMPLES, 8, 1.0, None, cache=CacheConfig("1MiB"))
-        with pytest.raises(ValueError, match="list does not tell which examples are in its batches.*map-style"):
+        with pytest.raises(ValueError, match=r"list does not tell which examples are in its batches.*map-style"):
             Setting([torch.zeros(4)], BATCHES, 2, 1.0, None, cache=CacheConfig("1MiB"))
 
 
