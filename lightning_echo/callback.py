@@ -30,6 +30,7 @@ from lightning_echo.measuring.control import Controller, Decision, Observation
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.summary import advise, summarize
 from lightning_echo.measuring.target_idle import TargetIdle
+from lightning_echo.monitoring.cache_meter import metrics_of_parts
 from lightning_echo.monitoring.decider import Decider
 from lightning_echo.monitoring.logged import ProgressText, log_hyperparameters, log_metrics, report_of, steps_taken
 from lightning_echo.monitoring.run_meter import RunMeter
@@ -76,11 +77,16 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``echo/first_batch_seconds`` wait for the first batch of an epoch for which workers had to start, of the rank that waited
                                  longest. Workers start in the first epoch; where the loader was closed or made anew since the
                                  last epoch; and in every epoch of a loader with workers that is not echoed
+    ``echo/cache_hit_fraction``  share of the epoch's fresh examples that the cache had, all ranks. This one and the next two are
+                                 logged only where there is a cache
+    ``echo/cached_examples``     examples that the cache of a node holds
+    ``echo/cache_bytes``         bytes that they take on a node
     ============================ ========================================================================================
 
     In a collection of loaders, these metrics are of all echoed loaders together. The factor is the harmonic mean if they have
     different ones, and there are no passes. Each loader has its own ``echo/<name>/factor`` *, ``echo/<name>/fresh_examples`` *,
-    ``echo/<name>/echoed_examples`` * and ``echo/<name>/passes``. What the pipeline costs is logged only where the slowest
+    ``echo/<name>/echoed_examples`` * and ``echo/<name>/passes``, and with a cache ``echo/<name>/cache_hit_fraction``,
+    ``echo/<name>/cached_examples`` and ``echo/<name>/cache_bytes``. What the pipeline costs is logged only where the slowest
     loader can be told: all loaders are echoed, by the same factor, all with workers or all without, and each step takes a batch
     of each.
 
@@ -284,7 +290,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
         report = report_of(self._meter, measures, loader, lately, recommended, decision)
         self.reports.append(report)
         self._last = lately, recommended
-        log_metrics(trainer, {**report.logged(), **self._meter.part_metrics(loader, passes=True)})
+        of_parts = {**self._meter.part_metrics(loader, passes=True), **metrics_of_parts(measures.caches)}
+        log_metrics(trainer, {**report.logged(), **of_parts})
         self._show_progress()
         if decision is not None and decision.factor != observation.factor:
             rank_zero_info(f"lightning_echo: factor {observation.factor:g} -> {decision.factor:g} ({decision.message})")

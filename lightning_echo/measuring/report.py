@@ -21,6 +21,9 @@ LOGGED = (
     "examples_per_second",
     "recommended_factor",
     "first_batch_seconds",
+    "cache_hit_fraction",
+    "cached_examples",
+    "cache_bytes",
 )
 
 
@@ -44,6 +47,11 @@ class EpochReport:
         examples_per_second: Fresh and echoed examples that were delivered on all ranks.
         recommended_factor: The factor that follows from the measurements.
         first_batch_seconds: Wait for the epoch's first batch, if workers had to start for it: of the rank that waited longest.
+        cache_hit_fraction: Share of the epoch's fresh examples that the cache had; None without a cache.
+        cached_examples: Examples that the cache of a node holds; None without a cache.
+        cache_bytes: Bytes that they take on a node; None without a cache.
+        cache_hold: What the cache holds of an example; empty without a cache.
+        cache_is_full: Whether nothing is added to the cache any more.
         speedup: Estimated steps per second, relative to factor 1.
         next_factor: The factor that the controller has decided on.
         reason: Its reason, for programs: a value of `Reason`, or empty without a controller.
@@ -69,6 +77,11 @@ class EpochReport:
     examples_per_second: float | None = None
     recommended_factor: float | None = None
     first_batch_seconds: float | None = None
+    cache_hit_fraction: float | None = None
+    cached_examples: int | None = None
+    cache_bytes: int | None = None
+    cache_hold: str = ""
+    cache_is_full: bool = False
     speedup: float | None = None
     next_factor: float | None = None
     reason: str = ""

@@ -9,7 +9,7 @@ from textwrap import fill
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.target_idle import LARGE_FACTOR, NO_GAIN_HELPS
-from lightning_echo.measuring.words import busy, no_workers, number_of, over_last, percent, three_digits
+from lightning_echo.measuring.words import busy, bytes_in_words, no_workers, number_of, over_last, percent, three_digits
 
 __all__ = ["advise", "summarize"]
 
@@ -40,6 +40,7 @@ def summarize(reports: Sequence[EpochReport], advice: str) -> str:
     lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
     if last.speedup is not None and last.factor > 1:
         lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
+    lines += _cache_lines(last)
     return _join([*lines, advice])
 
 
@@ -134,6 +135,18 @@ def _times_line(reports: Sequence[EpochReport]) -> str:
         f"lightning_echo: {number_of(steps, 'step', 'steps')} in {three_digits(total)} s: {where}; "
         f"{three_digits(first)} s more for first batches"
     )
+
+
+def _cache_lines(last: EpochReport) -> list[str]:
+    """Returns the line about the cache; none without a cache."""
+    if last.cached_examples is None or last.cache_bytes is None:
+        return []
+    hold = f"{last.cache_hold} example".strip()
+    held = f"{number_of(last.cached_examples, hold, f'{hold}s')} in {bytes_in_words(last.cache_bytes)}"
+    full = "nothing more fits" if last.cache_is_full else "there is room for more"
+    hits = last.cache_hit_fraction
+    used = "" if hits is None else f"; {percent(hits)} of the last epoch's fresh examples came from it"
+    return [f"the cache holds {held}, {full}{used}"]
 
 
 def _epochs_line(reports: Sequence[EpochReport]) -> str:

@@ -10,6 +10,7 @@ import torch
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.measuring.control import Controller, Decision, Observation
 from lightning_echo.measuring.report import EpochReport
+from lightning_echo.monitoring.cache_meter import together
 from lightning_echo.monitoring.run_meter import EpochMeasures, RunMeter
 from lightning_echo.training.collection import Echoed
 
@@ -75,7 +76,7 @@ def report_of(
         recommended: The factor that follows from the measurements.
         decision: The controller's; None without a controller.
     """
-    whole, costs = measures.whole, measures.costs
+    whole, costs, cache = measures.whole, measures.costs, together(measures.caches.values())
     fresh, echoed = meter.totals
     factor = 1.0 if loader is None else loader.factor_in_force
     seconds = whole.steps * (whole.wait_seconds + whole.step_seconds) if whole is not None else 0
@@ -98,6 +99,11 @@ def report_of(
         examples_per_second=(measures.fresh + measures.echoed) / seconds if seconds else None,
         recommended_factor=recommended.factor if is_one_factor else None,
         first_batch_seconds=measures.first_batch_seconds,
+        cache_hit_fraction=None if cache is None else cache.hit_fraction,
+        cached_examples=None if cache is None else cache.examples,
+        cache_bytes=None if cache is None else cache.bytes,
+        cache_hold="" if cache is None else cache.hold,
+        cache_is_full=cache is not None and cache.is_full,
         speedup=None if costs is None else costs.speedup(factor),
         next_factor=None if decision is None else decision.factor,
         reason="" if decision is None else decision.reason.value,

@@ -7,7 +7,9 @@ epoch, and the counts whenever they are logged. In a step they exchange nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,6 +22,7 @@ from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.metrics import IdleFraction, JobSteps
 from lightning_echo.measuring.timing import DeviceEvent, StepTimer
+from lightning_echo.monitoring.cache_meter import CacheMeter, CacheUse
 from lightning_echo.monitoring.loader_meter import NOT_KNOWN, LoaderMeter, SecondsPerBatch, costs_of
 from lightning_echo.monitoring.profiler_tap import ProfilerTap
 from lightning_echo.monitoring.run_counts import Examples, RunCounts
@@ -41,6 +44,7 @@ class EpochMeasures:
         first_batch_seconds: Wait for the first batch, if workers had to start for it: of the rank that waited longest.
         fresh: Fresh examples in the epoch, all ranks.
         echoed: Echoed examples in the epoch, all ranks.
+        caches: By the name of a loader, its cache; only of loaders that have one.
     """
 
     whole: JobSteps | None
@@ -49,6 +53,7 @@ class EpochMeasures:
     first_batch_seconds: float | None
     fresh: int
     echoed: int
+    caches: Mapping[str, CacheUse] = field(default_factory=dict)
 
 
 class RunMeter:
@@ -69,6 +74,7 @@ class RunMeter:
         self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
         self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
+        self._cache_meter = CacheMeter()
         self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
         self._tap: ProfilerTap | None = None
         self._has_stepped = False
@@ -116,6 +122,7 @@ class RunMeter:
         All ranks must call this together: if workers start on one rank, all ranks wait. If something ends the workers within an
         epoch, the wait for new ones counts like any other.
         """
+        self._cache_meter.begin_epoch(parts_of(loader))  # before the ranks exchange something: none of them delivers yet
         starts = not self._has_stepped or self._starts_workers(loader)
         self.timer.begin_epoch(goes_on=not self._gather([float(starts)]).any())
         self.counts.skip_to(self._delivered(loader))
@@ -179,13 +186,14 @@ class RunMeter:
         self.idle.update(*self.timer.take())
         before, now = self._at_epoch_start or Examples(), self.count(loader)
         self._at_epoch_start = now
+        caches = self._cache_meter.end_epoch(parts_of(loader), partial(self._gather, dtype=torch.int64))
         with self.idle.sync_context():
             whole = self.idle.steps()
             judged = None if whole is None else self.idle.steps(self._first_judged(loader, whole.steps))
         self.idle.reset()
         of_ranks, first_batch = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged or whole)
-        return EpochMeasures(whole, judged, costs, first_batch, now.fresh - before.fresh, now.echoed - before.echoed)
+        return EpochMeasures(whole, judged, costs, first_batch, now.fresh - before.fresh, now.echoed - before.echoed, caches)
 
     # ------------------------------------------------------------------ state
 
@@ -274,9 +282,9 @@ class RunMeter:
         longest = gathered[:, -1].nan_to_num(-1).max().item()
         return of_ranks, longest if longest >= 0 else None
 
-    def _gather(self, values: list[float]) -> Tensor:
+    def _gather(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the values of every rank, shape (ranks, values)."""
-        tensor = torch.tensor(values, dtype=torch.float32, device=self._pl_module.device)
+        tensor = torch.tensor(values, dtype=dtype, device=self._pl_module.device)
         gathered = self._pl_module.all_gather(tensor)
         assert isinstance(gathered, Tensor)
         return gathered.reshape(-1, len(values)).cpu()

@@ -22,6 +22,11 @@ FULL = {
     "examples_per_second": 800.0,
     "recommended_factor": 1.25,
     "first_batch_seconds": 0.0,
+    "cache_hit_fraction": 0.0,
+    "cached_examples": 40,
+    "cache_bytes": 4096,
+    "cache_hold": "loaded",
+    "cache_is_full": True,
     "speedup": 1.2,
     "next_factor": 1.25,
     "reason": "starved",
@@ -62,4 +67,4 @@ def test_the_state_goes_through_a_checkpoint_and_makes_the_same_report(values, t
     loaded = torch.load(tmp_path / "state.pt", weights_only=True)
     assert EpochReport(**loaded) == report
     assert set(loaded) == {field.name for field in fields(EpochReport)}
-    assert {type(value) for value in loaded.values()} <= {int, float, str, type(None)}
+    assert {type(value) for value in loaded.values()} <= {int, float, bool, str, type(None)}

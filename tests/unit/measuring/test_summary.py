@@ -83,6 +83,30 @@ def test_the_speed_up_is_told_only_where_there_was_echoing():
     assert len(lines_of([report(0, 3.0)])) == 4
 
 
+CACHED = {"cached_examples": 1200, "cache_bytes": 3 * 2**28, "cache_hold": "loaded", "cache_is_full": True}
+FULL, ROOM = "nothing more fits", "there is room for more"
+CAME = "of the last epoch's fresh examples came from it"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"cache_hit_fraction": 0.5}, f"1,200 loaded examples in 768 MiB, {FULL}; 50 % {CAME}"),
+        ({"cache_hit_fraction": 0.0, "cache_is_full": False}, f"1,200 loaded examples in 768 MiB, {ROOM}; 0 % {CAME}"),
+        ({"cached_examples": 1, "cache_bytes": 2048, "cache_hold": "raw"}, f"1 raw example in 2 KiB, {FULL}"),
+        ({"cached_examples": 0, "cache_bytes": 0, "cache_hold": "whole"}, f"0 whole examples in 0 bytes, {FULL}"),
+    ],
+)
+def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in_the_last_epoch(values, said):
+    before = report(0, cached_examples=7, cache_bytes=7, cache_hold="loaded", cache_hit_fraction=0.9)
+    text = summarize([before, report(1, **{**CACHED, **values})], "The advice.")
+    assert " ".join(text.split()).endswith(f" echoed examples the cache holds {said} The advice.")
+
+
+def test_without_a_cache_nothing_is_said_of_one():
+    assert "cache" not in summarize([report(0)], "The advice.")
+
+
 def test_what_was_not_measured_is_not_said():
     unknown = EpochReport(0, 0, 1.0, fresh_examples=8, echoed_examples=0)
     assert lines_of([unknown]) == [

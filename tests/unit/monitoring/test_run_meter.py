@@ -1,11 +1,13 @@
 """What a training comes to, with a fake Trainer, loader and clock: times, counts and costs, joined over ranks and saved."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from spent import spent
 
+from lightning_echo.caching.node_cache import CacheCounts
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.measuring.cost import PipelineCosts
@@ -27,6 +29,7 @@ class Loader:
         self.insertion_point = InsertionPoint.after_augmentation
         self.counts, self.delivered_batches, self.seconds = EchoCounts(), 0, StageSeconds()
         self.is_running = False
+        self.cache_counts = None
 
     def deliver(self, fresh, stages):
         self.counts += EchoCounts(fresh, 8 - fresh)
@@ -275,6 +278,39 @@ def test_what_a_loader_has_delivered_before_the_training_belongs_to_the_run_but_
     run = Run(loader)
     assert run.epoch(4, fresh=2).fresh == 8
     assert run.meter.totals == (16, 24)
+
+
+class Sharing(Loader):
+    """A loader with a cache that another rank uses, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache_counts = CacheCounts(5, 500, 0, 0, False, "loaded", 2**20)
+
+    def look_up(self, hits, misses):
+        counts = self.cache_counts
+        self.cache_counts = replace(counts, hits=counts.hits + hits, misses=counts.misses + misses)
+
+    def deliver(self, fresh, stages):
+        super().deliver(fresh, stages)
+        self.look_up(0, fresh)
+
+
+def test_what_another_rank_delivers_as_soon_as_an_epoch_has_begun_belongs_to_the_epoch():
+    """The ranks leave the exchange at the beginning of an epoch one after the other."""
+    run = Run(Sharing())
+    gather = run.module.all_gather
+
+    def all_gather(values):
+        gathered = gather(values)
+        run.loader.look_up(2, 2)
+        return gathered
+
+    run.module.all_gather = all_gather
+    run.meter.begin_epoch(run.loader)
+    run.module.all_gather = gather
+    run.step(fresh=4)
+    assert run.meter.end_epoch(run.loader).caches[""].hit_fraction == 2 / 8
 
 
 # ---------------------------------------------------------------------- costs

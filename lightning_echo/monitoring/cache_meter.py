@@ -1,0 +1,142 @@
+"""`CacheMeter`: what the caches of a training hold at an epoch's end, and how often they were of use in the epoch.
+
+Hits and misses are counts of a node: all ranks of the node report the same ones, and their sum over ranks would count them
+several times. So each rank reports its own fresh examples, and takes of them the share that its node had in the cache. These
+can be added up. Over the ranks of a node they come to the node's hits, whether the ranks share a cache or have one each, and
+however many ranks a node has.
+
+The counts are those of the epoch on all ranks if they are read while no rank can deliver a batch. So all ranks read them between
+two exchanges: after all have delivered their last batch, and before any of them goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lightning_echo.loading.loader import EchoLoader
+
+__all__ = ["CacheMeter", "CacheUse", "metrics_of_parts", "together"]
+
+
+class CacheUse(NamedTuple):
+    """What a cache holds at an epoch's end, and how often it was of use in the epoch.
+
+    Attributes:
+        hits: Fresh examples of the epoch that were held, all ranks. It need not be a whole number, see above.
+        fresh: Fresh examples of the epoch, all ranks.
+        examples: Examples that are held on a node; the mean over the ranks where nodes differ.
+        bytes: Bytes that they take on a node; the mean over the ranks where nodes differ.
+        is_full: Whether nothing is added any more on any node.
+        hold: What is held of an example, on the node of this rank.
+    """
+
+    hits: float
+    fresh: int
+    examples: int
+    bytes: int
+    is_full: bool
+    hold: str
+
+    @property
+    def hit_fraction(self) -> float | None:
+        """Share of the epoch's fresh examples that were held; None if there were none."""
+        return self.hits / self.fresh if self.fresh else None
+
+    def logged(self) -> dict[str, float]:
+        """Returns what is logged of it, without the values that are not known.
+
+        >>> CacheUse(3.0, 12, 6, 600, True, "loaded").logged()
+        {'cache_hit_fraction': 0.25, 'cached_examples': 6, 'cache_bytes': 600}
+        """
+        values = {"cache_hit_fraction": self.hit_fraction, "cached_examples": self.examples, "cache_bytes": self.bytes}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class _Lookups(NamedTuple):
+    """Counts of a loader so far: fresh examples of this rank, and hits and misses of its node."""
+
+    fresh: int
+    hits: int
+    misses: int
+
+
+class CacheMeter:
+    """Follows the caches of the loaders of a training."""
+
+    def __init__(self) -> None:
+        self._at_start: dict[str, _Lookups] = {}
+
+    def begin_epoch(self, parts: Mapping[str, EchoLoader]) -> None:
+        """Notes where the counts are when an epoch begins, or goes on after a resume.
+
+        Args:
+            parts: The loaders by name; a reload may have made them anew.
+        """
+        self._at_start = {name: _lookups(part) for name, part in parts.items()}
+
+    def end_epoch(self, parts: Mapping[str, EchoLoader], gather: Callable[[list[int]], Tensor]) -> dict[str, CacheUse]:
+        """Returns what was measured in the epoch, by the name of a loader, of those that have a cache.
+
+        All ranks must call this together, after an exchange that followed the epoch's last batch.
+
+        Args:
+            parts: The loaders by name.
+            gather: Returns the values of every rank, shape (ranks, values). It is called only if there is a cache.
+        """
+        holds: dict[str, str] = {}
+        row: list[int] = []
+        for name, part in parts.items():
+            if (counts := part.cache_counts) is not None:
+                since, now = self._at_start.get(name, _Lookups(0, 0, 0)), _lookups(part)
+                fresh, hits, misses = (after - before for after, before in zip(now, since, strict=True))
+                row += [fresh, hits, hits + misses, counts.examples, counts.bytes, counts.is_full]
+                holds[name] = counts.hold
+        if not holds:
+            return {}
+        gathered = gather(row)
+        of_parts = gathered.reshape(len(gathered), len(holds), -1).transpose(0, 1).tolist()
+        return {name: _joined(of_ranks, hold) for (name, hold), of_ranks in zip(holds.items(), of_parts, strict=True)}
+
+
+def together(caches: Iterable[CacheUse]) -> CacheUse | None:
+    """Returns the caches of several loaders as one; None if there are none.
+
+    >>> together([CacheUse(3.0, 12, 6, 600, True, "loaded"), CacheUse(3.0, 4, 1, 10, False, "raw")])
+    CacheUse(hits=6.0, fresh=16, examples=7, bytes=610, is_full=False, hold='loaded and raw')
+    """
+    each = list(caches)
+    if not each:
+        return None
+    return CacheUse(
+        hits=sum(cache.hits for cache in each),
+        fresh=sum(cache.fresh for cache in each),
+        examples=sum(cache.examples for cache in each),
+        bytes=sum(cache.bytes for cache in each),
+        is_full=all(cache.is_full for cache in each),
+        hold=" and ".join(sorted({cache.hold for cache in each})),
+    )
+
+
+def metrics_of_parts(caches: Mapping[str, CacheUse]) -> dict[str, float]:
+    """Returns the metrics of the cache of each of several loaders; a loader that stands alone has none of its own.
+
+    >>> sorted(metrics_of_parts({"scans": CacheUse(3.0, 12, 6, 600, True, "loaded")}))
+    ['echo/scans/cache_bytes', 'echo/scans/cache_hit_fraction', 'echo/scans/cached_examples']
+    """
+    return {f"echo/{name}/{key}": value for name, cache in caches.items() if name for key, value in cache.logged().items()}
+
+
+def _lookups(part: EchoLoader) -> _Lookups:
+    counts = part.cache_counts
+    return _Lookups(part.counts.fresh, *((0, 0) if counts is None else (counts.hits, counts.misses)))
+
+
+def _joined(of_ranks: list[list[int]], hold: str) -> CacheUse:
+    """Joins what the ranks have reported of a loader's cache: of each rank six numbers, see `CacheMeter.end_epoch`."""
+    hits = sum(fresh * hits / lookups for fresh, hits, lookups, *_ in of_ranks if lookups)
+    fresh, _, _, examples, size, full = (sum(column) for column in zip(*of_ranks, strict=True))
+    ranks = len(of_ranks)
+    return CacheUse(hits, fresh, round(examples / ranks), round(size / ranks), full == ranks, hold)
