@@ -35,6 +35,9 @@ ENOUGH_STEPS = 100  # 5 % of idle time are then five steps' worth: more than one
 class RecentSteps:
     """The means over the latest steps with one factor.
 
+    Args:
+        enough: An epoch of fewer steps is joined with the epochs before it, up to so many steps in all.
+
     Example:
         >>> recent = RecentSteps()
         >>> first = recent.joined(Observation(0, 4.0, steps=25, idle_fraction=0.08, step_seconds=0.01))
@@ -43,20 +46,21 @@ class RecentSteps:
         (0.08, 100, 0.02)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, enough: int = ENOUGH_STEPS) -> None:
+        self._enough = enough
         self._joined: Observation | None = None
 
     def joined(self, epoch: Observation) -> Observation:
         """Adds an epoch, and returns it joined with the epochs before it that had the same factor.
 
         An epoch that was not measured is returned as it is, and not added. The means of the result are over its ``steps``: at
-        most `ENOUGH_STEPS`, unless the epoch itself has more. A result with fewer than `FEWEST_STEPS` steps has no means.
+        most ``enough``, unless the epoch itself has more. A result with fewer than `FEWEST_STEPS` steps has no means.
         """
         if epoch.idle_fraction is None or epoch.step_seconds is None:
             return epoch
         before, joined = self._joined, epoch
-        if before is not None and before.factor == epoch.factor and before.steps and epoch.steps < ENOUGH_STEPS:
-            joined = mean_over_steps(before, epoch, ENOUGH_STEPS)
+        if before is not None and before.factor == epoch.factor and before.steps and epoch.steps < self._enough:
+            joined = mean_over_steps(before, epoch, self._enough)
         self._joined = joined
         return replace(joined, idle_fraction=None, step_seconds=None) if 0 < joined.steps < FEWEST_STEPS else joined
 

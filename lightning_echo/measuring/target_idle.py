@@ -27,6 +27,7 @@ LARGE_FACTOR = 4.0  # with larger ones the paper did not see gains throughout, s
 # could bring the factor more than 10 % over the smallest one that is enough.
 AIM = 1.07
 _CHANGE = 1.1  # while idle is under the target, the factor is not lowered by less than this
+_LATELY = 16  # steps in which a device that waits can be seen to wait, also if several batches come at once
 NO_GAIN_HELPS = "if single reads are far slower than the others, a larger prefetch_factor or more workers help"
 
 
@@ -73,7 +74,7 @@ class TargetIdle(Controller):
         # How many times slower than its measured costs the host was when the device last waited, and the smallest such number
         # that explains every wait so far.
         self._slowness = self._least_slowness = 1.0
-        self._recent, self._trials = RecentSteps(), Trials(self.target)
+        self._recent, self._lately, self._trials = RecentSteps(), RecentSteps(_LATELY), Trials(self.target)
 
     def __repr__(self) -> str:
         return f"TargetIdle({self.target:g}, min_factor={self.min_factor:g}, max_factor={self.max_factor:g})"
@@ -84,7 +85,7 @@ class TargetIdle(Controller):
     def decide(self, observation: Observation) -> Decision:
         if observation.idle_fraction is not None and observation.steps:
             self._trials.add(observation)
-        observation = self._recent.joined(observation)
+        lately, observation = self._lately.joined(observation), self._recent.joined(observation)
         idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
         if idle is None or observation.step_seconds is None:
             return self._within_bounds(
@@ -98,7 +99,9 @@ class TargetIdle(Controller):
             return self._lower(factor, measured, costs)
         if costs is None:
             return self._within_bounds(factor, Reason.not_measured, f"{measured}, but the cost of the pipeline is not known")
-        decision = self._raise(factor, measured, costs, observation.step_seconds)
+        if (lately.idle_fraction or 0.0) > self.target:
+            self._note_waiting(costs, factor, observation.step_seconds)
+        decision = self._raise(factor, measured, costs)
         if decision.factor > factor:
             if self._trials.is_doubtful:
                 doubt = "the larger factor has brought far less than predicted so far; it is tried for some more steps"
@@ -127,13 +130,20 @@ class TargetIdle(Controller):
             return Decision(factor, Reason.at_minimum, f"{enough}; min_factor is {self.min_factor:g}")
         return self._within_bounds(wanted, Reason.cheaper_source, enough)
 
-    def _raise(self, factor: float, measured: str, costs: PipelineCosts, step_seconds: float) -> Decision:
-        """Decides while idle is over the target: a larger factor, if that helps."""
+    def _note_waiting(self, costs: PipelineCosts, factor: float, step_seconds: float) -> None:
+        """Notes how many times slower than its measured costs the host is, while the device waits.
+
+        To be called only if the device has waited lately, too. If the source has become cheaper in the meantime, as where a cache
+        holds what is read again, the means over more steps show a host that is cheap and is waited for all the same.
+        """
         if costs.workers and (host := costs.host_seconds(factor)):
             # While the device waits, the host takes as long as a step lasts; at the target it would take less.
             enough = costs.device_seconds / (1 - self.target)
             self._slowness = step_seconds / host
             self._least_slowness = max(self._least_slowness, min(enough / host, self._slowness))
+
+    def _raise(self, factor: float, measured: str, costs: PipelineCosts) -> Decision:
+        """Decides while idle is over the target: a larger factor, if that helps."""
         wanted = max(self._aim(costs), round_up(factor * AIM))
         if wanted > self.max_factor and (not costs.workers or not math.isfinite(wanted)):
             return self._within_bounds(factor, *_why_not(costs.slower(self._slowness), self.target, measured))
@@ -157,12 +167,14 @@ class TargetIdle(Controller):
             "slowness": self._slowness,
             "least_slowness": self._least_slowness,
             "recent": self._recent.state_dict(),
+            "lately": self._lately.state_dict(),
             "trials": self._trials.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._slowness, self._least_slowness = state_dict["slowness"], state_dict["least_slowness"]
         self._recent.load_state_dict(state_dict.get("recent", {}))  # older checkpoints have none
+        self._lately.load_state_dict(state_dict.get("lately", {}))
         self._trials.load_state_dict(state_dict.get("trials", {}))
 
 

@@ -173,6 +173,23 @@ def test_it_comes_down_when_the_source_gets_faster_and_goes_up_again_when_it_get
     assert Reason.cheaper_source in {decision.reason for decision in decided}
 
 
+@pytest.mark.parametrize("steps", [1, 3, 8, 32, 200])
+def test_it_comes_down_when_a_cache_makes_the_source_cheaper_although_no_allowed_factor_was_enough_before(steps):
+    """Three quarters of a source that takes 10 steps are held from the second pass on; the maximum is 4 all the while.
+
+    Short epochs are judged by means over many steps. While these means hold waiting of before and costs of now, the host seems to
+    be far slower than its costs.
+    """
+    world = world_of("before_augmentation", 10.0, 2)
+    pipeline, controller = Pipeline(world), TargetIdle()
+    train(pipeline, controller, 600 // steps, steps)
+    assert pipeline.factor == 4.0
+    pipeline.world = cached = replace(world, source=0.25 * world.source)
+    seen, _ = train(pipeline, controller, 900 // steps + 4, steps)
+    assert 0.97 < pipeline.factor / ideal_factor(cached, TARGET) < 1.3
+    assert seen[-1].idle_fraction <= TARGET
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_where_the_source_no_longer_starves_the_device_nothing_is_echoed(point):
     pipeline, controller = Pipeline(world_of(point, 3, 2, unseen_share=0.08)), TargetIdle(TARGET)

@@ -207,9 +207,10 @@ def test_the_state_is_made_of_plain_numbers():
     controller = TargetIdle()
     controller.decide(observe(3.0, 0.5, costs_of(0.03)))
     state = controller.state_dict()
-    recent, trials = state.pop("recent"), state.pop("trials")
+    recent, lately, trials = (state.pop(name) for name in ("recent", "lately", "trials"))
     assert {type(value) for value in state.values()} == {float}
-    assert {type(value) for value in (recent | recent.pop("costs")).values()} == {float, int, str}
+    for seen in (recent, lately):
+        assert {type(value) for value in (seen | seen.pop("costs")).values()} == {float, int, str}
     assert {type(value) for value in trials.values()} <= {list, type(None)}
 
 
