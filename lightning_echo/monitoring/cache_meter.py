@@ -62,6 +62,12 @@ class _Lookups(NamedTuple):
     hits: int
     misses: int
 
+    def since(self, before: _Lookups) -> _Lookups:
+        """Returns what was counted since. A cache that has begun anew, as a reload brought other data, counts from 0."""
+        began_anew = self.hits < before.hits or self.misses < before.misses
+        hits, misses = (0, 0) if began_anew else before[1:]
+        return _Lookups(self.fresh - before.fresh, self.hits - hits, self.misses - misses)
+
 
 class CacheMeter:
     """Follows the caches of the loaders of a training."""
@@ -90,8 +96,7 @@ class CacheMeter:
         row: list[int] = []
         for name, part in parts.items():
             if (counts := part.cache_counts) is not None:
-                since, now = self._at_start.get(name, _Lookups(0, 0, 0)), _lookups(part)
-                fresh, hits, misses = (after - before for after, before in zip(now, since, strict=True))
+                fresh, hits, misses = _lookups(part).since(self._at_start.get(name, _Lookups(0, 0, 0)))
                 row += [fresh, hits, hits + misses, counts.examples, counts.bytes, counts.is_full]
                 holds[name] = counts.hold
         if not holds:

@@ -23,6 +23,7 @@ from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, SetFactor, 
 
 from lightning_echo import Controller, EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule
 from lightning_echo.analysis.analyzer import StallAnalyzer
+from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.measuring.control import Decision, Observation, Reason
 
 LENGTH = 61  # odd: DistributedSampler fills the last place up with the first example
@@ -400,6 +401,36 @@ def scenario_collection_seeds(folder: Path) -> Any:
         "counts": {name: (loader.counts.fresh, loader.counts.echoed) for name, loader in loaders.items()},
         "logged": logged,
     }
+
+
+class CountedScans(Scans):
+    """Counts its reads. Raw items take 32 KiB: a cache of a MiB holds about a half of them."""
+
+    reads = 0
+
+    def read(self, index: Any) -> Any:
+        self.reads += 1
+        return f"{index} 0".encode().ljust(2**15)
+
+
+class AtEpochEnds(pl.Callback):
+    """Remembers how many examples this rank has read and was given, and how many it was given fresh."""
+
+    def __init__(self, loader: EchoLoader) -> None:
+        self.loader, self.counts = loader, list[tuple[int, int]]()
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.counts.append((self.loader.loader.dataset.reads, self.loader.counts.fresh))
+
+
+def scenario_cache(folder: Path) -> Any:
+    """Two ranks share a cache that holds a half of the data."""
+    cache = CacheConfig("1MiB", hold="raw")
+    plain = DataLoader(CountedScans(LENGTH), 4, shuffle=True)
+    loader = EchoLoader(plain, 1.5, insertion_point="after_augmentation", seed=7, cache=cache)
+    echo, at_ends = EchoCallback(summary=False), AtEpochEnds(loader)
+    fit(loader, callbacks=[echo, at_ends], max_epochs=9)
+    return {"counts": at_ends.counts, "reports": [report.state() for report in echo.reports]}
 
 
 def scenario_default_run(folder: Path) -> Any:

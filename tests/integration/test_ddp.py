@@ -390,3 +390,22 @@ def test_ranks_analyze_examples_of_their_own_and_as_many_steps(ranks: Ranks) -> 
     assert short[0] == short[1]
     assert short[0][0] == 2
     assert 2 <= short[0][1] < 40
+
+
+def test_hits_of_two_ranks_that_share_a_cache_count_once_and_both_log_the_same(ranks: Ranks) -> None:
+    """Both ranks report the hits of their node. What each has read, its own data set has counted."""
+    counts, reports = ranks.of("cache", "counts"), ranks.of("cache", "reports")
+    before = (0, 0)
+    for epoch, of_ranks in enumerate(zip(*counts, strict=True)):
+        reads, fresh = (sum(rank[i] for rank in of_ranks) - before[i] for i in (0, 1))
+        before = (before[0] + reads, before[1] + fresh)
+        one, two = (rank[epoch] for rank in reports)
+        figures = [(each["cache_hit_fraction"], each["cached_examples"], each["cache_bytes"]) for each in (one, two)]
+        assert figures[0] == figures[1]
+        hits = figures[0][0] * fresh
+        assert hits == pytest.approx(round(hits))
+        assert fresh - reads <= round(hits) <= fresh - reads + 2, "each rank reads one hit again, to compare"
+        assert one["cache_is_full"]
+        assert 25 <= figures[0][1] < 2**20 / 2**15
+    assert reports[0][0]["cache_hit_fraction"] == 0
+    assert 0.3 < reports[0][-1]["cache_hit_fraction"] < 0.7

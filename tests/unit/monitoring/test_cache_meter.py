@@ -161,6 +161,17 @@ def test_a_loader_that_was_made_anew_counts_from_where_it_is() -> None:
     assert job.end()[""].hit_fraction == 0.5
 
 
+@pytest.mark.parametrize(("hits", "misses"), [(0, 12), (3, 9), (3, 400)])
+def test_a_cache_that_begins_anew_within_an_epoch_counts_from_0(hits: int, misses: int) -> None:
+    """A reload has brought other data, which is found out when the first batch is fetched."""
+    job, (loader,), _ = nodes(1)
+    loader.deliver(30, 20)
+    job.end()
+    loader.cache = Cache()
+    loader.deliver(hits, misses)
+    assert job.end()[""].hit_fraction == pytest.approx(hits / (hits + misses))
+
+
 def test_of_several_loaders_each_has_its_own_metrics_and_those_without_a_cache_have_none() -> None:
     loaders = {"scans": Loader(Cache(10, 2000)), "text": Loader(), "sounds": Loader(Cache(5, 100, is_full=False, hold="raw"))}
     job = Job(loaders, loaders)  # a second rank that delivers the same
