@@ -27,6 +27,7 @@ LARGE_FACTOR = 4.0  # with larger ones the paper did not see gains throughout, s
 # could bring the factor more than 10 % over the smallest one that is enough.
 AIM = 1.07
 _CHANGE = 1.1  # while idle is under the target, the factor is not lowered by less than this
+_NEAR_TARGET = 2.0  # up to this many times the target is a little waiting
 _LATELY = 16  # steps in which a device that waits can be seen to wait, also if several batches come at once
 NO_GAIN_HELPS = "if single reads are far slower than the others, a larger prefetch_factor or more workers help"
 
@@ -100,7 +101,7 @@ class TargetIdle(Controller):
         if costs is None:
             return self._within_bounds(factor, Reason.not_measured, f"{measured}, but the cost of the pipeline is not known")
         if (lately.idle_fraction or 0.0) > self.target:
-            self._note_waiting(costs, factor, observation.step_seconds)
+            self._note_waiting(costs, factor, idle, observation.step_seconds)
         decision = self._raise(factor, measured, costs)
         if decision.factor > factor:
             if self._trials.is_doubtful:
@@ -130,15 +131,20 @@ class TargetIdle(Controller):
             return Decision(factor, Reason.at_minimum, f"{enough}; min_factor is {self.min_factor:g}")
         return self._within_bounds(wanted, Reason.cheaper_source, enough)
 
-    def _note_waiting(self, costs: PipelineCosts, factor: float, step_seconds: float) -> None:
+    def _note_waiting(self, costs: PipelineCosts, factor: float, idle: float, step_seconds: float) -> None:
         """Notes how many times slower than its measured costs the host is, while the device waits.
 
         To be called only if the device has waited lately, too. If the source has become cheaper in the meantime, as where a cache
         holds what is read again, the means over more steps show a host that is cheap and is waited for all the same.
+
+        Nor does a little waiting tell how slow a host is that has much time to spare, by all that is known: a hand-over that was
+        late takes as long at any factor. Taken for the host's speed, it would keep the factor where it is for good.
         """
         if costs.workers and (host := costs.host_seconds(factor)):
             # While the device waits, the host takes as long as a step lasts; at the target it would take less.
             enough = costs.device_seconds / (1 - self.target)
+            if idle <= _NEAR_TARGET * self.target and host * self._slowness * _CHANGE**2 < enough:
+                return
             self._slowness = step_seconds / host
             self._least_slowness = max(self._least_slowness, min(enough / host, self._slowness))
 

@@ -190,6 +190,29 @@ def test_what_is_not_known_changes_nothing():
     assert fed.message == "idle 1 %, target 5 %; how small a factor is enough is not known"
 
 
+@pytest.mark.parametrize("idle", [0.051, 0.07, 0.1])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_little_waiting_while_the_factor_is_larger_than_needed_does_not_keep_it_there(idle, times):
+    """A cache has made the source half as dear. The epochs after that wait a little, as on a busy machine; later ones do not."""
+    controller = TargetIdle(max_factor=8)
+    controller.decide(observe(4.0, 0.0, costs_of(0.04)))
+    factor = 4.0
+    for _ in range(times):
+        factor = controller.decide(observe(factor, idle, costs_of(0.02))).factor
+    for _ in range(4):
+        factor = controller.decide(observe(factor, 0.02, costs_of(0.02))).factor
+    assert 2 * 0.95 < factor < 2 * 0.95 * 1.07 * 1.1
+
+
+@pytest.mark.parametrize(("idle", "slowness"), [(0.15, 2.3), (0.4, 3.3)])
+def test_much_waiting_does_although_the_costs_tell_of_time_to_spare(idle, slowness):
+    """The host takes as long as a step lasts, whatever its clocks say: 5 ms per batch at factor 4."""
+    controller = TargetIdle(max_factor=20)
+    raised = controller.decide(observe(4.0, idle, costs_of(0.02)))
+    assert 0.01 / (1 - idle) / 0.005 == pytest.approx(slowness, abs=0.06)
+    assert raised.factor == pytest.approx(max(2 * slowness * 0.95 * 1.07, 4 * 1.07), rel=0.03)
+
+
 def test_a_pipeline_known_only_by_its_waiting_gets_a_factor_too():
     """As for a plain loader: the device waits two thirds of each step, so three uses feed it."""
     decision = recommend(observe(1.0, 2 / 3, PipelineCosts.of_waiting(0.03, 2 / 3, 1.0)))
