@@ -104,6 +104,30 @@ def test_what_is_used_again_is_neither_hit_nor_miss(workers: int) -> None:
     assert (counts.hits, counts.hits + counts.misses) == (pytest.approx(sum(hits)), fresh[-1])
 
 
+class MadeAnew(Sleeper):
+    """Its loader is made anew for each epoch; from epoch ``changes_at`` on over other data."""
+
+    def __init__(self, changes_at: int = 10**9) -> None:
+        super().__init__(0.0)
+        self.changes_at = changes_at
+
+    def train_dataloader(self) -> Any:
+        dataset = Counted() if self.current_epoch < self.changes_at else Counted(LENGTH + BATCH)
+        return DataLoader(dataset, BATCH, shuffle=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*the data set is another one now:UserWarning")
+def test_hits_are_those_of_the_epoch_also_where_the_loader_is_made_anew_or_has_other_data() -> None:
+    for model, hit_epochs in ((MadeAnew(), [1, 2, 3, 4]), (MadeAnew(changes_at=3), [1, 2, 4])):
+        echo = EchoCallback(insertion_point="before_augmentation", seed=3, cache=BUDGET, summary=False)
+        fit(model, echo=echo, max_epochs=5, reload_dataloaders_every_n_epochs=1, log_every_n_steps=0)
+        for report in echo.reports:
+            assert report.cached_examples in FITS
+            length = LENGTH if report.epoch < model.changes_at else LENGTH + BATCH
+            hits = (report.cache_hit_fraction or 0.0) * length
+            assert hits == pytest.approx(report.cached_examples if report.epoch in hit_epochs else 0)
+
+
 def test_without_a_cache_nothing_is_logged_of_one() -> None:
     logger = Remembering()
     echo = train(loader_of(Counted(), size=None), logger=logger, epochs=2)

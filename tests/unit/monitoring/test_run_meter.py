@@ -296,6 +296,12 @@ class Sharing(Loader):
         self.look_up(0, fresh)
 
 
+def test_the_bytes_of_a_large_cache_are_exact():
+    run = Run(Sharing())
+    run.loader.cache_counts = replace(run.loader.cache_counts, bytes=2**40 + 1)
+    assert run.epoch(2).caches[""].bytes == 2**40 + 1
+
+
 def test_what_another_rank_delivers_as_soon_as_an_epoch_has_begun_belongs_to_the_epoch():
     """The ranks leave the exchange at the beginning of an epoch one after the other."""
     run = Run(Sharing())
