@@ -404,7 +404,8 @@ def test_hits_of_two_ranks_that_share_a_cache_count_once_and_both_log_the_same(r
         assert figures[0] == figures[1]
         hits = figures[0][0] * fresh
         assert hits == pytest.approx(round(hits))
-        assert fresh - reads <= round(hits) <= fresh - reads + 2, "each rank reads one hit again, to compare"
+        compared = 2 * 2 if epoch == 1 else 2  # each rank reads its 1st and its 10th hit again, and later ones less often
+        assert fresh - reads <= round(hits) <= fresh - reads + compared
         assert one["cache_is_full"]
         assert 25 <= figures[0][1] < 2**20 / 2**15
     assert reports[0][0]["cache_hit_fraction"] == 0
