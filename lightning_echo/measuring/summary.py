@@ -14,6 +14,8 @@ from lightning_echo.measuring.words import busy, bytes_in_words, no_workers, num
 __all__ = ["advise", "summarize"]
 
 _COLUMNS = 120
+# Fresh examples teach more than echoed ones. How many cores and how much memory are free, `StallAnalyzer` finds out.
+_FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
 
 
 def summarize(reports: Sequence[EpochReport], advice: str) -> str:
@@ -88,7 +90,8 @@ def _advise_larger(observation: Observation, recommended: Decision, finding: str
     if recommended.reason is Reason.at_minimum:
         return f"{larger}, since min_factor allows no smaller one: {finding}."
     only = busy(observation.idle_fraction or 0.0, only=True, last=observation.steps)
-    return f"{larger}{_times_as_fast(observation, recommended.factor)}: {only}{_what_else_helps(recommended)}."
+    first = "" if recommended.reason is Reason.no_gain else _FIRST
+    return f"{larger}{_times_as_fast(observation, recommended.factor)}: {only}{first}{_what_else_helps(recommended)}."
 
 
 def _what_else_helps(recommended: Decision) -> str:

@@ -135,6 +135,7 @@ def test_the_advice_comes_last_and_no_line_is_longer_than_120_columns():
 
 POINT = "after_augmentation"
 BUSY, LAST = "the accelerator is busy", " (last 100 steps)"
+FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
 SLOW_READS = "if single reads are far slower than the others, a larger prefetch_factor or more workers help"
 
 
@@ -149,19 +150,19 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
     "well echoed": (3.3, costs(0.06), (3.3, Reason.fits), f"Keep factor 3.3: {BUSY} 100 % of the time{LAST}."),
     "starved": (
         *(1, costs(0.04), (2.09, Reason.starved)),
-        f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50 % of the time{LAST}.",
+        f"Echo with factor 2.09, about 2 times as fast: {BUSY} only 50 % of the time{LAST}{FIRST}.",
     ),
     "starved at a factor": (
         *(1.5, costs(0.06), (3.14, Reason.starved)),
-        f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50 % of the time{LAST}.",
+        f"Raise the factor to 3.14, about 2 times as fast: {BUSY} only 50 % of the time{LAST}{FIRST}.",
     ),
     "starved by far": (
         *(1, costs(2.0), (110, Reason.starved)),
-        f"Echo with factor 110, about 100 times as fast: {BUSY} only 1 % of the time{LAST}.",
+        f"Echo with factor 110, about 100 times as fast: {BUSY} only 1 % of the time{LAST}{FIRST}.",
     ),
     "starved, but not enough to tell by how much": (
         *(1, costs(0.0206), (1.13, Reason.starved)),
-        f"Echo with factor 1.13: {BUSY} only 97 % of the time{LAST}.",
+        f"Echo with factor 1.13: {BUSY} only 97 % of the time{LAST}{FIRST}.",
     ),
     "a cheaper source": (
         *(4, costs(0.04), (2.09, Reason.cheaper_source)),
@@ -173,8 +174,8 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
     ),
     "at the maximum, from below": (
         *(1, costs(0.2), (4, Reason.at_maximum)),
-        f"Echo with factor 4, about 4 times as fast: {BUSY} only 10 % of the time{LAST}; a faster source helps further, "
-        "a larger factor seldom does.",
+        f"Echo with factor 4, about 4 times as fast: {BUSY} only 10 % of the time{LAST}{FIRST}; a faster source "
+        "helps further, a larger factor seldom does.",
     ),
     "at the maximum": (
         *(4, costs(0.2), (4, Reason.at_maximum)),
@@ -283,7 +284,10 @@ def test_what_echoing_would_gain_is_told_from_the_measured_step_where_the_model_
 
 def test_what_echoing_would_gain_is_not_told_where_the_costs_are_not_known():
     seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
-    assert advise(seen, Decision(2.0, Reason.starved, "")) == f"Echo with factor 2: {BUSY} only 50 % of the time (last 50 steps)."
+    assert (
+        advise(seen, Decision(2.0, Reason.starved, ""))
+        == f"Echo with factor 2: {BUSY} only 50 % of the time (last 50 steps){FIRST}."
+    )
 
 
 def test_what_echoing_would_gain_is_never_a_loss():
