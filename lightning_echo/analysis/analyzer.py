@@ -40,6 +40,7 @@ from lightning_echo.analysis.probing.streams import measure_stream
 from lightning_echo.analysis.probing.transfers import Transfers, transfers_noted, transfers_skipped
 from lightning_echo.analysis.report.questions import in_words
 from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
+from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.fetching.source import Source
 
 __all__ = ["StallAnalyzer"]
@@ -48,7 +49,7 @@ _FEWEST_STEPS = 4
 _END_HOOKS = ("on_train_epoch_end", "on_train_end", "on_fit_end")
 _HANDED_OVER = _COPIED = 8  # number of batches whose hand-over and whose copy are timed
 _NOT_COPIED = "{what}: too large to be copied, so that edits in place remain after the analysis"
-_PHASES = 13  # runs and fits; each may take this share of the time
+_PHASES = 14  # runs and fits; each may take this share of the time
 
 
 class StallAnalyzer:
@@ -83,6 +84,7 @@ class StallAnalyzer:
         self._training: ShortTraining | None = None
         self._steps = 0
         self._begun = 0.0
+        self._free_bytes: int | None = None
 
     def run(self, steps: int = 100, seconds: float = 60.0) -> StallAnalysis:
         """Measures this many steps in each phase, or as many as the time allows.
@@ -101,6 +103,7 @@ class StallAnalyzer:
         if not seconds > 0:
             raise ValueError(f"seconds must be > 0, got {seconds!r}")
         share, self._steps, self._begun = seconds / _PHASES, steps, time.perf_counter()
+        self._free_bytes = free_memory_bytes()  # before the analysis takes some itself
         with process_state_restored():
             model, data = _copy_of(self._model), TrainingData(self._data)
             loader = self._prepare(model, data)
@@ -123,7 +126,7 @@ class StallAnalyzer:
         self._say("the training as it is")
         drop_pages(phases.files)
         real = Spread.of(training.clock(phases.real, steps).seconds, workers)
-        stages = replace(stages, contention=contention(stages, (cached or real).median))
+        stages = replace(stages, contention=contention(stages, (cached or real).median), free_bytes=self._free_bytes)
         return StallAnalysis(stages, real, cached, phases.transforms, (*phases.notes, *_notes_on_shared_data(training)))
 
     def check(self, analysis: StallAnalysis, **setting: Any) -> StallAnalysis:
@@ -246,6 +249,8 @@ def _measured_stages(training: ShortTraining, hand_over: Spread, copied: Spread,
         read_sharing=phases.read_sharing,
         prepare_sharing=phases.prepare_sharing,
         can_have_workers=phases.can_have_workers,
+        in_cache=phases.in_cache,
+        examples=phases.examples,
     )
 
 

@@ -1,8 +1,13 @@
 """Tries a setting: trains with it, and measures the steps.
 
 The training runs over the same batches as the real run, with the files' pages dropped. The first steps, in which an `EchoLoader`
-fills its buffer, do not count. A share of the data set is put into memory: into the page cache or, if nothing opens files, as raw
-items.
+fills its buffer, do not count.
+
+A share of the data set may be in memory in two ways:
+
+* In a cache of ours (`TrainingSetting.hold`). The examples of that share come first, which fills the cache. The steps after that
+  count: they go once over the batches of the real run, and read what is not held for the first time.
+* In the storage's memory: in the page cache or, if nothing opens files, as raw items.
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ from lightning_echo.loading.loader import EchoLoader
 
 __all__ = ["ShortTraining", "try_setting"]
 
+_LEAST_BYTES = 2**20  # a cache is not smaller
+_SPARE = 1.05  # the cache of a trial holds what its first batches have, and little more
 _EPOCH = 10_000  # batches of an epoch: no setting is tried for so long
 
 Value = TypeVar("Value")
@@ -63,10 +70,18 @@ class ShortTraining:
         steps = min(steps, len(loader))
         return self._clock(self.data.over(loader), steps, min(WARM_UP_STEPS, steps // 2))
 
-    def clock_echoed(self, loader: DataLoader[Any], steps: int, factor: float, insertion_point: str) -> StepClock:
-        """Trains over a loader that is echoed. The steps in which the buffer is filled do not count, however long they take."""
-        filling = EchoLoader(loader, factor, insertion_point=insertion_point, num_replicas=1, rank=0).settled_at + WARM_UP_STEPS
-        data = self.data.echoed(loader, factor=factor, insertion_point=insertion_point, seed=0, shard=False)
+    def clock_echoed(self, loader: DataLoader[Any], steps: int, skipped: int = 0, **options: Any) -> StepClock:
+        """Trains over a loader that is echoed. The steps in which the buffer is filled do not count, however long they take.
+
+        Args:
+            loader: The loader.
+            steps: Largest number of steps that count.
+            skipped: Least number of first steps that do not count.
+            **options: Those of an `EchoConfig`.
+        """
+        echoed = EchoLoader(loader, num_replicas=1, rank=0, **{**options, "cache": None})  # not started
+        filling = max(echoed.settled_at, skipped) + WARM_UP_STEPS
+        data = self.data.echoed(loader, seed=0, shard=False, **options)
         return self._clock(data, filling + steps, filling, most_skipped_seconds=math.inf)
 
     def _clock(self, data: Any, steps: int, skipped: int, **options: float) -> StepClock:
@@ -91,12 +106,15 @@ def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -
     for name in ("storage_speedup", "step_speedup"):
         if getattr(setting, name) != 1:
             raise ValueError(f"{name}={getattr(setting, name):g} cannot be tried on this machine, only predicted")
-    if setting.cached_fraction and setting.factor > 1:
-        raise ValueError("cached_fraction and factor > 1 cannot be tried together, only predicted")
+    if setting.cached_fraction and setting.factor > 1 and setting.hold is None:
+        raise ValueError("cached_fraction without hold and factor > 1 cannot be tried together, only predicted")
     workers = training.loader.num_workers if setting.workers is None else setting.workers
     drop_pages(training.phases.files)
-    if setting.factor > 1:
-        clock = training.clock_echoed(_to_echo(training, workers), steps, setting.factor, setting.insertion_point)
+    if setting.hold is not None:
+        clock = _clock_cached(training, setting, workers, steps)
+    elif setting.factor > 1:
+        echoed = _to_echo(training, workers)
+        clock = training.clock_echoed(echoed, steps, factor=setting.factor, insertion_point=setting.insertion_point)
     else:
         clock = training.clock(_plain(training, setting.cached_fraction, workers), steps)
     # The steps wait for a fresh batch once in so many steps.
@@ -126,16 +144,41 @@ def _plain(training: ShortTraining, cached_fraction: float, workers: int) -> Bat
     return Batches(training.loader, part, indices, workers)
 
 
+def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: int, steps: int) -> StepClock:
+    """Trains with a cache that holds the setting's share of the real run's examples.
+
+    Raises:
+        ValueError: Nothing of this data set can be held in this form.
+    """
+    phases, real = training.phases, training.phases.real
+    example = phases.in_cache.get(setting.hold or "")
+    if not isinstance(real, Batches) or example is None:
+        raise ValueError(f"hold={setting.hold!r} cannot be tried here: the examples cannot be held in this form")
+    examples = list(dict.fromkeys(index for batch in real.indices for index in batch))
+    held = _share_of(examples, setting.cached_fraction)
+    size = len(real.indices[0])
+    first = [(held * 2)[start : start + size] for start in range(0, len(held), size)]
+    first = [(batch * size)[:size] for batch in first]  # few are held: they fill a batch together
+    budget = max(_LEAST_BYTES, math.ceil(_SPARE * example.bytes * len(held)))
+    options: dict[str, Any] = {"factor": setting.factor, "cache": {"size": budget, "hold": setting.hold}}
+    if setting.factor > 1:
+        options["insertion_point"] = setting.insertion_point
+    # Beyond these steps, what was read is read once more.
+    most = max(2, int(len(real) * setting.factor) - WARM_UP_STEPS)
+    skipped = math.ceil(len(first) * setting.factor)
+    return training.clock_echoed(_to_echo(training, workers, first), min(steps, most), skipped, **options)
+
+
 def _share_of(values: Sequence[Value], share: float) -> list[Value]:
     """Returns this share of the values, evenly spread."""
     return [value for number, value in enumerate(values) if int((number + 1) * share) > int(number * share)]
 
 
-def _to_echo(training: ShortTraining, workers: int) -> DataLoader[Any]:
-    """Returns a loader for the same batches as the real run, repeated for a long epoch."""
+def _to_echo(training: ShortTraining, workers: int, first: Sequence[list[Any]] = ()) -> DataLoader[Any]:
+    """Returns a loader for some batches, and then the same ones as the real run, repeated for a long epoch."""
     loader, real = training.loader, training.phases.real
     if isinstance(real, Batches):
-        indices = list(real.indices) * -(-_EPOCH // len(real))
+        indices = [*first, *(list(real.indices) * -(-_EPOCH // len(real)))]
         options = {"collate_fn": loader.collate_fn, **options_of(loader, workers)}
         if loader.batch_size is None:
             loader = DataLoader(loader.dataset, batch_sampler=indices, **options)

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from lightning_echo.insertion import POINTS
 
-__all__ = ["MeasuredStages", "Spread", "check_at_least"]
+__all__ = ["CachedExample", "MeasuredStages", "Spread", "check_at_least"]
 
 _BLOCKS = 10
 _LEAST = {
@@ -117,6 +117,25 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class CachedExample:
+    """What an example costs in a cache, for one of the forms in which a cache holds it.
+
+    Attributes:
+        bytes: Mean number of bytes that it takes.
+        hit: Seconds of looking it up, with the copy that is handed out.
+
+    Raises:
+        ValueError: A value is impossible.
+    """
+
+    bytes: float
+    hit: Spread
+
+    def __post_init__(self) -> None:
+        check_at_least("bytes", self.bytes, 1)
+
+
+@dataclass(frozen=True)
 class MeasuredStages:
     """One training as it was set up. Some figures are seconds of a worker, others are seconds of the main process.
 
@@ -144,6 +163,10 @@ class MeasuredStages:
         contention: How many times as long decoding, augmentation and collation take beside the training. Its threads need
             processors, too, even those that only wait (OpenMP's threads spin for a while).
         can_have_workers: Whether the data set works in a worker process, too.
+        in_cache: What an example costs in a cache, by each form in which a cache can hold it (`CacheConfig.hold`); None: not
+            known, as in an analysis of an older version.
+        examples: Number of examples in the data set; None: not known.
+        free_bytes: Memory that was free before the analysis; None: not known.
 
     Raises:
         ValueError: A value is impossible.
@@ -169,10 +192,16 @@ class MeasuredStages:
     prepare_sharing: float = 0.0
     contention: float = 1.0
     can_have_workers: bool = True
+    in_cache: Mapping[str, CachedExample] | None = None
+    examples: int | None = None
+    free_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             check_at_least(name, getattr(self, name), least)
+        for name in ("examples", "free_bytes"):
+            if getattr(self, name) is not None:
+                check_at_least(name, getattr(self, name), 0)
         if not self.step.median > 0:
             raise ValueError(f"step must take time, got {self.step!r}")
         if unknown := set(self.points) - {point.value for point in POINTS}:

@@ -1,6 +1,8 @@
 """Predicts another setting of a training, its step time, idle fraction and speed-up, from what was measured of each stage.
 
-    r(x, s)  = x * read_cached + (1 - x) * read / s        reading one example, a share x cached, the storage s times as fast
+    r(x, s)  = x * read_cached + (1 - x) * read / s        reading one example, a share x in memory, the storage s times as fast
+             = x * hit + (1 - x) * read / s                a share x in a cache of ours; of loaded examples, only a share
+                                                           1 - x is decoded
     host     = max(h(e), cpu(e) / cores)                   h(e): the cost model's host time per batch, read = r(x, s)
     T        = max(host, step / n + copy + hand-over)      the accelerator n times as fast
     T        = host + step / n + copy                      without workers: everything takes turns
@@ -12,16 +14,17 @@ rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahea
 * ``cpu(e)`` is the processor time of a batch, the step included. More workers than the processors can feed change nothing.
 * Beside the training, workers may take longer than alone (`MeasuredStages.contention`). Workers that share a storage or
   processors take longer the more of them there are (`read_sharing`, `prepare_sharing`). Both are in h.
-* With echoing, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its own. Otherwise, an
-  echoed batch needs no hand-over.
+* With echoing or a cache, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its own.
+  Otherwise, an echoed batch needs no hand-over.
 * After the transfer, an echo needs no copy either.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from lightning_echo.analysis.caches import HOLDS, cached_example, fits_point, possible_holds
 from lightning_echo.analysis.measured import MeasuredStages, Spread, check_at_least
 from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest
 from lightning_echo.measuring.cost import PipelineCosts
@@ -42,6 +45,10 @@ class TrainingSetting:
         factor: Echo factor, >= 1.
         insertion_point: Of the echo; at factor 1 it makes no difference.
         cached_fraction: Share of the data set that is in memory, in [0, 1].
+        hold: In which form a cache of ours holds that share: ``"raw"`` (nothing is read, all is decoded) or ``"loaded"``
+            (nothing is read and decoded). None: no such cache; the storage reads that share from memory, as it reads a file that
+            the system keeps in its page cache.
+        cache_size: Size of the cache that holds that share, as `CacheConfig` takes it. Predictions are made by the share.
         storage_speedup: How many times as fast the storage is.
         step_speedup: How many times as fast the accelerator is.
 
@@ -55,6 +62,8 @@ class TrainingSetting:
     cached_fraction: float = 0.0
     storage_speedup: float = 1.0
     step_speedup: float = 1.0
+    hold: str | None = None
+    cache_size: str | None = None
 
     def __post_init__(self) -> None:
         if self.workers is not None:
@@ -70,6 +79,33 @@ class TrainingSetting:
             check_at_least(name, getattr(self, name), 0)
             if not getattr(self, name):
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}; 2 is twice as fast")
+        if self.hold is not None:
+            self._check_hold(self.hold)
+
+    def _check_hold(self, hold: str) -> None:
+        if hold not in HOLDS:
+            raise ValueError(f"hold must be {' or '.join(map(repr, HOLDS))} or None, got {hold!r}")
+        if not self.cached_fraction:
+            raise ValueError(f"hold={hold!r} needs a share that is held: give cached_fraction, too")
+        if self.factor > 1 and not fits_point(hold, self.insertion_point):
+            raise ValueError(
+                f"hold={hold!r} does not fit insertion_point={self.insertion_point!r}, whose echoes redo a part of what is held: "
+                f"use hold={next(iter(HOLDS))!r}, or a later insertion point"
+            )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of an `EchoConfig` for what is echoed and cached; empty if neither is."""
+        cached = {"cache": {"size": self.cache_size, "hold": self.hold}} if self.cache_size and self.hold else {}
+        if self.factor > 1:
+            return {"factor": self.factor, "insertion_point": self.insertion_point, **cached}
+        return {"factor": 1.0, **cached} if cached else {}
+
+    @property
+    def line(self) -> str:
+        """The callback for a Trainer that echoes and caches by this setting, as a line of Python; empty if it does neither."""
+        rest = [f"{name}={value!r}" for name, value in self.options.items() if name != "factor"]
+        return f"EchoCallback({', '.join([f'factor={self.factor:g}', *rest])})".replace("'", '"') if self.options else ""
 
 
 @dataclass(frozen=True)
@@ -96,7 +132,7 @@ def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
     """Predicts what a setting brings.
 
     Raises:
-        ValueError: The insertion point is not possible for this data set.
+        ValueError: The insertion point, or the cache, is not possible for this data set.
 
     Example:
         >>> from lightning_echo.analysis.measured import Spread
@@ -112,6 +148,11 @@ def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
     if setting.factor > 1 and setting.insertion_point not in stages.points:
         possible = ", ".join(stages.points)
         raise ValueError(f"insertion_point={setting.insertion_point!r} is not possible here; these are: {possible}")
+    if setting.hold is not None and setting.hold not in possible_holds(stages):
+        raise ValueError(
+            f"hold={setting.hold!r} is not possible here: a cache cannot hold the examples of this data set in this form; these "
+            f"are possible: {', '.join(map(repr, possible_holds(stages))) or 'none'}"
+        )
     seconds, limit = _step_seconds(stages, setting, "median")
     now, _ = _step_seconds(stages, TrainingSetting(), "median")
     low, high = (_step_seconds(stages, setting, figure)[0] for figure in ("low", "high"))
@@ -153,7 +194,7 @@ def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "me
     point = InsertionPoint(setting.insertion_point)
     copies = 1 / setting.factor if "transfer" in point.properties.reused else 1.0  # per step
     device = getattr(stages.step, figure) / setting.step_speedup + copies * getattr(stages.copy, figure)
-    if workers and not (stages.takes_ahead and setting.factor > 1):
+    if workers and not (stages.takes_ahead and (setting.factor > 1 or setting.hold is not None)):
         hand_overs = 1 / setting.factor if point.by_batches else 1.0  # per step
         device += hand_overs * getattr(stages.hand_over, figure)
     return _costs_at(setting.insertion_point, _worker_seconds(stages, setting, figure), device, workers)
@@ -162,6 +203,7 @@ def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "me
 class _WorkerSeconds(NamedTuple):
     """Worker seconds per batch of fresh examples."""
 
+    hit: float
     read: float
     decode: float
     augment: float
@@ -188,7 +230,11 @@ def _cores_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str
     alone = replace(stages, contention=1.0, read_sharing=0.0, prepare_sharing=0.0)
     seconds, share = _worker_seconds(alone, setting, figure), stages.prepare_cpu_share
     busy = _WorkerSeconds(
-        seconds.read * stages.read_cpu_share, seconds.decode * share, seconds.augment * share, seconds.collate * share
+        seconds.hit,
+        seconds.read * stages.read_cpu_share,
+        seconds.decode * share,
+        seconds.augment * share,
+        seconds.collate * share,
     )
     cpu = _costs_at(setting.insertion_point, busy, 0.0, 1)
     return (cpu.host_seconds(setting.factor) + stages.step_cpu_seconds / setting.step_speedup) / stages.cores
@@ -199,10 +245,15 @@ def _worker_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: st
     times_workers = max(_workers(stages, setting), 1) / max(stages.workers, 1)
     slower = stages.contention * times_workers**stages.prepare_sharing
     from_storage = getattr(stages.read, figure) / setting.storage_speedup * times_workers**stages.read_sharing
-    read = cached * getattr(stages.read_cached, figure) + (1 - cached) * from_storage
+    in_cache = cached if setting.hold is not None else 0.0
+    in_memory = cached - in_cache
+    held = None if setting.hold is None else cached_example(stages, setting.hold)
+    read = in_memory * getattr(stages.read_cached, figure) + (1 - cached) * from_storage
+    decoded = 1 - in_cache if setting.hold is not None and "decode" in HOLDS[setting.hold].properties.reused else 1.0
     return _WorkerSeconds(
+        hit=size * in_cache * getattr(held.hit, figure) * slower if held is not None else 0.0,
         read=size * read * (1 + (stages.contention - 1) * stages.read_cpu_share),
-        decode=size * getattr(stages.decode, figure) * slower,
+        decode=size * decoded * getattr(stages.decode, figure) * slower,
         augment=size * getattr(stages.augment, figure) * slower,
         collate=getattr(stages.collate, figure) * slower,
     )
@@ -215,7 +266,7 @@ def _workers(stages: MeasuredStages, setting: TrainingSetting) -> int:
 def _costs_at(point: str, seconds: _WorkerSeconds, device: float, workers: int) -> PipelineCosts:
     """Returns the costs of echoing at an insertion point, which decides what is source and what is rest."""
     reused = InsertionPoint(point).properties.reused
-    per_example = {"read": seconds.read, "decode": seconds.decode, "augment": seconds.augment}
+    per_example = {"read": seconds.hit + seconds.read, "decode": seconds.decode, "augment": seconds.augment}
     source = sum((spent for stage, spent in per_example.items() if stage in reused), 0.0)
     rest = sum((spent for stage, spent in per_example.items() if stage not in reused), 0.0)
     return PipelineCosts(point, source, rest, seconds.collate, device, workers)

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lightning_echo.analysis.measured import MeasuredStages, Spread, check_at_least
+from lightning_echo.analysis.measured import CachedExample, MeasuredStages, Spread, check_at_least
 from lightning_echo.analysis.predict import Prediction, TrainingSetting, costs_of, predict
 from lightning_echo.analysis.verdict import Verdict, judge
 
 __all__ = ["CheckedSetting", "RankSeconds", "StallAnalysis"]
 
-_VERSION = 1
+_VERSION = 2
 _NOTABLY = 1.1  # a rank is notably slow if it takes this many times as long as the median of the others
 
 
@@ -106,7 +106,10 @@ class StallAnalysis:
         host = [costs_of(stages, TrainingSetting()).host_seconds(1) for stages in alone]
         ranks = tuple(RankSeconds(seconds, each.step_seconds) for seconds, each in zip(host, analyses, strict=True))
         slowest = max(range(len(ranks)), key=lambda rank: ranks[rank].host_seconds)
-        return replace(analyses[slowest], ranks=ranks)
+        free = [each.stages.free_bytes for each in analyses if each.stages.free_bytes is not None]
+        # All machines are asked for a cache of the same size.
+        stages = replace(analyses[slowest].stages, free_bytes=min(free, default=None))
+        return replace(analyses[slowest], stages=stages, ranks=ranks)
 
     @property
     def slow_rank(self) -> int | None:
@@ -211,8 +214,27 @@ class StallAnalysis:
         return replace(self, checked=(*self.checked, checked))
 
     def to_json(self, path: str | Path) -> None:
-        """Writes the analysis as JSON, with the version of the format."""
-        Path(path).write_text(json.dumps({"lightning_echo_analysis": _VERSION, **asdict(self)}, indent=2) + "\n")
+        """Writes the analysis as JSON, with the version of the format, and with the advice for other programs."""
+        state = {"lightning_echo_analysis": _VERSION, **asdict(self), "advice": self._advice()}
+        Path(path).write_text(json.dumps(state, indent=2) + "\n")
+
+    def _advice(self) -> dict[str, Any]:
+        verdict = self.verdict
+        return {
+            "kind": verdict.kind.value,
+            "message": verdict.message,
+            "options": verdict.setting.options,
+            "remedies": [
+                {
+                    "name": remedy.name,
+                    "is_enough": remedy.is_enough,
+                    "setting": asdict(remedy.setting),
+                    "step_seconds": predict(self.stages, remedy.setting).step_seconds,
+                    "idle_fraction": predict(self.stages, remedy.setting).idle_fraction,
+                }
+                for remedy in verdict.remedies
+            ],
+        }
 
     @classmethod
     def from_json(cls, path: str | Path) -> StallAnalysis:
@@ -244,9 +266,12 @@ def _rate(examples: float, seconds: float) -> float:
 
 def _from_state(state: dict[str, Any]) -> StallAnalysis:
     stages: dict[str, Any] = {
-        name: Spread(**value) if isinstance(value, dict) else value for name, value in state["stages"].items()
+        name: Spread(**value) if isinstance(value, dict) and name != "in_cache" else value
+        for name, value in state["stages"].items()
     }
     stages["points"] = tuple(stages["points"])
+    if (in_cache := state["stages"].get("in_cache")) is not None:
+        stages["in_cache"] = {hold: CachedExample(each["bytes"], Spread(**each["hit"])) for hold, each in in_cache.items()}
     return StallAnalysis(
         MeasuredStages(**stages),
         Spread(**state["real"]),

@@ -1,9 +1,4 @@
-"""What to do, cheapest remedy first: nothing, more workers, a cache, and only then echoing.
-
-Fresh examples are worth more than echoed ones (Choi et al. 2019, arXiv 1907.05550, section 3). So echoing is advised only if no
-remedy before it feeds the accelerator. The verdict then names the earliest insertion point whose factor is not large, and what
-that factor costs in fresh data.
-"""
+"""What to do, in words: nothing, or the remedies that are enough, in their order (remedies.py), and what an echo factor costs."""
 
 from __future__ import annotations
 
@@ -11,16 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from lightning_echo.analysis.caches import possible_holds
 from lightning_echo.analysis.measured import MeasuredStages
-from lightning_echo.analysis.predict import TrainingSetting, costs_of, predict
-from lightning_echo.measuring.target_idle import AIM, LARGE_FACTOR, TARGET, round_up
+from lightning_echo.analysis.predict import TrainingSetting, predict
+from lightning_echo.analysis.remedies import Remedy, feeds, most_workers, remedies
+from lightning_echo.measuring.target_idle import LARGE_FACTOR, TARGET
 from lightning_echo.measuring.words import busy, fewer_fresh, no_workers, percent
 
 __all__ = ["Verdict", "VerdictKind", "judge"]
 
 _EXPLAINED = 1.15  # a step is explained if it takes at most this many times as long as predicted
-_CACHED_FRACTIONS = [tenths / 10 for tenths in range(1, 11)]
-_LARGEST_FACTOR = 64.0  # larger factors are not tried
+_UNCUT = (
+    "The data set cannot be cut before its augmentation, so that a cache can hold its examples only whole (hold='whole'), if it "
+    "returns the same each time"
+)
 
 
 class VerdictKind(Enum):
@@ -29,6 +28,7 @@ class VerdictKind(Enum):
     not_starved = "not_starved"  # do nothing
     more_workers = "more_workers"  # more workers are enough
     cache = "cache"  # a part of the data set in memory is enough
+    cache_and_echo = "cache_and_echo"  # memory does not hold enough; the echo factor is for what is left
     transform = "transform"  # one transform alone starves the accelerator
     echo = "echo"  # no cheaper remedy is enough
     not_enough = "not_enough"  # no remedy is enough, workers fail, or the predictions do not explain the measured steps
@@ -41,12 +41,15 @@ class Verdict:
     Attributes:
         kind: What kind of advice it is, for programs.
         message: The advice, for people.
-        setting: The advised setting; the measured one if nothing is to be changed.
+        setting: The advised setting; the measured one if nothing is to be changed. Its ``options`` are those of an `EchoConfig`,
+            its ``line`` is the callback to paste.
+        remedies: The remedies that help, in their order, each with those before it; empty if none was looked for.
     """
 
     kind: VerdictKind
     message: str
     setting: TrainingSetting
+    remedies: tuple[Remedy, ...] = ()
 
 
 def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, float], target: float = TARGET) -> Verdict:
@@ -61,26 +64,37 @@ def judge(stages: MeasuredStages, step_seconds: float, transforms: Mapping[str, 
     idle = max(0.0, 1 - stages.step.median / step_seconds)
     if idle <= target:
         return Verdict(VerdictKind.not_starved, f"Do nothing: {busy(idle)}.", TrainingSetting())
-    if _feeds(stages, TrainingSetting(), target):
+    if feeds(stages, TrainingSetting(), target):
         return _not_by_waiting(stages, step_seconds, idle)
     if not stages.can_have_workers:
         return _by_mending_workers(idle)
-    most = max(stages.workers, stages.cores)
-    return (
-        _by_workers(stages, idle, target)
-        or _by_cache(stages, idle, target, most)
-        or _by_echoing(stages, transforms, idle, target, most)
-        or Verdict(
-            VerdictKind.not_enough,
-            f"Nothing that was tried is enough: {busy(idle, only=True)}. What helps is a faster source.",
-            TrainingSetting(),
-        )
-    )
+    found = tuple(remedies(stages, target))
+    if found and found[-1].is_enough:
+        return replace(_by_remedy(stages, found[-1], transforms, idle), remedies=found)
+    message = f"Nothing that was tried is enough: {busy(idle, only=True)}. What helps is a faster source."
+    return Verdict(VerdictKind.not_enough, message, TrainingSetting(), found)
 
 
-def _feeds(stages: MeasuredStages, setting: TrainingSetting, target: float) -> bool:
-    """Whether a step waits for hardly more than its own copy and hand-over."""
-    return predict(stages, setting).step_seconds * (1 - target) <= costs_of(stages, setting).device_seconds
+def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, float], idle: float) -> Verdict:
+    """Returns the advice to apply all remedies up to the one that is enough."""
+    setting = last.setting
+    if last.name == "workers" and not stages.workers:
+        return Verdict(VerdictKind.more_workers, no_workers(setting.workers or 1, idle), setting)
+    gain = f"{busy(idle, only=True)}, and would be {percent(1 - predict(stages, setting).idle_fraction)}"
+    how = _how(stages, setting)
+    if last.name != "echo":
+        kind = VerdictKind.cache if last.name == "cache" else VerdictKind.more_workers
+        return Verdict(kind, f"{_begun(how)}: {gain}.{_about_cache(stages, setting)}", setting)
+    price = fewer_fresh(setting.factor)
+    if setting.factor > LARGE_FACTOR:
+        price += "; so large a factor seldom pays in learning: try a faster source first"
+    if (transform := _starving_transform(stages, transforms)) is not None:
+        moved = "Move it to the device, for whole batches at once"
+        message = f"{transform} alone starves the accelerator. {moved}, or {how}: {gain}; {price}."
+        return Verdict(VerdictKind.transform, message, setting)
+    kind = VerdictKind.cache_and_echo if setting.hold else VerdictKind.echo
+    message = f"{_begun(how)}: {gain}; {price}. {_nothing_cheaper(stages, setting)}.{_about_cache(stages, setting)}"
+    return Verdict(kind, message, setting)
 
 
 def _not_by_waiting(stages: MeasuredStages, step_seconds: float, idle: float) -> Verdict:
@@ -105,87 +119,51 @@ def _by_mending_workers(idle: float) -> Verdict:
     return Verdict(VerdictKind.not_enough, message, TrainingSetting())
 
 
-def _by_workers(stages: MeasuredStages, idle: float, target: float) -> Verdict | None:
-    for workers in range(stages.workers + 1, stages.cores + 1):
-        if _feeds(stages, TrainingSetting(workers), target):
-            setting = TrainingSetting(workers)
-            message = f"Set num_workers to {workers}: {_gain(stages, setting, idle)}."
-            return Verdict(VerdictKind.more_workers, message if stages.workers else no_workers(workers, idle), setting)
-    return None
+def _how(stages: MeasuredStages, setting: TrainingSetting) -> str:
+    """Returns what a setting changes, as a request in the order of the remedies."""
+    parts = []
+    if setting.workers not in (None, stages.workers):
+        parts.append(f"set num_workers to {setting.workers}")
+    if setting.cached_fraction:
+        where = "memory" if setting.hold is None else f"a cache with hold='{setting.hold}'"
+        size = f" and size='{setting.cache_size}'" if setting.cache_size else ""
+        parts.append(f"keep {percent(setting.cached_fraction)} of the data set in {where}{size}")
+    if setting.factor > 1:
+        left = " for what is left" if setting.cached_fraction else ""
+        parts.append(f"echo{left} at insertion_point='{setting.insertion_point}' with factor {setting.factor:.3g}")
+    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
 
 
-def _by_cache(stages: MeasuredStages, idle: float, target: float, most: int) -> Verdict | None:
-    for workers in dict.fromkeys((stages.workers or 1, most)):
-        for share in _CACHED_FRACTIONS:
-            setting = TrainingSetting(workers, cached_fraction=share)
-            if _feeds(stages, setting, target):
-                more = "" if workers == stages.workers else f" and set num_workers to {workers}"
-                message = f"Keep {percent(share)} of the data set in memory{more}: {_gain(stages, setting, idle)}."
-                return Verdict(VerdictKind.cache, message, setting)
-    return None
+def _begun(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
 
 
-def _by_echoing(stages: MeasuredStages, transforms: Mapping[str, float], idle: float, target: float, most: int) -> Verdict | None:
-    """Returns the advice to echo, at the earliest point whose factor is not large; None if no factor is enough.
-
-    The number of workers stays, if that is enough; else there are as many as cores.
-    """
-    choices = [
-        setting
-        for workers in dict.fromkeys((stages.workers or 1, most))
-        for point in stages.points
-        if (setting := _feeding(stages, TrainingSetting(workers, insertion_point=point), target)) is not None
-    ]
-    if not choices:
-        return None
-    least = min(choices, key=lambda setting: setting.factor)
-    best = next((setting for setting in choices if setting.factor <= LARGE_FACTOR), least)
-    how = f"echo at insertion_point='{best.insertion_point}' with factor {best.factor:.3g}"
-    if best.workers != stages.workers:
-        how += f" and num_workers={best.workers}"
-    price = fewer_fresh(best.factor)
-    if best.factor > LARGE_FACTOR:
-        price += "; so large a factor seldom pays in learning: try a faster source first"
-    gain = _gain(stages, best, idle)
-    if (transform := _starving_transform(stages, transforms, most)) is not None:
-        moved = "Move it to the device, for whole batches at once"
-        message = f"{transform} alone starves the accelerator. {moved}, or {how}: {gain}; {price}."
-        return Verdict(VerdictKind.transform, message, best)
-    message = f"{how[0].upper()}{how[1:]}: {gain}; {price}. {_nothing_cheaper(stages, most)}."
-    return Verdict(VerdictKind.echo, message, best)
+def _about_cache(stages: MeasuredStages, setting: TrainingSetting) -> str:
+    """Returns what the user should know of the cache, as a sentence; empty if there is nothing to add."""
+    if setting.hold and setting.cache_size is None:
+        return " The size of that cache is not known from this analysis: analyze again."
+    if setting.cached_fraction and setting.hold is None:
+        return f" {_UNCUT}."
+    return ""
 
 
-def _gain(stages: MeasuredStages, setting: TrainingSetting, idle: float) -> str:
-    """Returns how busy the accelerator is, and how busy a setting makes it, in words."""
-    return f"{busy(idle, only=True)}, and would be {percent(1 - predict(stages, setting).idle_fraction)}"
-
-
-def _feeding(stages: MeasuredStages, setting: TrainingSetting, target: float) -> TrainingSetting | None:
-    """Returns the setting with a factor slightly above the smallest one that feeds the accelerator, as `TargetIdle` chooses it.
-
-    Returns None if no factor feeds it.
-    """
-    low, high = 1.0, _LARGEST_FACTOR
-    if not _feeds(stages, replace(setting, factor=high), target):
-        return None
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _feeds(stages, replace(setting, factor=middle), target) else (middle, high)
-    return replace(setting, factor=round_up(high * AIM))
-
-
-def _starving_transform(stages: MeasuredStages, transforms: Mapping[str, float], most: int) -> str | None:
+def _starving_transform(stages: MeasuredStages, transforms: Mapping[str, float]) -> str | None:
     """Returns the transform that alone takes longer than a step, with as many workers as there are cores; None if none does."""
     if not transforms:
         return None
     name = max(transforms, key=lambda each: transforms[each])
-    return name if transforms[name] * stages.batch_size / max(most, 1) > stages.step.median else None
+    return name if transforms[name] * stages.batch_size / max(most_workers(stages), 1) > stages.step.median else None
 
 
-def _nothing_cheaper(stages: MeasuredStages, most: int) -> str:
+def _nothing_cheaper(stages: MeasuredStages, setting: TrainingSetting) -> str:
     """Returns why the cheaper remedies are not enough, in words."""
+    if setting.hold:
+        is_all = setting.cached_fraction == 1
+        return "The rest takes too long even then" if is_all else "Memory does not hold more"
     limits = {
         "cores": f"The {stages.cores} cores are the limit, so that neither",
         "storage": "The storage is the limit, and neither",
     }
-    return f"{limits.get(predict(stages, TrainingSetting(most)).limit, 'Neither')} more workers nor a cache are enough"
+    limit = predict(stages, TrainingSetting(most_workers(stages))).limit
+    why = f"{limits.get(limit, 'Neither')} more workers nor a cache are enough"
+    return why if possible_holds(stages) or not stages.read.median else f"{why}. {_UNCUT}"

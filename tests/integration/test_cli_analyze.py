@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader
 from lightning_echo import EchoCallback, EchoCLI, StagedDataset
 from lightning_echo.analysis.command import Analyzes
 from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.analysis.verdict import VerdictKind
 
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
@@ -57,9 +59,9 @@ def _a_program_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         monkeypatch.delenv(name)
 
 
-def run(*arguments: str, **options: Any) -> EchoCLI:
+def run(*arguments: str, model: type = Model, data: type = Data, **options: Any) -> EchoCLI:
     defaults = {"trainer_defaults": QUIET, "save_config_callback": None, "seed_everything_default": False}
-    return EchoCLI(Model, Data, args=list(arguments), **{**defaults, **options})
+    return EchoCLI(model, data, args=list(arguments), **{**defaults, **options})
 
 
 def test_it_prints_a_report_and_saves_the_analysis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -69,11 +71,55 @@ def test_it_prints_a_report_and_saves_the_analysis(capsys: pytest.CaptureFixture
     assert [each.setting for each in analysis.checked] == [analysis.verdict.setting]
     said = capsys.readouterr().out
     assert "Tried: predicted against measured" in said
-    verdict, written = said.split("Verdict\n")[1].split("\n\n")
+    verdict, *_, written = said.split("Verdict\n")[1].split("\n\n")
     assert " ".join(verdict.split()) == analysis.verdict.message
     assert written == "Written: analysis.json, page.html, picture.png\n"
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+class SlowlyRead(StagedDataset):
+    """A read takes 10 ms, and gives 40 kB. Half of it is enough for a step of 20 ms."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def read(self, index: int) -> bytes:
+        time.sleep(0.01)
+        return bytes(40_000)
+
+    def decode(self, raw: bytes) -> torch.Tensor:
+        return torch.ones(len(raw))
+
+    def augment(self, example: torch.Tensor) -> torch.Tensor:
+        return -example[:32]
+
+
+class SlowData(Data):
+    def train_dataloader(self) -> Any:
+        return DataLoader(SlowlyRead(), self.batch_size, num_workers=1)
+
+
+class SlowModel(Model):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        time.sleep(0.02)
+        return super().training_step(batch, batch_idx)
+
+
+def test_where_a_cache_is_advised_the_cache_is_tried(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_echo.analysis.analyzer._usable_cores", lambda: 1)  # more workers would be enough
+    run("analyze", "--steps=8", "--verify", model=SlowModel, data=SlowData)
+    analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
+    setting = analysis.verdict.setting
+    assert (analysis.verdict.kind, setting.hold) == (VerdictKind.cache, "raw")
+    assert [each.setting for each in analysis.checked] == [setting]
+    assert analysis.checked[0].step_seconds.median < 0.9 * analysis.step_seconds
+    said = capsys.readouterr().out
+    tried = said.split("Tried: predicted against measured")[1].split("\n\n")[0]
+    assert f"{100 * setting.cached_fraction:.0f} % of the data set in a cache of raw items" in " ".join(tried.split())
+    assert setting.line in " ".join(said.split())
 
 
 @pytest.mark.filterwarnings("ignore:.*configure_optimizers. will be overridden")

@@ -8,6 +8,7 @@ processes on two processors such a step was seen to take 0.03 s in place of 0.00
 import copy
 import random
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -18,11 +19,12 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from lightning_echo import EchoDataModule, EchoLoader, StagedDataset, StallAnalysis
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader, StagedDataset, StallAnalysis
 from lightning_echo.analysis.analyzer import StallAnalyzer
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.probing.fits import StepClock
 from lightning_echo.analysis.verdict import VerdictKind
+from lightning_echo.caching.cache_config import CacheConfig
 
 MS = 1e-3
 CPU = {"accelerator": "cpu"}
@@ -106,12 +108,14 @@ def test_a_setting_that_is_tried_is_put_beside_what_was_predicted():
         {"factor": 4, "insertion_point": "after_transfer"},
         {"workers": 2},
         {"cached_fraction": 0.5},
+        {"cached_fraction": 0.5, "hold": "raw"},
+        {"cached_fraction": 0.5, "hold": "loaded", "factor": 2, "insertion_point": "before_augmentation"},
     ):
         found = analyzer.check(found, **setting)
         checked = found.checked[-1]
         assert checked.setting == TrainingSetting(**setting)
         assert 1 * MS <= checked.step_seconds.median < found.step_seconds  # each of them is a gain of two at least
-    assert len(found.checked) == 4
+    assert len(found.checked) == 6
     assert analyzer.check(found).checked[-1].setting == found.verdict.setting
 
 
@@ -131,7 +135,15 @@ class Notes(BoringModel):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("setting", [{}, {"factor": 2, "insertion_point": "after_augmentation"}, {"cached_fraction": 0.5}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"factor": 2, "insertion_point": "after_augmentation"},
+        {"cached_fraction": 0.5},
+        {"cached_fraction": 0.5, "hold": "loaded"},
+    ],
+)
 def test_a_setting_is_tried_with_its_workers(setting):
     analyzer, found = analyze(Notes(), loader_of(Workers()))
     for workers in (2, 1):
@@ -145,7 +157,7 @@ def test_a_setting_is_tried_with_its_workers(setting):
     [
         ({"storage_speedup": 2}, "storage_speedup=2 cannot be tried on this machine"),
         ({"step_speedup": 3}, "step_speedup=3 cannot be tried on this machine"),
-        ({"factor": 2, "cached_fraction": 0.5}, "cannot be tried together"),
+        ({"factor": 2, "cached_fraction": 0.5}, "without hold and factor > 1 cannot be tried together"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(setting, message):
@@ -204,6 +216,73 @@ def test_a_few_small_files_do_not_hold_the_data_and_a_share_of_it_cannot_be_in_m
     assert analyzer._training.phases.files == ()
     with pytest.raises(ValueError, match="cached_fraction cannot be tried, only predicted: this data set opens fewer than two"):
         analyzer.check(found, cached_fraction=0.5)
+
+
+class Pictures(StagedDataset):
+    """Raw items of 40 kB, loaded examples of 160. Reads are noted in a file, since workers read."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __len__(self):
+        return 400
+
+    def read(self, index):
+        time.sleep(10 * MS)
+        with open(self.log, "a") as log:
+            log.write(f"{index}\n")
+        return bytes(40_000)
+
+    def decode(self, raw):
+        return torch.zeros(len(raw))
+
+    def augment(self, example):
+        return example[:32] + 1
+
+    def reads(self):
+        """The indices that were read since the last call."""
+        with open(self.log) as log:
+            read = [int(line) for line in log]
+        open(self.log, "w").close()
+        return read
+
+
+@pytest.mark.parametrize("hold", ["raw", "loaded"])
+def test_a_cache_that_is_tried_holds_its_share_before_the_steps_that_count(hold, tmp_path):
+    """Of ten batches of four, each second example is held: five batches. Then the ten batches come."""
+    dataset = Pictures(tmp_path / "log")
+    analyzer, found = analyze(Slept(1 * MS), loader_of(dataset), 10)
+    order = [index for batch in analyzer._training.phases.real.indices for index in batch]
+    held, rest = order[1::2], order[::2]
+    dataset.reads()
+    found = analyzer.check(found, cached_fraction=0.5, hold=hold)
+    read = dataset.reads()
+    first = read.index(held[0], read.index(399) + 1)  # before, the cuts are proved by the first and the last example
+    read = read[first:]
+    assert read[:20] == held
+    assert set(rest) - {0} <= set(read[20:]), "the rest is read in the steps that count"
+    again = [index for index in read[20:] if index in held]
+    assert len(again) <= 2, "a worker compares its first and its tenth hit with the data set"
+    checked = found.checked[0]
+    assert checked.setting == TrainingSetting(cached_fraction=0.5, hold=hold)
+    assert checked.step_seconds.median < 0.8 * found.step_seconds, "half of the reads are left"
+
+
+def test_the_cache_of_a_verdict_can_be_tried_and_pasted(tmp_path, monkeypatch):
+    """A step takes as long as two of the four reads of its batch: about half of the examples are to be held."""
+    analyzer, found = analyze(Slept(20 * MS), loader_of(Pictures(tmp_path / "log")), 8)
+    found = replace(found, stages=replace(found.stages, cores=1, free_bytes=2**30))
+    setting = found.verdict.setting
+    assert found.verdict.kind is VerdictKind.cache
+    assert (setting.hold, setting.workers) == ("raw", None)
+    assert 0.3 < setting.cached_fraction < 0.9
+    held = 40_000 * 400 * setting.cached_fraction
+    assert held < CacheConfig(setting.cache_size).bytes_of() < 1.06 * held + 2**20
+    checked = analyzer.check(found).checked[0]
+    assert checked.setting == setting
+    assert checked.step_seconds.median < 0.9 * found.step_seconds
+    assert EchoConfig(**setting.options).cache == {"size": setting.cache_size, "hold": "raw"}
+    assert isinstance(eval(setting.line), EchoCallback)
 
 
 def test_the_models_own_loader_and_what_is_echoed_already_are_looked_at_without_echoing():
@@ -283,7 +362,7 @@ def test_batches_of_a_users_sampler_have_their_mean_size():
     dataset = Staged(read_seconds=5 * MS)
     _, found = analyze(Slept(), DataLoader(dataset, batch_sampler=Uneven(), num_workers=1), 20)
     assert found.stages.batch_size == 4
-    assert 4 * MS < found.stages.decode.median < 20 * MS  # reading included: each time it is as slow, and there are no files
+    assert 4 * MS < found.stages.read.median < 20 * MS
     assert found.stages.points == ("after_batching", "after_transfer")
     assert found.predict().step_seconds >= 4 * 4 * MS
 
@@ -354,6 +433,7 @@ def test_progress_is_told():
         "fetch rate: reading alone",
         "preparation rate: from memory",
         "augmentation alone",
+        "what a cache holds of an example",
         "hand-over and copy",
         "ingestion rate: the step alone",
         "the training, its data in memory",

@@ -4,6 +4,7 @@
     cold        out of memory: the files' pages are dropped first; if no file is opened, examples that were not read before
     warm        in memory: the same examples once more
     augment     augmentation by itself, if the data set can be cut there
+    cache       what some examples cost in a cache, in each form that the cuts give
 
 Reading is the time by which the cold run is longer than the warm run. In one case the cold run reads only: if no file is opened
 and the data set can be cut after reading. Then the raw items are held in memory, and the warm run prepares them from there.
@@ -22,11 +23,23 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.caches import HOLDS
+from lightning_echo.analysis.measured import CachedExample, Spread
 from lightning_echo.analysis.probing.files import drop_pages, hold_data
 from lightning_echo.analysis.probing.part_runs import Batches, FirstBatches, PartRun, counted, run_part
-from lightning_echo.analysis.probing.parts import MakeStages, Part, both_halves, cuts, first_half, second_half, whole
+from lightning_echo.analysis.probing.parts import (
+    Cuts,
+    MakeStages,
+    Part,
+    both_halves,
+    cuts,
+    first_half,
+    in_cache,
+    second_half,
+    whole,
+)
 from lightning_echo.analysis.probing.ranks import gathered
+from lightning_echo.caching.keys import Keys, NoKeysError
 from lightning_echo.fetching.source import Source
 
 __all__ = ["CHUNKS", "LoaderPhases", "measure_loader"]
@@ -47,6 +60,7 @@ _NOT_OBSERVED = (
 _FAILS_IN_A_WORKER = (RuntimeError, OSError, TypeError, AttributeError, pickle.PicklingError)
 _NOTICED = 0.05  # share of an example's time: how a stage slows down with more workers is measured if it takes more than this
 _NO_TIME = Spread.exactly(0.0)
+_EXAMPLES_IN_CACHE = 64  # whose mean size is taken
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,8 @@ class LoaderPhases:
         raw_items: The raw items that are held in memory, by index.
         notes: What could not be measured as it should, and why.
         can_have_workers: Whether the data set works in a worker process, too.
+        in_cache: By form, what an example costs in a cache.
+        examples: Number of examples in the data set; None: not known.
     """
 
     read: Spread
@@ -96,6 +112,8 @@ class LoaderPhases:
     raw_items: Mapping[Any, Any]
     notes: tuple[str, ...]
     can_have_workers: bool = True
+    in_cache: Mapping[str, CachedExample] = field(default_factory=dict)
+    examples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -203,6 +221,8 @@ def measure_loader(
         raw_items=found.raw_items,
         notes=notes if failure is None else (_NOT_OBSERVED.format(error=failure), *notes),
         can_have_workers=failure is None,
+        in_cache=_cost_in_cache(run, cut, found.in_memory.indices, size),
+        examples=_length_of(loader),
     )
 
 
@@ -282,6 +302,40 @@ def _by_difference(
         warm=warm,
         in_memory=Batches(run.loader, whole, batches),
     )
+
+
+def _cost_in_cache(run: _Runner, cut: Cuts, batches: Sequence[list[Any]], size: float) -> dict[str, CachedExample]:
+    """Returns what an example costs in a cache, by the form in which it is held."""
+    made = zip(HOLDS, (cut.after_reading, cut.before_augmenting), strict=True)
+    to_hold = {hold: make_stages for hold, make_stages in made if make_stages is not None}
+    if not to_hold or not _found_again(run.loader.dataset, batches):
+        return {}
+    batches = batches[: max(2, math.ceil(_EXAMPLES_IN_CACHE / size))]
+    seen = run("what a cache holds of an example", partial(in_cache, to_hold), batches, collates=False, keeps_outputs=True)
+    examples = [example for batch in seen.outputs for example in batch]
+    costs = {hold: [example[hold] for example in examples if hold in example] for hold in to_hold}
+    return {
+        hold: CachedExample(fmean(each.bytes for each in found), Spread.of([each.hit_seconds for each in found]))
+        for hold, found in costs.items()
+        if len(found) == len(examples)
+    }
+
+
+def _found_again(dataset: Any, batches: Sequence[list[Any]]) -> bool:
+    """Whether a cache can tell the examples apart."""
+    try:
+        keys = Keys(dataset)
+    except NoKeysError:
+        return False
+    return all(keys.of(index) is not None for batch in batches for index in batch)
+
+
+def _length_of(loader: DataLoader[Any]) -> int | None:
+    indices, dataset = Source(loader).readable_indices, loader.dataset
+    try:
+        return len(dataset if indices is None else indices)  # type: ignore[arg-type]
+    except TypeError:  # it has no length; the sampler knows which indices there are
+        return None
 
 
 def _also(workers: int | None) -> str:

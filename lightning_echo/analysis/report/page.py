@@ -42,7 +42,7 @@ p, li { overflow-wrap: anywhere; }
 </head>
 <body>
 <h1>$headline</h1>
-<p class="verdict">$verdict</p>
+<p class="verdict">$verdict</p>$line
 <div class="wide figure" role="img" aria-label="Parts of the step time, and speed-up by echo factor, as in the tables">
 $figure
 </div>
@@ -63,6 +63,7 @@ def page(analysis: StallAnalysis) -> str:
     return _PAGE.substitute(
         headline=escape(headline(analysis)),
         verdict=escape(analysis.verdict.message),
+        line=f"\n<p>For the Trainer: <code>{escape(line)}</code></p>" if (line := analysis.verdict.setting.line) else "",
         figure=as_svg(analysis),
         tables="\n".join(map(_table, tables(analysis))),
         notes=notes,

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from lightning_echo.analysis.caches import fitting_fraction, possible_holds
+from lightning_echo.analysis.measured import MeasuredStages
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.measuring.words import percent, three_digits
 
-__all__ = ["in_words", "questions"]
+__all__ = ["HELD", "in_words", "questions"]
+
+HELD = {"raw": "raw items", "loaded": "loaded examples"}
+"""What a cache holds, by its ``hold``, in words."""
 
 _FACTORS = (2.0, 4.0, 8.0)
+_UNKNOWN_SHARE = 0.5  # asked about if nobody knows how much memory holds
 
 
 def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
     """Returns each question in words and as a setting; the measured setting comes first.
 
     Two kinds of questions are left out, since their answer would be that nothing changes: the number of workers, if the data set
-    fails in workers; caches and storages, if reading could not be measured.
+    fails in workers; storages, if reading could not be measured. Of each form in which a cache can hold examples, the largest
+    share that memory holds is asked about, and the whole data set. If the data set cannot be cut, a share may be in the memory of
+    the storage.
     """
     stages = analysis.stages
     numbers = _numbers_of_workers(stages.cores) if stages.can_have_workers else []
     asked = [TrainingSetting(), *(TrainingSetting(workers=workers) for workers in numbers)]
     if analysis.cached is not None and (stages.read.median or stages.read_cached.median):
-        asked += [
-            TrainingSetting(cached_fraction=0.5),
-            TrainingSetting(cached_fraction=1.0),
-            TrainingSetting(storage_speedup=2.0),
-        ]
+        if not possible_holds(stages):
+            asked += [TrainingSetting(cached_fraction=share) for share in (_UNKNOWN_SHARE, 1.0)]
+        asked.append(TrainingSetting(storage_speedup=2.0))
+    asked += [
+        TrainingSetting(cached_fraction=share, hold=hold) for hold in possible_holds(stages) for share in _shares(stages, hold)
+    ]
     asked.append(TrainingSetting(step_speedup=2.0))
     asked += [TrainingSetting(factor=factor, insertion_point=point) for point in stages.points for factor in _FACTORS]
     return [(in_words(setting), setting) for setting in asked]
@@ -38,12 +47,15 @@ def in_words(setting: TrainingSetting) -> str:
     ('as measured', 'factor 2 at after_batching')
     >>> in_words(TrainingSetting(workers=4, cached_fraction=0.5))
     'num_workers=4, 50 % of the data set in memory'
+    >>> in_words(TrainingSetting(cached_fraction=0.5, hold="raw"))
+    '50 % of the data set in a cache of raw items'
     """
     words = []
     if setting.workers is not None:
         words.append(f"num_workers={setting.workers}")
     if setting.cached_fraction:
-        words.append(f"{percent(setting.cached_fraction)} of the data set in memory")
+        where = "memory" if setting.hold is None else f"a cache of {HELD[setting.hold]}"
+        words.append(f"{percent(setting.cached_fraction)} of the data set in {where}")
     if setting.storage_speedup != 1:
         words.append(f"storage {three_digits(setting.storage_speedup)}x as fast")
     if setting.step_speedup != 1:
@@ -51,6 +63,12 @@ def in_words(setting: TrainingSetting) -> str:
     if setting.factor != 1:
         words.append(f"factor {three_digits(setting.factor)} at {setting.insertion_point}")
     return ", ".join(words) or "as measured"
+
+
+def _shares(stages: MeasuredStages, hold: str) -> list[float]:
+    """Returns the shares of the data set that are asked about: the one that memory holds, if it is known, and all."""
+    fitting = fitting_fraction(stages, hold)
+    return [share for share in dict.fromkeys((_UNKNOWN_SHARE if fitting is None else fitting, 1.0)) if share]
 
 
 def _numbers_of_workers(cores: int) -> list[int]:

@@ -8,15 +8,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lightning_echo.analysis.caches import cached_example, fitting_fraction, possible_holds, size_for
 from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import TrainingSetting, predict
-from lightning_echo.analysis.report.questions import in_words, questions
+from lightning_echo.analysis.predict import TrainingSetting, costs_of, predict
+from lightning_echo.analysis.report.questions import HELD, in_words, questions
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.measuring.words import busy, fewer_fresh, percent, three_digits
 
 __all__ = ["Table", "headline", "milliseconds", "shares_of_step", "tables"]
 
 _NOTABLE_CONTENTION = 1.2
+_LARGEST_BUFFER = (
+    "Echo with as large a buffer_size as memory allows beside the cache: the further apart the uses of an example, the better."
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def headline(analysis: StallAnalysis) -> str:
 
 def tables(analysis: StallAnalysis) -> list[Table]:
     """Returns all tables of a report, in their order."""
-    every = (_steps, _stalls, _rates, _costliest, _ranks, _what_if, _tried)
+    every = (_steps, _stalls, _rates, _costliest, _ranks, _what_if, _caches, _remedies, _tried)
     return [table for table in (make(analysis) for make in every) if table.rows]
 
 
@@ -149,6 +153,53 @@ def _what_if(analysis: StallAnalysis) -> Table:
         ),
         tuple(remarks),
     )
+
+
+def _caches(analysis: StallAnalysis) -> Table:
+    """Returns what memory holds of the data set, for each form in which a cache can hold an example."""
+    stages, rows = analysis.stages, []
+    for hold in possible_holds(stages):
+        example, share = cached_example(stages, hold), fitting_fraction(stages, hold)
+        if example is None or share is None:
+            continue
+        setting = TrainingSetting(cached_fraction=share, hold=hold) if share else TrainingSetting()
+        found = predict(stages, setting)
+        rows.append(
+            (
+                f"{HELD[hold]} (hold='{hold}')",
+                three_digits(example.bytes / 1024),
+                size_for(stages, hold, 1.0) or "",
+                percent(share),
+                milliseconds(example.hit.median),
+                milliseconds(costs_of(stages, setting).host_seconds(1)),
+                milliseconds(found.step_seconds),
+                f"{found.speedup:,.2f}x",
+            )
+        )
+    free = f"{(stages.free_bytes or 0) / 2**30:.3g} GiB of memory were free; a cache may take three fourths of it."
+    return Table(
+        "A cache: what memory holds of the data set, and what it would bring",
+        ("", "KiB each", "all", "fits", "hit ms", "fresh batch ms", "step ms", "speed-up"),
+        tuple(rows),
+        (free,),
+    )
+
+
+def _remedies(analysis: StallAnalysis) -> Table:
+    """Returns the remedies in their order, each together with those before it."""
+    found = analysis.verdict.remedies
+    predicted = [predict(analysis.stages, remedy.setting) for remedy in found]
+    rows = tuple(
+        (
+            in_words(remedy.setting),
+            milliseconds(each.step_seconds),
+            percent(each.idle_fraction),
+            "yes" if remedy.is_enough else "no",
+        )
+        for remedy, each in zip(found, predicted, strict=True)
+    )
+    remarks = [_LARGEST_BUFFER] if found and found[-1].setting.factor > 1 else []
+    return Table("Remedies, in this order", ("", "step ms", "idle", "enough"), rows, tuple(remarks))
 
 
 def _tried(analysis: StallAnalysis) -> Table:

@@ -1,4 +1,4 @@
-"""A report for a terminal: tables in columns, and the verdict last, where it is seen. No line has more than 100 columns."""
+"""A report for a terminal: tables in columns; the verdict, and the line to paste, last. No line has more than 100 columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def report(analysis: StallAnalysis) -> str:
     blocks = [headline(analysis), *map(_table, tables(analysis))]
     if analysis.notes:
         blocks.append("\n".join(["Notes", *map(_sentence, analysis.notes)]))
-    blocks.append("\n".join(["Verdict", _sentence(analysis.verdict.message)]))
+    verdict = analysis.verdict
+    blocks.append("\n".join(["Verdict", _sentence(verdict.message)]))
+    if verdict.setting.line:
+        blocks.append("\n".join(["For the Trainer", _sentence(verdict.setting.line)]))
     return "\n\n".join(blocks)
 
 

@@ -1,5 +1,6 @@
 """A setting that is tried: over which loader the training runs, for how many steps, and what is refused."""
 
+import math
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import StagedDataset
 from lightning_echo.analysis.checks import try_setting
-from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.measured import CachedExample, Spread
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.probing.part_runs import Batches, FirstBatches
 from lightning_echo.analysis.probing.parts import whole
@@ -43,7 +44,7 @@ class Training:
     """In the place of a `ShortTraining`: notes what it is asked to run, and each step takes as many seconds as it has batches."""
 
     def __init__(self, loader, real, **phases):
-        none = {"files": (), "raw_items": {}, "cut_after_reading": None, "in_memory": None, "takes_ahead": False}
+        none = {"files": (), "raw_items": {}, "cut_after_reading": None, "in_memory": None, "takes_ahead": False, "in_cache": {}}
         self.loader, self.phases = loader, SimpleNamespace(real=real, **{**none, **phases})
         self.ran = []
 
@@ -51,8 +52,8 @@ class Training:
         self.ran.append((loader, steps))
         return SimpleNamespace(seconds=[float(len(loader))] * steps)
 
-    def clock_echoed(self, loader, steps, factor, insertion_point):
-        self.ran.append((loader, steps, factor, insertion_point))
+    def clock_echoed(self, loader, steps, skipped=0, **options):
+        self.ran.append((loader, steps, skipped, options))
         return SimpleNamespace(seconds=[3.0] * steps)
 
 
@@ -100,7 +101,7 @@ def test_what_is_echoed_runs_over_the_same_indices_again_and_again():
     setting = TrainingSetting(factor=2.5, insertion_point="after_augmentation")
     assert try_setting(training, setting, 4) == Spread.exactly(3.0)
     loader, *how = training.ran[0]
-    assert how == [4, 2.5, "after_augmentation"]
+    assert how == [4, 0, {"factor": 2.5, "insertion_point": "after_augmentation"}]
     indices = list(loader.sampler)
     assert indices[:16] == [*range(8), *range(8)]
     assert len(indices) == 20_000  # ten thousand batches
@@ -111,6 +112,42 @@ def test_a_sampler_that_may_not_be_asked_ahead_stays_one():
     training = in_parts(takes_ahead=False)
     try_setting(training, TrainingSetting(factor=2), 4)
     assert not hasattr(training.ran[0][0].sampler, "set_epoch")
+
+
+def cached(**setting):
+    """Four batches of two, of which examples take a MiB in a cache."""
+    training = in_parts(in_cache={"loaded": CachedExample(2**20, Spread.exactly(0.0))})
+    try_setting(training, TrainingSetting(hold="loaded", **setting), 100)
+    return training.ran[0]
+
+
+def test_with_a_cache_the_share_comes_first_and_the_steps_that_count_read_the_rest_for_the_first_time():
+    loader, steps, skipped, options = cached(cached_fraction=0.5)
+    indices = list(loader.sampler)
+    assert indices[:4] == [1, 3, 5, 7], "two batches fill the cache"
+    assert indices[4:20] == [*range(8), *range(8)]
+    assert skipped == 2
+    assert steps == 2  # at least; of the four batches, fewer than the first steps of a training
+    assert options == {"factor": 1.0, "cache": {"size": math.ceil(1.05 * 4 * 2**20), "hold": "loaded"}}
+
+
+def test_a_cache_and_echoing_are_tried_together():
+    """The four examples that are held come in 2 * 3 steps; the real run's four batches last for 12, less 5 of the beginning."""
+    _, steps, skipped, options = cached(cached_fraction=0.5, factor=3, insertion_point="before_augmentation")
+    assert (steps, skipped) == (7, 6)
+    assert (options["factor"], options["insertion_point"]) == (3, "before_augmentation")
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.125, [7, 7]), (0.375, [2, 5, 7, 2]), (1.0, [*range(8)])])
+def test_batches_that_fill_a_cache_are_full(share, first):
+    loader, *_ = cached(cached_fraction=share)
+    assert list(loader.sampler)[: len(first) + 2] == [*first, 0, 1]
+
+
+def test_a_cache_that_is_tried_is_not_smaller_than_one_may_be():
+    training = in_parts(in_cache={"raw": CachedExample(100, Spread.exactly(0.0))})
+    try_setting(training, TrainingSetting(cached_fraction=0.5, hold="raw"), 4)
+    assert training.ran[0][3]["cache"] == {"size": 2**20, "hold": "raw"}
 
 
 class Opaque(Dataset):
@@ -139,7 +176,9 @@ def test_a_stream_is_run_as_it_is():
     [
         (in_parts, {"storage_speedup": 2}, "storage_speedup=2 cannot be tried on this machine"),
         (in_parts, {"step_speedup": 0.5}, "step_speedup=0.5 cannot be tried on this machine"),
-        (in_parts, {"factor": 2, "cached_fraction": 0.5}, "cached_fraction and factor > 1 cannot be tried together"),
+        (in_parts, {"factor": 2, "cached_fraction": 0.5}, "cached_fraction without hold and factor > 1 cannot be tried together"),
+        (in_parts, {"cached_fraction": 0.5, "hold": "raw"}, "hold='raw' cannot be tried here: the examples cannot be held"),
+        (as_a_whole, {"cached_fraction": 0.5, "hold": "loaded"}, "hold='loaded' cannot be tried here"),
         (in_parts, {"cached_fraction": 0.5}, "opens fewer than two files, and no raw item of it is held in memory"),
         (as_a_whole, {"workers": 2}, "workers and cached_fraction of a stream cannot be tried"),
         (as_a_whole, {"cached_fraction": 0.5}, "workers and cached_fraction of a stream cannot be tried"),

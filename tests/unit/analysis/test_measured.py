@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from measured_stages import MS, STAGES
 
-from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.measured import CachedExample, Spread
 
 
 def test_a_spread_is_that_of_blocks():
@@ -59,6 +59,8 @@ def test_a_spread_that_is_no_time_is_refused(times, message):
         ({"workers": -1}, "workers must be a number >= 0, got -1"),
         ({"cores": 0}, "cores must be a number >= 1, got 0"),
         ({"contention": math.nan}, "contention must be a number >= 0, got nan"),
+        ({"examples": -1}, "examples must be a number >= 0, got -1"),
+        ({"free_bytes": math.nan}, "free_bytes must be a number >= 0, got nan"),
         ({"step": Spread.exactly(0.0)}, "step must take time"),
         ({"points": ("after_batching", "nowhere")}, "points must be insertion points, got 'nowhere'"),
     ],
@@ -70,3 +72,8 @@ def test_impossible_stages_are_refused(change, message):
 
 def test_stages_may_be_measured_without_workers():
     assert replace(STAGES, workers=0, step=Spread.exactly(1 * MS)).workers == 0
+
+
+def test_an_example_in_a_cache_takes_some_bytes():
+    with pytest.raises(ValueError, match="bytes must be a number >= 1, got 0"):
+        CachedExample(0, Spread.exactly(0.0))

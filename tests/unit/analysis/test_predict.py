@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 from measured_stages import MS, STAGES
 
-from lightning_echo.analysis.measured import Spread
-from lightning_echo.analysis.predict import TrainingSetting, contention, predict
+from lightning_echo.analysis.measured import CachedExample, Spread
+from lightning_echo.analysis.predict import TrainingSetting, contention, costs_of, predict
+
+RAW, LOADED = ({"cached_fraction": 0.5, "hold": hold} for hold in ("raw", "loaded"))
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,15 @@ from lightning_echo.analysis.predict import TrainingSetting, contention, predict
         (TrainingSetting(cached_fraction=1.0), 32),  # and of 1 ms
         (TrainingSetting(storage_speedup=2), 48),
         (TrainingSetting(storage_speedup=2, cached_fraction=0.5), 40),  # of 1 and 5 ms in turn: (8 * 9 + 8) / 2
+        (TrainingSetting(**RAW), 48),  # reads of 5 ms, all decoded: (8 * (5 + 4 + 2) + 8) / 2
+        (TrainingSetting(cached_fraction=1.0, hold="raw"), 28),  # (8 * (4 + 2) + 8) / 2
+        (TrainingSetting(**LOADED), 40),  # half are read and decoded: (8 * (5 + 2 + 2) + 8) / 2
+        (TrainingSetting(cached_fraction=1.0, hold="loaded"), 21),  # 12 of the host; step and copy, nothing is handed over
+        (TrainingSetting(storage_speedup=2, **LOADED), 30),  # (8 * (2.5 + 2 + 2) + 8) / 2
+        (TrainingSetting(None, 2, "after_read", **RAW), 38),  # (8 * (5 / 2 + 6) + 8) / 2
+        (TrainingSetting(None, 2, "before_augmentation", **RAW), 30),  # (8 * (9 / 2 + 2) + 8) / 2
+        (TrainingSetting(None, 2, "before_augmentation", **LOADED), 26),  # (8 * (7 / 2 + 2) + 8) / 2
+        (TrainingSetting(factor=2, cached_fraction=0.25, hold="loaded"), 27),  # (8 * (14 * 0.75 + 2) + 8) / 2 / 2
         (TrainingSetting(factor=4, insertion_point="after_read"), 38),  # (8 * (10 / 4 + 4 + 2) + 8) / 2
         (TrainingSetting(factor=4, insertion_point="before_augmentation"), 26),  # (8 * (14 / 4 + 2) + 8) / 2
         (TrainingSetting(factor=2, insertion_point="after_augmentation"), 36),  # (8 * 16 / 2 + 8) / 2
@@ -37,6 +48,72 @@ def test_a_setting_takes_as_long_as_anyone_would_work_out(setting, milliseconds)
     assert found.idle_fraction == pytest.approx(1 - 20 / setting.step_speedup / milliseconds)
     assert found.speedup == pytest.approx(68 / milliseconds)
     assert found.step_seconds_range == (pytest.approx(milliseconds * MS), pytest.approx(milliseconds * MS))
+
+
+def test_what_a_cache_of_loaded_examples_leaves_is_one_less_its_share_of_the_ratio():
+    """Two workers read 8 examples of 10 ms in 40 ms, and a step takes 10: R = 4."""
+    nothing = dict.fromkeys(("decode", "augment", "collate", "hand_over", "copy"), Spread.exactly(0.0))
+    four = replace(STAGES, step=Spread.exactly(10 * MS), **nothing)
+    for share, left in ((0.25, 3.0), (0.5, 2.0), (0.625, 1.5), (0.75, 1.0)):
+        for hold in ("raw", "loaded"):  # nothing is decoded
+            cached = TrainingSetting(cached_fraction=share, hold=hold)
+            assert costs_of(four, cached).feeding_factor() == pytest.approx(left)
+            assert predict(four, cached).speedup == pytest.approx(1 / (1 - share))
+            echoed = replace(cached, factor=left, insertion_point="before_augmentation")
+            assert predict(four, echoed).step_seconds == pytest.approx(10 * MS)
+
+
+def test_of_raw_items_only_the_reading_is_saved():
+    """Of 40 ms a batch, half are decoding: x = 0.5 saves 10 of them. So does 0.25 of the loaded examples."""
+    nothing = dict.fromkeys(("augment", "collate", "hand_over", "copy"), Spread.exactly(0.0))
+    halves = replace(STAGES, read=Spread.exactly(5 * MS), decode=Spread.exactly(5 * MS), step=Spread.exactly(10 * MS), **nothing)
+    raw = costs_of(halves, TrainingSetting(cached_fraction=0.5, hold="raw"))
+    loaded = costs_of(halves, TrainingSetting(cached_fraction=0.25, hold="loaded"))
+    assert raw.feeding_factor() == pytest.approx(3.0)
+    assert loaded.feeding_factor() == pytest.approx(3.0)
+    assert costs_of(halves, TrainingSetting(cached_fraction=1.0, hold="raw")).feeding_factor() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "milliseconds"),
+    [
+        (TrainingSetting(**RAW), 50),  # (8 * (0.5 * 1 + 5 + 4 + 2) + 8) / 2
+        (TrainingSetting(**LOADED), 44),  # (8 * (0.5 * 2 + 5 + 2 + 2) + 8) / 2
+        (TrainingSetting(None, 2, "before_augmentation", **LOADED), 28),  # (8 * ((0.5 * 2 + 5 + 2) / 2 + 2) + 8) / 2
+    ],
+)
+def test_a_hit_takes_time_too(setting, milliseconds):
+    hits = {"raw": CachedExample(1000, Spread.exactly(1 * MS)), "loaded": CachedExample(5000, Spread.exactly(2 * MS))}
+    assert predict(replace(STAGES, in_cache=hits), setting).step_seconds == pytest.approx(milliseconds * MS)
+
+
+def test_a_hit_is_work_of_a_processor():
+    """Of each example 0.5 * 4 ms of a hit, and a fifth of 0.5 * 10 ms of a read; nothing else needs a processor."""
+    held = CachedExample(1000, Spread.exactly(4 * MS))
+    busy = replace(STAGES, in_cache={"loaded": held}, read_cpu_share=0.2, cores=1, workers=8, decode=Spread.exactly(0.0))
+    found = predict(busy, TrainingSetting(cached_fraction=0.5, hold="loaded"))
+    assert (found.step_seconds, found.limit) == (pytest.approx(8 * 3 * MS), "cores")
+
+
+def test_a_cache_that_is_not_possible_is_refused():
+    late = replace(STAGES, points=("after_batching",))
+    with pytest.raises(ValueError, match=r"hold='raw' is not possible here: a cache cannot hold .* are possible: none"):
+        predict(late, TrainingSetting(cached_fraction=0.5, hold="raw"))
+    with pytest.raises(ValueError, match=r"hold='raw' is not possible here.* are possible: 'loaded'"):
+        predict(replace(STAGES, points=STAGES.points[1:]), TrainingSetting(cached_fraction=0.5, hold="raw"))
+    with pytest.raises(ValueError, match=r"hold='loaded' is not possible here.* are possible: none"):
+        predict(replace(STAGES, in_cache={}), TrainingSetting(cached_fraction=0.5, hold="loaded"))
+
+
+def test_a_setting_says_which_options_it_stands_for():
+    assert (TrainingSetting(4).options, TrainingSetting(4).line) == ({}, "")
+    assert TrainingSetting(cached_fraction=0.5).options == {}, "the storage's memory is no cache of ours"
+    cached = TrainingSetting(cached_fraction=0.5, hold="raw", cache_size="8GiB")
+    assert cached.options == {"factor": 1.0, "cache": {"size": "8GiB", "hold": "raw"}}
+    assert cached.line == 'EchoCallback(factor=1, cache={"size": "8GiB", "hold": "raw"})'
+    both = replace(cached, factor=2.12, insertion_point="after_read")
+    assert both.options == {"factor": 2.12, "insertion_point": "after_read", "cache": {"size": "8GiB", "hold": "raw"}}
+    assert both.line == 'EchoCallback(factor=2.12, insertion_point="after_read", cache={"size": "8GiB", "hold": "raw"})'
 
 
 @pytest.mark.parametrize(
@@ -129,6 +206,12 @@ def test_without_echoing_the_point_makes_no_difference():
         ({"insertion_point": "auto"}, "insertion_point must be one of 'after_read', .*'after_transfer', got 'auto'"),
         ({"cached_fraction": 1.5}, "cached_fraction must be a share in"),
         ({"cached_fraction": "half"}, "cached_fraction must be a number >= 0, got 'half'"),
+        ({"cached_fraction": 0.5, "hold": "cooked"}, "hold must be 'raw' or 'loaded' or None, got 'cooked'"),
+        ({"hold": "raw"}, "hold='raw' needs a share that is held: give cached_fraction, too"),
+        (
+            {"cached_fraction": 0.5, "hold": "loaded", "factor": 2, "insertion_point": "after_read"},
+            "hold='loaded' does not fit insertion_point='after_read', .* use hold='raw', or a later insertion point",
+        ),
         ({"storage_speedup": 0}, "storage_speedup must be > 0, got 0; 2 is twice as fast"),
         ({"step_speedup": -1}, "step_speedup must be a number >= 0, got -1"),
     ],

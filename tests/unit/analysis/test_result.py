@@ -4,12 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from measured_stages import MS, STAGES
+from measured_stages import CACHED, MS, STAGES
 
-from lightning_echo.analysis.measured import Spread
+from lightning_echo.analysis.measured import CachedExample, Spread
 from lightning_echo.analysis.predict import TrainingSetting
-from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
 from lightning_echo.analysis.verdict import VerdictKind
+
+NONE = Spread.exactly(0.0)
 
 
 def analysis(real, cached, step=20, copy=0):
@@ -58,7 +60,7 @@ def test_it_can_be_asked():
     assert found.predict(factor=4, insertion_point="after_transfer").step_seconds == pytest.approx(20 * MS)
     assert (found.verdict.kind, found.verdict.setting) == (
         VerdictKind.cache,
-        TrainingSetting(4, cached_fraction=0.7),  # (136 - 72 * 0.7) / 4 = 21.4 ms, for (20 + 1) / 0.95
+        TrainingSetting(4, cached_fraction=0.6, hold="loaded"),  # 0.5 leave 1.07 * (136 - 112 * 0.5) / 4 = 21.4 ms, for 20 / 0.95
     )
     with pytest.raises(TypeError, match="worker"):
         found.predict(worker=3)
@@ -71,7 +73,68 @@ def test_a_file_says_the_same(cached, tmp_path):
     found, path = analysis(80, cached), tmp_path / "analysis.json"
     found.to_json(path)
     assert StallAnalysis.from_json(path) == found
-    assert json.loads(path.read_text())["lightning_echo_analysis"] == 1
+    assert json.loads(path.read_text())["lightning_echo_analysis"] == 2
+
+
+def cached_analysis():
+    """Memory holds 0.30 of the raw items, and no more than 0.05 of the loaded examples."""
+    stages = replace(CACHED, copy=NONE, hand_over=NONE, free_bytes=424 * 10**6)
+    return StallAnalysis(stages, Spread.exactly(68 * MS), Spread.exactly(50 * MS))
+
+
+def test_a_file_has_what_caches_cost_and_what_was_tried(tmp_path):
+    found, path = cached_analysis(), tmp_path / "analysis.json"
+    found = found.with_check(CheckedSetting(found.verdict.setting, Spread.exactly(21 * MS)))
+    found.to_json(path)
+    read = StallAnalysis.from_json(path)
+    assert read == found
+    assert read.stages.in_cache["raw"] == CachedExample(100_000, NONE)
+    assert read.checked[0].setting.cache_size == "301MiB"
+
+
+def test_a_file_has_the_advice_for_other_programs_with_the_remedies_in_their_order(tmp_path):
+    """Steps of 136 / 4 = 34 ms with four workers, (136 - 24) / 4 = 28 with the cache, (56 / 2.13 + 56) / 4 with a factor."""
+    path = tmp_path / "analysis.json"
+    cached_analysis().to_json(path)
+    advice = json.loads(path.read_text())["advice"]
+    cache = {"size": "301MiB", "hold": "raw"}
+    assert advice["kind"] == "cache_and_echo"
+    assert advice["message"] == cached_analysis().verdict.message
+    factor = advice["options"]["factor"]
+    assert factor == pytest.approx(2.13, abs=0.01)
+    assert advice["options"] == {"factor": factor, "insertion_point": "after_read", "cache": cache}
+    remedies = advice["remedies"]
+    assert [(each["name"], each["is_enough"]) for each in remedies] == [("workers", False), ("cache", False), ("echo", True)]
+    seconds = [each["step_seconds"] for each in remedies]
+    assert seconds == [pytest.approx(34 * MS), pytest.approx(28 * MS), pytest.approx((56 / factor + 56) / 4 * MS)]
+    assert [each["idle_fraction"] for each in remedies] == [pytest.approx(1 - 20 * MS / each) for each in seconds]
+    assert [each["setting"]["workers"] for each in remedies] == [4, 4, 4]
+    assert [each["setting"]["cached_fraction"] for each in remedies] == [0.0, 0.3, 0.3]
+    assert [each["setting"]["factor"] for each in remedies] == [1.0, 1.0, factor]
+
+
+def test_a_file_of_version_1_is_read_as_it_was(tmp_path):
+    """It knows no cache: neither what an example costs there, nor the form of a share that was tried."""
+    path = tmp_path / "analysis.json"
+    found = analysis(80, 50).with_check(CheckedSetting(TrainingSetting(cached_fraction=0.5), Spread.exactly(50 * MS)))
+    found.to_json(path)
+    state = {**json.loads(path.read_text()), "lightning_echo_analysis": 1}
+    del state["advice"]
+    for name in ("in_cache", "examples", "free_bytes"):
+        del state["stages"][name]
+    for name in ("hold", "cache_size"):
+        del state["checked"][0]["setting"][name]
+    path.write_text(json.dumps(state))
+    assert StallAnalysis.from_json(path) == found
+
+
+def test_of_several_machines_the_cache_fits_into_the_one_with_the_least_memory():
+    ranks = [
+        replace(cached_analysis(), stages=replace(CACHED, free_bytes=free, read=Spread.exactly(read * MS)))
+        for free, read in ((8 * 10**9, 10), (2 * 10**9, 1), (None, 2))
+    ]
+    found = StallAnalysis.of_ranks(ranks)
+    assert (found.stages.read.median, found.stages.free_bytes) == (10 * MS, 2 * 10**9)
 
 
 def test_of_several_ranks_it_is_that_of_the_slowest_whatever_it_waits_for():
@@ -111,8 +174,8 @@ def test_a_file_of_something_else_or_of_a_later_version_is_refused(tmp_path):
         ("[1, 2]", "is no analysis: write one with"),
         ('{"stages": 1}', "is no analysis: write one with"),
         (
-            json.dumps({**state, "lightning_echo_analysis": 2}),
-            "has version 2 of the format, and only versions up to 1 are known: update lightning_echo",
+            json.dumps({**state, "lightning_echo_analysis": 3}),
+            "has version 3 of the format, and only versions up to 2 are known: update lightning_echo",
         ),
         (json.dumps({key: state[key] for key in state if key != "real"}), "is damaged: KeyError"),
         (json.dumps({**state, "stages": {"read": 3}}), "is damaged"),

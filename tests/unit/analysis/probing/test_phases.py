@@ -7,7 +7,7 @@ from pickle import PicklingError
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SubsetRandomSampler, get_worker_info
 
 from lightning_echo import StagedDataset
 from lightning_echo.analysis.measured import Spread
@@ -110,6 +110,7 @@ def test_reading_decoding_and_augmentation_are_told_apart():
         "fetch rate: reading alone",
         "preparation rate: from memory",
         "augmentation alone",
+        "what a cache holds of an example",
     ]
 
 
@@ -123,7 +124,9 @@ def test_what_opens_no_files_is_read_at_examples_that_were_not_touched():
 
     found, _ = measured(Seen(), batches=ALL)
     reading = [index for index in seen if index not in (0, 159)]  # by which the cut is proved
-    assert reading == [*range(40, 80), *range(40, 80)]  # the first pass, in a worker, is not seen here; the last one augments
+    # The first pass, in a worker, is not seen here; the third one augments, the last one puts each of its examples into two
+    # caches.
+    assert reading == [*range(40, 80), *range(40, 80), *(index for batch in ALL[10:20] for index in (*batch, *batch))]
     assert found.real.indices == ALL[20:30]
     assert (found.in_memory.indices, sorted(found.raw_items)) == (ALL[10:20], list(range(40, 80)))
     assert [note.split(":")[1] for note in found.notes] == [
@@ -136,10 +139,92 @@ def test_what_opens_no_files_is_read_at_examples_that_were_not_touched():
     assert "it needs 40 batches" in found.notes[1]
 
 
+class Sized(Staged):
+    """Raw items of 1,000 and 3,000 bytes in turn, loaded examples of ten times as many."""
+
+    def read(self, index):
+        return bytes(1000 if index % 2 else 3000)
+
+    def decode(self, raw):
+        return torch.zeros(10 * len(raw), dtype=torch.uint8)
+
+
+def test_what_an_example_costs_in_a_cache_is_the_mean_of_some():
+    """An arena rounds up to 64 bytes; a record says in less than 200 bytes what it is made of."""
+    found, _ = measured(Sized(), workers=1)
+    assert 2000 <= found.in_cache["raw"].bytes < 2300
+    assert 20_000 <= found.in_cache["loaded"].bytes < 20_300
+    assert found.in_cache["loaded"].hit == Spread.exactly(0.0)  # by the clock of this test
+    assert found.examples == 160
+
+
+def test_only_what_a_data_set_can_be_cut_into_costs_anything_in_a_cache(tmp_path):
+    for index in range(160):
+        (tmp_path / str(index)).write_text(str(index))
+    found, said = measured(Files(tmp_path, set()))
+    assert found.in_cache == {}
+    assert "what a cache holds of an example" not in said
+    assert list(measured(Halved())[0].in_cache) == ["loaded"]
+
+
+class Handles(Staged):
+    """What is loaded cannot be pickled."""
+
+    def decode(self, raw):
+        return (number for number in [raw])
+
+    def augment(self, example):
+        return torch.tensor([next(example)])
+
+
+def test_what_a_cache_cannot_hold_costs_nothing_there():
+    assert list(measured(Handles())[0].in_cache) == ["raw"]
+
+
+class Unsized(Dataset):
+    """Its sampler knows which indices there are."""
+
+    def __getitem__(self, index):
+        return torch.tensor([index])
+
+
+def test_a_data_set_without_a_length_has_an_unknown_number_of_examples():
+    loader = DataLoader(Unsized(), batch_size=4, collate_fn=collate, sampler=range(160))
+    assert measure_loader(loader, BATCHES, 10, 60.0, lambda message: None).examples is None
+
+
 def test_a_batch_sampler_of_the_users_leaves_only_points_of_batches():
     loader = DataLoader(Staged(), batch_sampler=BATCHES, collate_fn=collate)
     found = measure_loader(loader, BATCHES, 10, 60.0, lambda message: None)
     assert found.points == ("after_batching", "after_transfer")
+    assert list(found.in_cache) == ["raw", "loaded"], "each example is read by its index, whatever batch it is in"
+    assert times(found) == (READ, 0, DECODE, AUGMENT, COLLATE)
+
+
+def test_a_batch_sampler_may_yield_indices_by_which_a_cache_cannot_find_an_example_again():
+    class Crops(Staged):
+        def read(self, index):
+            return super().read(index[0] if isinstance(index, tuple) else index)
+
+    batches = [[(index, "large") for index in batch] for batch in BATCHES]
+    loader = DataLoader(Crops(), batch_sampler=batches, collate_fn=collate)
+    assert measure_loader(loader, batches, 10, 60.0, lambda message: None).in_cache == {}
+
+
+def test_a_data_set_that_cannot_be_read_by_integers_is_not_cut():
+    class Names(Staged):
+        def read(self, index):
+            return int(index.removeprefix("example "))
+
+    batches = [[f"example {index}" for index in batch] for batch in BATCHES]
+    loader = DataLoader(Names(), batch_sampler=batches, collate_fn=collate)
+    found = measure_loader(loader, batches, 10, 60.0, lambda message: None)
+    assert (found.in_cache, found.cut_after_reading) == ({}, None)
+
+
+def test_of_a_subset_that_a_sampler_draws_from_only_those_examples_count():
+    loader = DataLoader(Staged(), batch_size=4, collate_fn=collate, sampler=SubsetRandomSampler(range(40)))
+    assert measure_loader(loader, BATCHES, 10, 60.0, lambda message: None).examples == 40
 
 
 def test_whether_batches_are_taken_ahead_is_as_an_echo_loader_does_it():

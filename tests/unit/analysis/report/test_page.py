@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 from analyses import ANALYSIS, STREAM
-from measured_stages import MS
+from measured_stages import CACHED, MS
 
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.report.page import page, save_page
@@ -101,3 +101,12 @@ def test_a_file_holds_the_page(tmp_path):
     analysis = replace(ANALYSIS, notes=("naïve",))
     save_page(analysis, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(analysis)
+
+
+def test_the_line_for_the_trainer_can_be_copied():
+    cached = replace(
+        ANALYSIS, stages=replace(CACHED, free_bytes=10**11)
+    )  # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 21 / 0.95
+    found = Reader(page(cached))
+    assert found.texts["code"] == ['EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
+    assert "code" not in Reader(page(ANALYSIS)).texts

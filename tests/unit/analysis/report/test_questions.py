@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from analyses import ANALYSIS, NOTHING, STREAM
+from measured_stages import CACHED
 
 from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.report.questions import in_words, questions
@@ -19,9 +20,9 @@ def test_each_question_has_its_words():
         ("num_workers=1", TrainingSetting(workers=1)),
         ("num_workers=2", TrainingSetting(workers=2)),
         ("num_workers=4", TrainingSetting(workers=4)),
-        ("50 % of the data set in memory", TrainingSetting(cached_fraction=0.5)),
-        ("100 % of the data set in memory", TrainingSetting(cached_fraction=1)),
         ("storage 2x as fast", TrainingSetting(storage_speedup=2)),
+        ("50 % of the data set in a cache of raw items", TrainingSetting(cached_fraction=0.5, hold="raw")),
+        ("100 % of the data set in a cache of raw items", TrainingSetting(cached_fraction=1, hold="raw")),
         ("accelerator 2x as fast", TrainingSetting(step_speedup=2)),
         ("factor 2 at after_read", TrainingSetting(factor=2, insertion_point="after_read")),
         ("factor 4 at after_read", TrainingSetting(factor=4, insertion_point="after_read")),
@@ -54,13 +55,33 @@ def test_of_workers_that_fail_nothing_is_asked():
         replace(ANALYSIS, stages=replace(ANALYSIS.stages, read=NOTHING, read_cached=NOTHING)),
     ],
 )
-def test_where_reading_was_not_measured_nothing_is_asked_of_caches_and_storages(unknown):
+def test_where_reading_was_not_measured_nothing_is_asked_of_storages(unknown):
     assert not [words for words in words_of(unknown) if "memory" in words or "storage" in words]
     assert "accelerator 2x as fast" in words_of(unknown)
 
 
-def test_what_is_read_from_memory_only_can_be_cached():
-    assert "50 % of the data set in memory" in words_of(replace(ANALYSIS, stages=replace(ANALYSIS.stages, read=NOTHING)))
+def test_of_a_stream_no_cache_is_asked_about():
+    assert not [words for words in words_of(STREAM) if "cache" in words]
+
+
+def test_a_data_set_that_cannot_be_cut_may_be_in_the_memory_of_the_storage():
+    uncut = replace(ANALYSIS, stages=replace(ANALYSIS.stages, points=("after_augmentation", "after_batching")))
+    asked = [words for words in words_of(uncut) if "data set" in words]
+    assert asked == ["50 % of the data set in memory", "100 % of the data set in memory"]
+    from_memory = replace(uncut, stages=replace(uncut.stages, read=NOTHING))  # opening and reading the file take time
+    assert "50 % of the data set in memory" in words_of(from_memory)
+
+
+@pytest.mark.parametrize(
+    ("free", "raw", "loaded"),  # of 1.05 and 6.3 GB
+    [(10**9, ["71 %", "100 %"], ["11 %", "100 %"]), (2 * 10**9, ["100 %"], ["23 %", "100 %"]), (0, ["100 %"], ["100 %"])],
+)
+def test_of_each_form_what_memory_holds_is_asked_about(free, raw, loaded):
+    words = words_of(replace(ANALYSIS, stages=replace(CACHED, free_bytes=free)))
+    assert [each for each in words if "cache" in each] == [
+        *(f"{share} of the data set in a cache of raw items" for share in raw),
+        *(f"{share} of the data set in a cache of loaded examples" for share in loaded),
+    ]
 
 
 def test_a_setting_is_said_by_all_that_differs():
@@ -69,3 +90,5 @@ def test_a_setting_is_said_by_all_that_differs():
         "num_workers=0, 80 % of the data set in memory, storage 3x as fast, accelerator 0.5x as fast, "
         "factor 2.5 at after_transfer"
     )
+    both = TrainingSetting(None, 2, "before_augmentation", 0.3, hold="loaded", cache_size="8GiB")
+    assert in_words(both) == "30 % of the data set in a cache of loaded examples, factor 2 at before_augmentation"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from analyses import ANALYSIS, STREAM
-from measured_stages import MS
+from measured_stages import CACHED, MS
 
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import TrainingSetting
@@ -64,3 +64,42 @@ def test_the_headline_says_how_busy_the_accelerator_is():
 
 def test_times_are_told_in_milliseconds_with_three_digits():
     assert (milliseconds(0.0123456), milliseconds(1.5)) == ("12.3", "1,500")
+
+
+def test_what_memory_holds_stands_beside_what_it_would_bring():
+    """A GB is free, three fourths of which hold 0.71 of 1.05 GB and 0.11 of 6.3.
+
+    With two workers 8 * (10 * 0.29 + 6) + 8 = 79.2 ms and 8 * (14 * 0.89 + 2) + 8 = 123.7 ms of a batch, in place of 136.
+    """
+    found = table(
+        replace(ANALYSIS, stages=replace(CACHED, free_bytes=10**9)),
+        "A cache: what memory holds of the data set, and what it would bring",
+    )
+    assert found.rows == (
+        ("raw items (hold='raw')", "97.7", "1002MiB", "71 %", "0", "39.6", "39.6", "1.72x"),
+        ("loaded examples (hold='loaded')", "586", "5.9GiB", "11 %", "0", "61.8", "61.8", "1.10x"),
+    )
+    assert found.remarks == ("0.931 GiB of memory were free; a cache may take three fourths of it.",)
+
+
+def test_without_free_memory_a_cache_brings_nothing():
+    found = table(replace(ANALYSIS, stages=CACHED), "A cache: what memory holds of the data set, and what it would bring")
+    assert [row[3:] for row in found.rows] == [("0 %", "0", "68", "68", "1.00x")] * 2
+
+
+def test_remedies_stand_in_their_order_each_with_those_before_it():
+    """Memory holds 0.3 of the raw items. Then 56 / (4 * 21 / 0.95 - 56) * 1.07 = 1.85, and (56 / 1.85 + 56) / 4 = 21.57 ms."""
+    found = table(replace(ANALYSIS, stages=replace(CACHED, free_bytes=424 * 10**6)), "Remedies, in this order")
+    cached = "num_workers=4, 30 % of the data set in a cache of raw items"
+    assert found.rows == (
+        ("num_workers=4", "34", "41 %", "no"),
+        (cached, "28", "29 %", "no"),
+        (f"{cached}, factor 1.85 at after_read", "21.6", "7 %", "yes"),
+    )
+    assert "as large a buffer_size as memory allows" in found.remarks[0]
+    assert table(replace(ANALYSIS, stages=replace(CACHED, cores=16)), "Remedies, in this order").remarks == ()
+
+
+def test_an_accelerator_that_does_not_wait_needs_no_remedies():
+    fed = replace(ANALYSIS, real=Spread.exactly(21 * MS))
+    assert "Remedies, in this order" not in [each.title for each in tables(fed)]

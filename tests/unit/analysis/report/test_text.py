@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from analyses import ANALYSIS, NOTHING, STREAM
-from measured_stages import MS, STAGES
+from measured_stages import CACHED, MS, STAGES
 
 from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import TrainingSetting
@@ -100,7 +100,7 @@ def test_the_costliest_are_named():
         ["as measured", "68", "68 to 68", "71 %", "1.00x", "workers"],
         ["num_workers=1", "136", "136 to 136", "85 %", "0.50x", "workers"],
         ["num_workers=4", "34", "34 to 34", "41 %", "2.00x", "workers"],
-        ["50 % of the data set in memory", "50", "50 to 50", "60 %", "1.36x", "workers"],
+        ["50 % of the data set in a cache of raw items", "48", "48 to 48", "58 %", "1.42x", "workers"],
         ["storage 2x as fast", "48", "48 to 48", "58 %", "1.42x", "workers"],
         ["accelerator 2x as fast", "68", "68 to 68", "85 %", "1.00x", "workers"],
         ["factor 4 at after_read", "38", "38 to 38", "47 %", "1.79x", "workers"],
@@ -190,3 +190,13 @@ def test_no_line_is_longer_than_a_hundred_columns():
     costliest = next(block for block in text.split("\n\n") if block.startswith("What takes"))
     assert costliest.count("Q") == 300
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_the_line_for_the_trainer_stands_last_if_something_is_echoed_or_cached():
+    assert "For the Trainer" not in report(ANALYSIS), "the size of the cache is not known"
+    cached = replace(
+        ANALYSIS, stages=replace(CACHED, free_bytes=10**11)
+    )  # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 21 / 0.95
+    lines = report(cached).splitlines()
+    assert lines[-2:] == ["For the Trainer", '  EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
+    assert max(map(len, lines)) <= 100
