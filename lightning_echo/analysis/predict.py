@@ -14,8 +14,9 @@ rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahea
 * ``cpu(e)`` is the processor time of a batch, the step included. More workers than the processors can feed change nothing.
 * Beside the training, workers may take longer than alone (`MeasuredStages.contention`). Workers that share a storage or
   processors take longer the more of them there are (`read_sharing`, `prepare_sharing`). Both are in h.
-* With echoing or a cache, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its own.
-  Otherwise, an echoed batch needs no hand-over.
+* With echoing, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its own. Otherwise, an
+  echoed batch needs no hand-over. With a cache alone, the thread has as many batches to take as there are steps, and trials took
+  longer by about a hand-over than without one.
 * After the transfer, an echo needs no copy either.
 """
 
@@ -194,7 +195,7 @@ def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "me
     point = InsertionPoint(setting.insertion_point)
     copies = 1 / setting.factor if "transfer" in point.properties.reused else 1.0  # per step
     device = getattr(stages.step, figure) / setting.step_speedup + copies * getattr(stages.copy, figure)
-    if workers and not (stages.takes_ahead and (setting.factor > 1 or setting.hold is not None)):
+    if workers and not (stages.takes_ahead and setting.factor > 1):
         hand_overs = 1 / setting.factor if point.by_batches else 1.0  # per step
         device += hand_overs * getattr(stages.hand_over, figure)
     return _costs_at(setting.insertion_point, _worker_seconds(stages, setting, figure), device, workers)

@@ -60,7 +60,7 @@ def test_it_can_be_asked():
     assert found.predict(factor=4, insertion_point="after_transfer").step_seconds == pytest.approx(20 * MS)
     assert (found.verdict.kind, found.verdict.setting) == (
         VerdictKind.cache,
-        TrainingSetting(4, cached_fraction=0.6, hold="loaded"),  # 0.5 leave 1.07 * (136 - 112 * 0.5) / 4 = 21.4 ms, for 20 / 0.95
+        TrainingSetting(4, cached_fraction=0.5, hold="loaded"),  # it leaves 1.07 * (136 - 112 * 0.5) / 4 = 21.4 ms, for 21 / 0.95
     )
     with pytest.raises(TypeError, match="worker"):
         found.predict(worker=3)

@@ -106,7 +106,7 @@ def test_a_file_holds_the_page(tmp_path):
 def test_the_line_for_the_trainer_can_be_copied():
     cached = replace(
         ANALYSIS, stages=replace(CACHED, free_bytes=10**11)
-    )  # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 21 / 0.95
+    )  # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 22 / 0.95
     found = Reader(page(cached))
     assert found.texts["code"] == ['EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
     assert "code" not in Reader(page(ANALYSIS)).texts

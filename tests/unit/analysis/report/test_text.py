@@ -196,7 +196,7 @@ def test_the_line_for_the_trainer_stands_last_if_something_is_echoed_or_cached()
     assert "For the Trainer" not in report(ANALYSIS), "the size of the cache is not known"
     cached = replace(
         ANALYSIS, stages=replace(CACHED, free_bytes=10**11)
-    )  # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 21 / 0.95
+    )  # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 22 / 0.95
     lines = report(cached).splitlines()
     assert lines[-2:] == ["For the Trainer", '  EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
     assert max(map(len, lines)) <= 100
