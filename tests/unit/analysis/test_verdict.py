@@ -102,6 +102,13 @@ def test_a_cache_that_holds_all_and_is_not_enough_is_part_of_the_advice():
     assert verdict.message.endswith("The rest takes too long even then.")
 
 
+def test_with_loaded_examples_in_the_cache_nothing_earlier_is_echoed():
+    """As before, with all points: 72 ms of augmentation are reused, 8 of collation redone, 72 / (2 * 20 / 0.95 - 8) = 2.11."""
+    verdict = judge(replace(STARVED, augment=Spread.exactly(9 * MS), free_bytes=PLENTY), 96 * MS, {})
+    assert (verdict.setting.hold, verdict.setting.insertion_point) == ("loaded", "after_augmentation")
+    assert verdict.setting.factor == pytest.approx(2.11 * 1.07, abs=0.01)
+
+
 def test_a_cache_that_hardly_helps_is_left_out():
     """0.05 of the loaded examples save 5.6 of 136 ms."""
     little = replace(STARVED, free_bytes=424 * 10**6, points=STARVED.points[1:], in_cache=ONLY_LOADED)
