@@ -15,8 +15,9 @@ example is made of them. There are two kinds:
 
 `decode` copies the record once. What it returns is made of that copy, so an edit in place cannot reach the cache.
 
-An object that is in an example twice is one object again. Two tensors that are views of one memory become independent, as in a
-copy for an echo. Tensors and arrays keep their strides if no two elements share memory and there are no gaps.
+An object that is in an example twice is one object again (an example with a list or dict twice is pickled). Two tensors that
+are views of one memory become independent, as in a copy for an echo. Tensors and arrays keep their strides if no two elements
+share memory and there are no gaps.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lightning_echo.protecting.objects import is_image
+from lightning_echo.protecting.objects import is_from_pillow, is_image
 
 __all__ = ["NotPlainError", "Record", "decode", "encode", "is_whole"]
 
@@ -153,6 +154,7 @@ class _Buffers:
         self.size = 0
         self.count = 0
         self.forms: dict[int, tuple[Any, Any]] = {}  # id -> the object, which must live as long as its id counts, and its form
+        self.containers: dict[int, Any] = {}  # id -> list or dict that was met
 
     def add(self, data: Any) -> int:
         """Adds a buffer; returns its offset."""
@@ -171,6 +173,10 @@ def _form(value: Any, buffers: _Buffers) -> Any:
         return value
     if kind is tuple:
         return ["tuple", *[_form(part, buffers) for part in value]]
+    if kind is list or kind is dict:
+        if id(value) in buffers.containers:
+            raise NotPlainError(f"an example that holds a {kind.__name__} twice can only be pickled")
+        buffers.containers[id(value)] = value
     if kind is list:
         return ["list", *[_form(part, buffers) for part in value]]
     if kind is dict:
@@ -208,7 +214,7 @@ def _writer_of(value: Any) -> Callable[[Any, _Buffers], list[Any] | None] | None
         return _write_scalar
     if isinstance(value, torch.Tensor) and kind.__module__.startswith(_TV_TENSORS):
         return _write_tv_tensor
-    return _write_image if is_image(value) else None
+    return _write_image if is_image(value) and is_from_pillow(kind) else None
 
 
 def _write_bytes(value: bytes, buffers: _Buffers) -> list[Any]:
@@ -268,13 +274,15 @@ def _write_image(image: Any, buffers: _Buffers) -> list[Any] | None:
         info = _form(dict(image.info), buffers)
     except NotPlainError:
         return None
+    if image.format is not None and type(image.format) is not str:
+        return None
     image.load()
     palette = None
     if image.palette is not None:
         mode, colours = image.palette.getdata()
         palette = [mode, _form(bytes(colours), buffers)]
     data = image.tobytes()
-    return ["image", buffers.add(data), len(data), image.mode, list(image.size), palette, info]
+    return ["image", buffers.add(data), len(data), image.mode, list(image.size), palette, info, image.format]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -333,12 +341,12 @@ class _Leaves:
     def scalar(self, start: int, length: int, dtype: str) -> Any:
         return np.frombuffer(self.bytes_at(start, length), np.dtype(dtype), 1)[0]
 
-    def image(self, start: int, length: int, mode: str, size: list[int], palette: Any, info: Any) -> Any:
+    def image(self, start: int, length: int, mode: str, size: list[int], palette: Any, info: Any, form: str | None) -> Any:
         image = import_module("PIL.Image").frombytes(mode, tuple(size), self.bytes_at(start, length))  # its writer had Pillow
         if palette is not None:
             image.palette = import_module("PIL.ImagePalette").raw(palette[0], self.get(palette[1]))
             image.load()
-        image.info = _value(info, self)
+        image.info, image.format = _value(info, self), form
         return image
 
 

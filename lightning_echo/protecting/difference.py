@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_echo.protecting.objects import is_from_pillow, is_image, is_plain
+from lightning_echo.protecting.objects import attributes_of, is_from_pillow, is_image, is_plain, slots_of
 
 __all__ = ["difference"]
 
@@ -152,10 +152,11 @@ def _between_objects(left: Any, right: Any, path: str, seen: _Pairs) -> str | No
     if (id(left), id(right)) in seen:
         return None
     seen.add((id(left), id(right)))
-    names = getattr(type(left), "__dataclass_fields__", None) or getattr(left, "__dict__", None)
-    if names is None:
+    held, others = attributes_of(left), attributes_of(right)
+    names = getattr(type(left), "__dataclass_fields__", None) or held
+    if not names and not hasattr(left, "__dict__") and not slots_of(type(left)):
         return _at(path, f"two objects of {_name(left)}, which cannot be compared")
-    if getattr(left, "__dict__", {}).keys() != getattr(right, "__dict__", {}).keys():
+    if held.keys() != others.keys():
         return _at(path, f"objects of {_name(left)} with different attributes")
     missing = object()
     pairs = ((name, _attribute(left, name, missing), _attribute(right, name, missing)) for name in names)

@@ -319,3 +319,34 @@ class TestChecksum:
     def test_the_first_number_is_the_size_of_the_header(self):
         record = encode([1, 2], checksum=True)
         assert struct.unpack_from("<I", b"".join(map(bytes, record.parts)))[0] == len(record.parts[1])
+
+
+class Scan(Image.Image):
+    """An image class of a user's."""
+
+
+def test_an_image_keeps_the_format_of_its_file(tmp_path):
+    """Some transforms ask for it; a copy for an echo keeps it, too."""
+    Image.new("RGB", (3, 2)).save(tmp_path / "image.png")
+    opened = Image.open(tmp_path / "image.png")
+    assert read_again([opened])[0].format == "PNG"
+    assert is_plain(opened)
+    assert read_again([Image.new("L", (3, 2))])[0].format is None
+
+
+def test_an_image_of_a_class_of_the_users_own_keeps_it():
+    image = Image.new("L", (3, 2), 7)
+    image.__class__ = Scan
+    found = read_again(image)
+    assert type(found) is Scan
+    assert found.tobytes() == bytes([7] * 6)
+    assert not is_plain(image)
+
+
+@pytest.mark.parametrize("held", [[1], {"a": 1}], ids=["list", "dict"])
+def test_a_list_or_dict_that_is_in_an_example_twice_is_one_again(held):
+    found = read_again({"one": held, "other": (held, 5)})
+    assert found == {"one": held, "other": (held, 5)}
+    assert found["one"] is found["other"][0]
+    assert not is_plain([held, held])
+    assert is_plain([list(held), list(held)])

@@ -195,6 +195,22 @@ def test_where_equality_is_identity_contents_are_compared():
     assert difference(one, ByIdentity(x=torch.arange(3.0))) == "at .store.content: keys ['x', 'label'] and ['x']"
 
 
+class Slots:
+    __slots__ = ("rest", "value")
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_objects_that_hold_all_in_slots_are_compared_by_these():
+    assert difference(Slots([1, 2]), Slots([1, 2])) is None
+    assert difference(Slots([1, 2]), Slots([1, 3])) == "at .value[1]: 2 and 3"
+    more = Slots([1, 2])
+    more.rest = 0
+    assert difference(Slots([1, 2]), more) == "objects of Slots with different attributes"
+    assert difference(object(), object()) == "two objects of object, which cannot be compared"
+
+
 class Storage(MutableMapping):
     """As PyTorch Geometric's: a mapping whose views are no sets."""
 
