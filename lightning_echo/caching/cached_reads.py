@@ -25,10 +25,9 @@ from lightning_echo.caching.agreement import digest_of
 from lightning_echo.caching.example_store import MISSING, ExampleStore, StaleCacheError
 from lightning_echo.caching.keys import Keys
 from lightning_echo.protecting.protect import copy_example
-from lightning_echo.protecting.randomness import DrawingTrap
 from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.fallback import WHOLE, WatchedStages
-from lightning_echo.splitting.stages import Augment, Stages
+from lightning_echo.splitting.stages import Augment, Stages, unchanged
 
 __all__ = ["CachedReads", "Caching", "Held"]
 
@@ -72,40 +71,55 @@ class CachedReads:
 
     Attributes:
         stages: In place of ``stages``: their ``load`` takes what `look_up` has found, in its order.
-        reading: What is read from the data set at the moment, for messages; None: nothing.
+        reading: What `look_up` was doing with the data set when an error came, for messages; empty if it came from elsewhere.
+
+    Raises:
+        StaleCacheError: The data set has another number of examples than the one that the cache was made for.
     """
 
     def __init__(self, caching: Caching, dataset: Any, stages: Stages) -> None:
         self._store, self._keys, self._held = caching.store, Keys(dataset), caching.make_held(dataset, stages)
-        self._check_at = caching.check_at
+        if self._keys.count != (count := caching.store.arena.keys - 1):
+            raise StaleCacheError(
+                f"the data set has {self._keys.count:,} examples here, and had {count:,} when the cache was made: give all "
+                "workers the same data set, or leave the cache out"
+            )
+        self._check_at, self._digest = caching.check_at, b""
         if self._held.stages is not stages:
             add_decoding(self._held.stages)
-        self._trap = None if self._held.finish is None or self._held.may_draw else DrawingTrap()
+        self._finishing: WatchedStages | None = None  # does what is left to do before the insertion point's cut
+        if self._held.finish is not None and not self._held.may_draw:
+            one_more = Stages(self._finish_next, unchanged, reused=stages.reused, redone=())
+            refusal = stages.refusal if isinstance(stages, WatchedStages) else None
+            self._finishing = WatchedStages(one_more, dataset, refusal=refusal)
+        self._next_to_finish: Any = None
         self._found: deque[Any] = deque()  # what `look_up` has found and nobody has taken
         self._has_said = False
-        self.reading: Any = None
+        self.reading = ""
         self.stages = Stages(
             self._next,
             stages.augment,
             reused=stages.reused,
             redone=stages.redone,
-            load_many=None if stages.load_many is None else lambda indices: list(map(self._next, indices)),
+            load_many=None if stages.load_many is None else lambda indices: [self._next(index) for index in indices],
             augment_routes=stages.augment_routes,
         )
-        self.note = ""
+        self._note = ""
 
     def take_note(self) -> str:
         """Returns what the user should be told; empty if there is nothing."""
-        stages = self._held.stages
-        note, self.note, stages.note = self.note or stages.note, "", ""
+        note, self._note = self._note, ""
+        for stages in filter(None, (self._held.stages, self._finishing)):
+            note, stages.note = note or stages.note, ""
         return note
 
-    def look_up(self, indices: Sequence[Any], first_fresh: int) -> None:
+    def look_up(self, indices: Sequence[Any], *, are_fresh: bool) -> None:
         """Looks examples up, and reads those that are not held. The caller then seeds the random states anew.
 
         Args:
-            indices: The indices, in the order in which `stages` will be asked for them.
-            first_fresh: The place of the first fresh one. Those before it are read again, and are not counted.
+            indices: The indices, in the order in which `stages` will be asked for them. A data set that reads whole batches reads
+                in one call what is missing of them.
+            are_fresh: Whether they are counted. What is read again after a resume is not.
 
         Raises:
             StaleCacheError: The data set returns another example than the one that is held.
@@ -113,78 +127,90 @@ class CachedReads:
         """
         if self._check_at:
             self._check_data_set()
-        store, self._found = self._store, deque()  # an error may have left some of the last batch
-        keys = list(map(self._keys.of, indices))
-        found = [MISSING if key is None else store.get(key, is_fresh=place >= first_fresh) for place, key in enumerate(keys)]
-        to_read = [place for place, example in enumerate(found) if example is MISSING]
-        audited = [place for place, example in enumerate(found) if example is not MISSING][:1] if store.must_audit else []
+        store, self._found, self.reading = self._store, deque(), ""  # an error may have left some of the last batch
+        keys = [self._key_of(index) for index in indices]
+        found: list[Any] = []
+        to_read: list[int] = []
+        audited: list[int] = []
+        for place, key in enumerate(keys):
+            found.append(store.get(key, is_fresh=are_fresh))
+            if found[place] is MISSING:
+                to_read.append(place)
+            elif store.must_audit:
+                audited.append(place)
         if to_read or audited:
             read = self._read([indices[place] for place in (*to_read, *audited)])
             for place, example in zip(to_read, read, strict=False):
                 found[place] = example
-                if keys[place] is not None and example is not WHOLE:
-                    self._put(keys[place], example)
-            for place in audited:
-                store.audit(found[place], read[-1], indices[place])
-        self._found.extend(found if self._trap is None else self._finished(self._trap, indices, found))
+                if (key := keys[place]) is not None and example is not WHOLE:
+                    self._put(key, example)
+            for place, example in zip(audited, read[len(to_read) :], strict=True):
+                store.audit(found[place], example, indices[place])
+        self._held.stages.reads += len(indices) - len(to_read)
+        self._found.extend(found if self._finishing is None else self._finished(self._finishing, indices, found))
+
+    def _key_of(self, index: Any) -> int | None:
+        try:
+            key = self._keys.of(index)
+        except Exception:  # whatever a data set raises that passes the index on: it will do so again when it is read
+            return None
+        if key is None:
+            self._say(f"the cache cannot hold example {index!r}, nor others whose index is no number: they are read each time")
+        return key
 
     def _next(self, index: Any) -> Any:
         example, finish = self._found.popleft(), self._held.finish
-        return example if finish is None or self._trap is not None else finish(index, example)
+        return example if finish is None or self._finishing is not None else finish(index, example)
 
     def _read(self, indices: list[Any]) -> list[Any]:
-        stages = self._held.stages
-        stages.begin()
-        read = self._load(indices)
-        if stages.must_repeat():
-            read = self._load(indices)
-        stages.end()
-        self.reading = None
-        return read
+        return _watched(self._held.stages, lambda: self._load(indices))
 
     def _load(self, indices: list[Any]) -> list[Any]:
         stages = self._held.stages
         if stages.load_many is None:
-            loaded = []
-            for self.reading in indices:
-                loaded.append(stages.load(self.reading))
-            return loaded
-        self.reading = indices
-        read = list(stages.load_many(indices))
+            return [self._load_one(stages, index) for index in indices]
+        try:
+            read = list(stages.load_many(indices))
+        except Exception:
+            self.reading = f"reading examples {indices!r} of the data set in one call"
+            raise
         if len(read) != len(indices):
             raise ValueError(f"__getitems__ of the data set returned {len(read)} examples for {len(indices)} indices")
         return read
 
-    def _put(self, key: int | None, example: Any) -> None:
-        assert key is not None
+    def _load_one(self, stages: WatchedStages, index: Any) -> Any:
+        try:
+            return stages.load(index)
+        except Exception:
+            self.reading = f"reading example {index!r} of the data set"
+            raise
+
+    def _put(self, key: int, example: Any) -> None:
         try:
             self._store.put(key, example)
         except StaleCacheError:
             raise
         except Exception as error:  # whatever pickle raises for an object of the user's: the example is read each time
-            if not self._has_said:
-                self._has_said = True
-                self.note = (
-                    f"an example of type {type(example).__name__} cannot be held by the cache, and so it is read each time: "
-                    f"{type(error).__name__}: {error}"
-                )
+            self._say(
+                f"an example of type {type(example).__name__} cannot be held by the cache, and so it is read each time: "
+                f"{type(error).__name__}: {error}"
+            )
 
-    def _finished(self, trap: DrawingTrap, indices: Sequence[Any], found: list[Any]) -> list[Any]:
+    def _say(self, note: str) -> None:
+        if not self._has_said:
+            self._has_said, self._note = True, note
+
+    def _finished(self, stages: WatchedStages, indices: Sequence[Any], found: list[Any]) -> list[Any]:
         """Returns the examples with all that comes before the cut of the insertion point. One that draws there is read whole."""
-        trap.set()
-        finished = [self._finish(index, copy_example(held)) for index, held in zip(indices, found, strict=True)]
-        if not trap.drawn_from():
-            return finished
-        for place, (index, held) in enumerate(zip(indices, found, strict=True)):
-            trap.set()
-            finished[place] = self._finish(index, held)
-            if trap.drawn_from():
-                finished[place] = WHOLE
-        return finished
+        return _watched(stages, lambda: [self._finish(stages, *each) for each in zip(indices, found, strict=True)])
 
-    def _finish(self, index: Any, held: Any) -> Any:
+    def _finish(self, stages: WatchedStages, index: Any, held: Any) -> Any:
+        self._next_to_finish = held
+        return held if held is WHOLE else self._load_one(stages, index)
+
+    def _finish_next(self, index: Any) -> Any:
         assert self._held.finish is not None
-        return held if held is WHOLE else self._held.finish(index, held)
+        return self._held.finish(index, copy_example(self._next_to_finish))  # a copy, since it may be finished again
 
     def _check_data_set(self) -> None:
         """Makes sure that the data set of this worker is that of the other workers: ``worker_init_fn`` may have changed it.
@@ -194,14 +220,26 @@ class CachedReads:
         Raises:
             StaleCacheError: It is another one.
         """
-        arena, mine = self._store.arena, digest_of(self._read(list(self._check_at)))
-        arena.put(arena.keys - 1, [mine])
+        arena = self._store.arena
+        if not self._digest:
+            self._digest = digest_of(self._read(list(self._check_at)))
+            arena.put(arena.keys - 1, [self._digest])
         first = arena.get(arena.keys - 1)
         if first is None:
             return
         self._check_at = ()
-        if bytes(first) != mine:
+        if bytes(first) != self._digest:
             raise StaleCacheError(
                 "the data set is another one in each worker, since worker_init_fn changes it, so that an example of one would be "
                 "taken for that of another: leave the cache out, or give all workers the same data set"
             )
+
+
+def _watched(stages: WatchedStages, load: Callable[[], list[Any]]) -> list[Any]:
+    """Returns what ``load`` returns, which loads by ``stages``: a second time if random numbers were drawn."""
+    stages.begin()
+    loaded = load()
+    if stages.must_repeat():
+        loaded = load()
+    stages.end()
+    return loaded

@@ -30,7 +30,7 @@ from lightning_echo.protecting.randomness import preserved_random_states
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.fallback import WatchedStages
-from lightning_echo.splitting.prove import check_deterministic
+from lightning_echo.splitting.prove import check_deterministic, prove_single_loads
 from lightning_echo.splitting.splits import Split, find_split, make_decoding, make_stages, prove_decoding
 from lightning_echo.splitting.stages import Stages, uncut_stages
 
@@ -109,6 +109,7 @@ def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, n
 def _whole(dataset: Any, indices: Sequence[Any]) -> Hold:
     try:
         size = check_deterministic(dataset, [indices[0], indices[-1]])
+        prove_single_loads(dataset, uncut_stages, [indices[0], indices[-1]])
     except SplitRefused as refused:
         raise WholeRefused(refused.reason) from refused
     return Hold(WHOLE, _make_whole, size, "what __getitem__ returns")
@@ -119,9 +120,12 @@ def _make_whole(dataset: Any, stages: Stages) -> Held:
 
 
 def _split_hold(dataset: Any, indices: Sequence[Any] | None, split: Split | None, kind: str, *, is_asked: bool) -> Hold:
-    if split is not None and split.raw == (kind == RAW):
-        return Hold(kind, _make_of_point, split.example_bytes, ", ".join(split.reused))
-    found = find_split(dataset, indices, raw=kind == RAW)
+    ends = range(len(dataset)) if indices is None else indices
+    is_of_point = split is not None and split.raw == (kind == RAW)
+    found = split if is_of_point and split is not None else find_split(dataset, indices, raw=kind == RAW)
+    prove_single_loads(dataset, partial(_stages_of, split=found), [ends[0], ends[-1]])
+    if is_of_point:
+        return Hold(kind, _make_of_point, found.example_bytes, ", ".join(found.reused))
     refusal = (ReadRefused if kind == RAW else SplitRefused) if is_asked else None
     if split is None:
         make = partial(_make_before, split=found, refusal=refusal)
@@ -129,6 +133,10 @@ def _split_hold(dataset: Any, indices: Sequence[Any] | None, split: Split | None
         prove_decoding(dataset, found, split, indices)
         make = partial(_make_raw_before_load, raw=found, loaded=split, refusal=refusal)
     return Hold(kind, make, found.example_bytes, ", ".join(found.reused))
+
+
+def _stages_of(dataset: Any, split: Split) -> Stages:
+    return make_stages(dataset, split.conventions, raw=split.raw)
 
 
 def _make_of_point(dataset: Any, stages: Stages) -> Held:
@@ -139,7 +147,7 @@ def _make_of_point(dataset: Any, stages: Stages) -> Held:
 
 def _make_before(dataset: Any, stages: Stages, split: Split, refusal: type[SplitRefused] | None) -> Held:
     """The insertion point reuses the whole example."""
-    watched = WatchedStages(make_stages(dataset, split.conventions, raw=split.raw), dataset, refusal=refusal)
+    watched = WatchedStages(_stages_of(dataset, split), dataset, refusal=refusal)
     return Held(watched, watched.augment)
 
 
@@ -184,6 +192,8 @@ def quickest(
 ) -> Hold:
     """Returns the hold that saves the most seconds per byte, by a few examples; the last one if all examples fit.
 
+    One of which not even a single example fits is not taken, if there is another one.
+
     Args:
         dataset: The data set.
         holds: What can be held, the earliest cut first.
@@ -191,6 +201,7 @@ def quickest(
         indices: All indices that can be read.
         size: Bytes that the cache may hold.
     """
+    holds = [hold for hold in holds if hold.example_bytes <= size] or holds
     last = holds[-1]
     if len(holds) == 1 or last.example_bytes * len(indices) <= size:
         return last

@@ -95,7 +95,7 @@ class LoaderCache:
         identity = Identity(type(self._dataset).__qualname__, keys, samples)
         self._opened, message = open_together(identity, lambda: self._make(keys), before)
         self._opened_for = self._dataset
-        if self._hold.example_bytes > self._opened.counts.size:
+        if self._opened is not before and self._hold.example_bytes > self._opened.counts.size:
             lost = lost or (
                 f"the cache of {_in_units(self._opened.counts.size)} holds nothing: an example takes "
                 f"{_in_units(self._hold.example_bytes)}. Give it a larger size"
@@ -161,7 +161,8 @@ class LoaderCache:
         if self._has_said or self._opened is None:
             return ""
         self._has_said = True
-        hold, counts, length = self._hold, self._opened.counts, self._opened.keys
+        # An index may lead to the example of another one, and there may be examples that no index leads to.
+        hold, counts, length = self._hold, self._opened.counts, min(self._opened.keys, len(self._indices))
         each = hold.example_bytes + _RECORD_BYTES
         share = min(counts.size // each / max(length, 1), 1.0)
         saves = "nothing is read from the second pass on"

@@ -53,6 +53,8 @@ class WatchedStages(Stages):
 
     Attributes:
         note: What the user should be told about examples that are read whole; empty if there is nothing to tell.
+        reads: Examples that were read, of which too many must not be misfits. A cache counts those in that it held.
+        refusal: As given.
     """
 
     __slots__ = (
@@ -61,11 +63,11 @@ class WatchedStages(Stages):
         "_is_checking",
         "_load_one",
         "_misfits",
-        "_reads",
-        "_refusal",
         "_stages",
         "_trap",
         "note",
+        "reads",
+        "refusal",
     )
 
     def __init__(self, stages: Stages, dataset: Any, *, refusal: type[SplitRefused] | None) -> None:
@@ -77,13 +79,13 @@ class WatchedStages(Stages):
             load_many=None if stages.load_many is None else self._load_many,
             augment_routes=stages.augment_routes,
         )
-        self._stages, self._dataset, self._refusal = stages, dataset, refusal
+        self._stages, self._dataset, self.refusal = stages, dataset, refusal
         self._trap = DrawingTrap([place.state for place in places_of_generators(dataset)])
         many = stages.load_many
         self._load_one: Load = stages.load if many is None else lambda index: many([index])[0]
         self._checks_each = False  # whether random states are compared after each example, and not after each batch
         self._is_checking = False  # whether a batch is being loaded for which they are compared
-        self._reads = self._misfits = 0
+        self.reads = self._misfits = 0
         self.note = ""
 
     def begin(self) -> None:
@@ -104,7 +106,7 @@ class WatchedStages(Stages):
         self._is_checking = False
 
     def _load(self, index: Any) -> Any:
-        self._reads += 1
+        self.reads += 1
         try:
             return self._checked(index) if self._is_checking and self._checks_each else self._load_one(index)
         except SplitRefused as refused:
@@ -122,7 +124,7 @@ class WatchedStages(Stages):
         if not (self._is_checking and self._checks_each):
             try:
                 loaded = self._stages.load_many(indices)
-                self._reads += len(indices)
+                self.reads += len(indices)
                 return loaded
             except SplitRefused:  # one of them at least does not fit: which one is found below
                 pass
@@ -146,11 +148,11 @@ class WatchedStages(Stages):
         return read_batch(self._dataset, [index])[0]
 
     def _tell_or_refuse(self, index: Any, reason: str) -> None:
-        if self._refusal is not None:
-            raise self._refusal(f"example {index!r}: {reason}")
-        if self._reads >= _ENOUGH_READS and self._misfits > _LARGEST_MISFIT_SHARE * self._reads:
+        if self.refusal is not None:
+            raise self.refusal(f"example {index!r}: {reason}")
+        if self.reads >= _ENOUGH_READS and self._misfits > _LARGEST_MISFIT_SHARE * self.reads:
             raise SplitRefused(
-                f"{self._misfits} of the {self._reads} examples that this process has read do not fit (the last one, {index!r}: "
+                f"{self._misfits} of the {self.reads} examples that this process has read do not fit (the last one, {index!r}: "
                 f"{reason})"
             )
         if self._misfits == 1:

@@ -28,7 +28,16 @@ from lightning_echo.splitting.describe import Description, Role, data_sets_insid
 from lightning_echo.splitting.staged import AugmentedDataset, read_batch
 from lightning_echo.splitting.stages import Stages
 
-__all__ = ["PlainRead", "check_deterministic", "ignores_index", "indices_to_read", "prove", "prove_equal_loads", "read_plainly"]
+__all__ = [
+    "PlainRead",
+    "check_deterministic",
+    "ignores_index",
+    "indices_to_read",
+    "prove",
+    "prove_equal_loads",
+    "prove_single_loads",
+    "read_plainly",
+]
 
 _SEED = 1907_05550
 
@@ -207,6 +216,29 @@ def prove_equal_loads(
                 raise SplitRefused(f"decoding draws random numbers from {' and '.join(drew)}")
             if (where := difference(loaded, made)) is not None:
                 raise SplitRefused(f"{_named([index])} is loaded otherwise than it is read and decoded ({where})")
+
+
+def prove_single_loads(dataset: Any, make: Callable[[Any], Stages], indices: Sequence[Any]) -> None:
+    """Checks that a data set that reads whole batches returns the same examples one by one. It may pad them to the longest.
+
+    Args:
+        dataset: Is read from throw-away copies.
+        make: Makes the stages of a copy.
+        indices: What to read.
+
+    Raises:
+        SplitRefused: It does not.
+    """
+    with _seeded():
+        if (load_many := make(_seeded_copy(dataset)).load_many) is None:
+            return
+        together = copy_example(list(load_many(list(indices))))
+        for index, example in zip(indices, together, strict=True):
+            if (where := difference(example, load_many([index])[0])) is not None:
+                raise SplitRefused(
+                    f"its __getitems__ returns {_named([index])} otherwise when it is asked for other examples, too ({where}), "
+                    "so that what one batch needs cannot be held for another"
+                )
 
 
 def check_deterministic(dataset: Any, indices: Sequence[Any]) -> int:

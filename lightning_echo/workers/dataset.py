@@ -148,7 +148,7 @@ class ExampleCache:
 
     def _read_once(self, stages: Stages, request: Request) -> list[Any]:
         """Returns a batch of which nothing is used again: as the plain loader reads it, under one seed."""
-        self._look_up(request.indices, 0)
+        self._look_up(request.indices, are_fresh=True)
         self._seeding.seed(BATCH, request.number)
         if stages.load_many is not None:
             examples = self._load_many(stages.load_many, request.indices)
@@ -205,17 +205,19 @@ class ExampleCache:
         """Returns what a batch needs and is not held, by position, and how many examples of it were read again."""
         loaded: dict[int, Any] = {}
         refetched = 0
-        if self._cached is not None:
-            self._look_up(*_in_order_of_loading(request, not_held))
         for first, indices, live in request.rebuild:
+            self._look_up(indices, are_fresh=False)
             again = self._load_call(stages, first, indices)
-            loaded.update((position, again[position - first]) for position in live)
+            # Copies, since the data set may read the next batch into the same memory.
+            loaded.update((position, copy_example(again[position - first])) for position in live)
             refetched += len(indices)
         for i in not_held:
             if request.positions[i] not in loaded:
+                self._look_up([request.indices[i]], are_fresh=False)
                 loaded[request.positions[i]] = self._load(stages, request.positions[i], request.indices[i])
                 refetched += 1
         fresh = request.positions[: request.fresh]
+        self._look_up(request.indices[: request.fresh], are_fresh=True)
         if stages.load_many is not None and request.fresh:
             loaded.update(zip(fresh, self._load_call(stages, fresh[0], request.indices[: request.fresh]), strict=True))
         else:
@@ -223,15 +225,15 @@ class ExampleCache:
                 loaded[position] = self._load(stages, position, index)
         return loaded, refetched
 
-    def _look_up(self, indices: list[Any], first_fresh: int) -> None:
+    def _look_up(self, indices: list[Any], *, are_fresh: bool) -> None:
         """Asks the cache, if there is one, for what is loaded next."""
-        if self._cached is not None:
+        if self._cached is not None and indices:
             started = perf_counter()
             try:
-                self._cached.look_up(indices, first_fresh)
+                self._cached.look_up(indices, are_fresh=are_fresh)
             except Exception as error:
-                if (reading := self._cached.reading) is not None:
-                    add_note(error, f"(reading example {reading!r} of the data set)")
+                if reading := self._cached.reading:
+                    add_note(error, f"({reading})")
                 raise
             self._source_seconds += perf_counter() - started
 
@@ -278,14 +280,6 @@ class ExampleCache:
             add_note(error, f"({stages.redoing} example {indices[len(result)]!r} of the data set)")
             raise
         return result
-
-
-def _in_order_of_loading(request: Request, not_held: list[int]) -> tuple[list[Any], int]:
-    """Returns the indices of what a batch needs and is not held, in the order of loading, and how many are not fresh."""
-    again = [index for call in request.rebuild for index in call.indices]
-    in_calls = {position for call in request.rebuild for position in call.live}
-    again += [request.indices[i] for i in not_held if request.positions[i] not in in_calls]
-    return again + request.indices[: request.fresh], len(again)
 
 
 class Fetcher(Protocol):

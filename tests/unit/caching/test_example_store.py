@@ -42,6 +42,11 @@ class TestLookingUp:
         assert store.get(2, is_fresh=False) is MISSING
         assert store.lookups == Lookups(hits=3, misses=1)
 
+    def test_an_example_without_a_key_is_a_miss(self):
+        store = make_store()
+        assert store.get(None) is MISSING
+        assert store.lookups == Lookups(hits=0, misses=1)
+
     def test_an_example_may_be_of_any_class_in_memory(self):
         store = make_store()
         assert store.put(0, Example(torch.ones(2)))
@@ -97,6 +102,21 @@ class TestAudit:
         store.audit({"x": torch.ones(2)}, {"x": torch.ones(2)}, 7)
         with pytest.raises(StaleCacheError, match=r"example 7 is another one now than when it was put into the cache: .*x"):
             store.audit({"x": torch.ones(2)}, {"x": torch.tensor([1.0, 2.0])}, 7)
+
+
+class Opaque:
+    """Holds nothing that could be compared."""
+
+    __slots__ = ()
+
+    def __reduce__(self):
+        return Opaque, ()
+
+
+def test_examples_that_cannot_be_compared_are_audited_by_their_records():
+    make_store().audit([Opaque(), 1], [Opaque(), 1], 7)
+    with pytest.raises(StaleCacheError, match="example 7 is another one now"):
+        make_store().audit([Opaque(), 1], [Opaque(), 2], 7)
 
 
 class TestUnderAName:

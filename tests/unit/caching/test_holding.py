@@ -125,3 +125,31 @@ class TestQuickest:
         chosen, timed = self.choose(monkeypatch, seconds, 20_000)
         assert chosen == name
         assert timed == [("raw", [0, 1, 2]), ("loaded", [3, 4, 5])]
+
+    def test_what_could_not_hold_a_single_example_is_not_taken(self, monkeypatch):
+        assert self.choose(monkeypatch, {}, 2000) == ("raw", [])
+
+
+class Padded(Dataset):
+    """Pads the examples of a batch to the longest of them."""
+
+    def __getitems__(self, indices):
+        return [torch.full((max(indices) + 1,), index) for index in indices]
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __len__(self):
+        return 20
+
+
+def test_a_data_set_that_makes_examples_fit_the_others_of_a_batch_is_refused():
+    """What one batch needs would be delivered in another one."""
+    why = r"its __getitems__ returns dataset\[0\] otherwise when it is asked for other examples, too \(tensors of shape"
+    with pytest.raises(SplitRefused, match=why):
+        holds_of(Padded(), None, None, "whole")
+    cut = StagedDataset.of(Padded(), augment=torch.neg)
+    with pytest.raises(ValueError, match=why):
+        holds_of(cut, None, None, "auto")
+    with pytest.raises(ValueError, match=why):
+        holds_of(cut, None, find_split(cut), "loaded")
