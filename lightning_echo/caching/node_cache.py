@@ -140,7 +140,8 @@ class NodeCache:
     def counts(self) -> CacheCounts:
         """What it holds now, and the lookups so far."""
         held, (hits, misses) = self._arena.counts, self._tally.lookups
-        return CacheCounts(held.records, held.bytes, hits, misses, held.is_frozen, self.hold, self._arena.budget_bytes)
+        examples = held.records - (self.keys in self._arena)  # without what the workers have agreed on
+        return CacheCounts(examples, held.bytes, hits, misses, held.is_frozen, self.hold, self._arena.budget_bytes)
 
     # ------------------------------------------------------------------ the other ranks of the node
 
