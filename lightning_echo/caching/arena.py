@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 from lightning_echo.caching.free_memory import free_memory_bytes
 
-__all__ = ["Arena", "ArenaCounts", "ArenaError"]
+__all__ = ["Arena", "ArenaCounts", "ArenaError", "held_in_memory"]
 
 _MAGIC = b"lightecho1"
 _HEADER = struct.Struct("<10s?5xQQ")  # magic, whether it is on a disk, number of keys, bytes that records may take
@@ -352,6 +352,12 @@ class Arena:
 
     def __deepcopy__(self, memo: Any) -> Arena:
         return self
+
+
+def held_in_memory() -> int:
+    """Returns the bytes of records that the arenas of this process hold in memory."""
+    with _opening:
+        return sum(_COUNTS.unpack_from(file.view, _COUNTS_AT)[0] for file in _open.values() if file.in_memory)
 
 
 def _received(sent: Any, reserve_bytes: int) -> Arena:

@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.arena import Arena, held_in_memory
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.example_store import ExampleStore
 from lightning_echo.caching.free_memory import free_memory_bytes
@@ -97,7 +97,8 @@ class NodeCache:
             _check_disk(config.path, size)
             return
         free = free_memory_bytes()
-        if free is not None and size > free:
+        # What is held already is not needed twice: a loader that is made anew goes on with the cache of the one before it.
+        if free is not None and size > free + held_in_memory():
             raise ValueError(
                 f"cache.size={config.size!r} is more than the {free / _GIB:.3g} GiB of memory that are free: give less, a share "
                 "such as 0.5, or a cache.path on a local disk"

@@ -384,6 +384,43 @@ class _Pickler(pickle.Pickler):
         """Returns the form of an object that is kept in a buffer; None: pickle writes it."""
         return None if type(value) in _SCALARS else _leaf_form(value, self._buffers)
 
+    def reducer_override(self, value: Any) -> Any:
+        """Returns how a sparse tensor is made again.
+
+        Torch's own way keeps each one in a list, until ``torch.load`` is called: here they would pile up.
+        """
+        if type(value) is not torch.Tensor or value.__dict__ or value.requires_grad:
+            return NotImplemented
+        if value.layout is torch.sparse_coo:
+            return _sparse_coo, (value._indices(), value._values(), tuple(value.shape), value.is_coalesced())
+        if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return _sparse_compressed, (
+                value.crow_indices(),
+                value.col_indices(),
+                value.values(),
+                tuple(value.shape),
+                value.layout,
+            )
+        if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+            return _sparse_compressed, (
+                value.ccol_indices(),
+                value.row_indices(),
+                value.values(),
+                tuple(value.shape),
+                value.layout,
+            )
+        return NotImplemented
+
+
+def _sparse_coo(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool) -> torch.Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=False)
+
+
+def _sparse_compressed(
+    ends: torch.Tensor, places: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], layout: torch.layout
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(ends, places, values, shape, layout=layout, check_invariants=False)
+
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, source: io.BytesIO, leaves: _Leaves) -> None:

@@ -18,7 +18,7 @@ from lightning_echo.splitting.prove import ignores_index, read_plainly
 from lightning_echo.splitting.splits import Split, find_split, make_stages
 from lightning_echo.splitting.stages import Stages, uncut_stages
 
-__all__ = ["Choice", "choose", "reads_whole_batches"]
+__all__ = ["Choice", "choose", "reads_whole_batches", "why_unreadable"]
 
 _ECHOES_REPEAT = "if the data set augments, its echoes repeat that augmentation, which a StagedDataset can redo for each use"
 
@@ -82,12 +82,22 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
     except Exception as error:
         if point is not InsertionPoint.auto or source.readable_index is not None:
             raise  # else only a worker, or a sampler with indices of another kind, may know how to read an example
-        raised = f"{type(error).__name__}: {error}"
-        reason = f"its sampler ({type(source.sampler).__name__}) seems to yield no integers, since reading by one raised {raised}"
-        if source.prepared_in_workers:
-            reason = f"no example can be read before worker_init_fn has run ({raised})"
+        reason = why_unreadable(source, error)
         return _uncut_after_a_look(source, earliest(Needs.examples), f"{reason}; {_ECHOES_REPEAT}")
     return _cut(split, is_asked=point is not InsertionPoint.auto)
+
+
+def why_unreadable(source: Source, error: Exception) -> str:
+    """Says why no example can be read here, though workers may be able to.
+
+    Args:
+        source: The user's loader, of which no readable index is known.
+        error: What the data set has raised.
+    """
+    raised = f"{type(error).__name__}: {error}"
+    if source.prepared_in_workers:
+        return f"no example can be read before worker_init_fn has run ({raised})"
+    return f"its sampler ({type(source.sampler).__name__}) seems to yield no integers, since reading by one raised {raised}"
 
 
 def _choose_for_stream(point: InsertionPoint) -> Choice:

@@ -12,7 +12,7 @@ from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.holding import WHOLE
 from lightning_echo.caching.keys import NoKeysError
 from lightning_echo.caching.loader_cache import LoaderCache
-from lightning_echo.fetching.choice import Choice, choose
+from lightning_echo.fetching.choice import Choice, choose, why_unreadable
 from lightning_echo.fetching.index_pipeline import lookahead, rank_key, start_index_pipeline
 from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of, shape_of_stream_worker
 from lightning_echo.fetching.restartable_pipeline import Pipeline
@@ -263,3 +263,12 @@ def _loader_cache(config: CacheConfig, source: Source, choice: Choice) -> Loader
         )
     except NoKeysError as error:
         raise ValueError(f"cache is impossible here: {error}") from error
+    except ValueError:
+        raise
+    except Exception as error:  # the data set's own
+        if source.readable_index is not None:
+            raise
+        reason = why_unreadable(source, error)
+        raise ValueError(
+            f"cache is impossible here: {reason}. Let the data set open its files itself, or leave the cache out"
+        ) from error

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import gc
 import math
 import struct
 
@@ -350,3 +351,20 @@ def test_a_list_or_dict_that_is_in_an_example_twice_is_one_again(held):
     assert found["one"] is found["other"][0]
     assert not is_plain([held, held])
     assert is_plain([list(held), list(held)])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta")
+@pytest.mark.parametrize("make", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
+def test_sparse_tensors_are_the_same_and_torch_keeps_none_of_them(make):
+    """Torch's pickle keeps each one that it makes, to look at them at the next ``torch.load``."""
+    tensor = getattr(torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, -1.0]]), make)()
+    gc.collect()
+    before = sum(type(each) is torch.Tensor for each in gc.get_objects())
+    for _ in range(5):
+        found = read_again([tensor])[0]
+        assert found.layout is tensor.layout
+        assert torch.equal(found.to_dense(), tensor.to_dense())
+        assert (found.layout is not torch.sparse_coo) or found.is_coalesced() is tensor.is_coalesced()
+    del found
+    gc.collect()
+    assert sum(type(each) is torch.Tensor for each in gc.get_objects()) == before
