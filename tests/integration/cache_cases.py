@@ -284,6 +284,18 @@ class Misfits(Kind):
         return example + torch.rand(()) if int(raw) % 8 == 5 else example
 
 
+class DecodesInPlace(Kind):
+    """Edits what was read while it decodes, and draws random numbers there for a few examples."""
+
+    def read(self, index):
+        return [super().read(index), 0]
+
+    def decode(self, raw):
+        raw[1] += 1
+        example = super().decode(raw[0]) + raw[1]
+        return example + torch.rand(()) if int(raw[0]) % 8 == 5 else example
+
+
 class Lenient(Kind):
     """Takes another example for one that cannot be decoded."""
 
@@ -403,6 +415,7 @@ DATASETS = {
     "preallocated": (lambda _: Preallocated(4), WHOLE),
     "subset, whole": (lambda _: Subset(Loaded("detection"), [1, 9, 3, 4, 20, 7, 8]), WHOLE),
     "misfits": (lambda _: Misfits("tensor"), AUTO),
+    "decodes in place": (lambda _: DecodesInPlace("tensor"), AUTO),
     "lenient": (lambda _: Lenient("tensor"), AUTO),
     "own generator": (lambda _: OwnGenerator("tensor"), ALL),
     "decodes with its own generator": (lambda _: DecodesWithOwnGenerator("tensor"), AUTO),
