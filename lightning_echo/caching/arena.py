@@ -16,7 +16,10 @@ Readers take no lock. An index word that is not 0 or 1 never changes again.
 
 The bytes are in memory (a ``memfd``: it has no name, is not bounded by ``/dev/shm``, and is gone with the last process that has
 it), or in a file. All is written by ``pwrite``, which fails where memory or disk are full: a store through a map would kill the
-process.
+process. A file is read by ``pread``, too: it may become shorter, or its disk may fail.
+
+A file may outlive its processes. Each process that has it holds a second lock (``flock``), shared by all. Who opens it alone
+looks it over first (`_look_over`): a key that a killed process had claimed is free again, and what cannot be right is refused.
 
 Source: Mohan et al. 2021, arXiv 2007.06775, section 4.1 (MinIO: items, once cached, are never replaced).
 """
@@ -32,9 +35,13 @@ import struct
 import tempfile
 import threading
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import reduction
+from stat import S_ISREG
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from lightning_echo.caching.free_memory import free_memory_bytes
 
@@ -46,13 +53,18 @@ _COUNTS = struct.Struct("<QQQ")  # bytes taken, records, whether it is frozen
 _COUNTS_AT = 64
 _LOOKUPS = struct.Struct("<QQ")  # hits, misses
 _LOOKUPS_AT = 96
+_NOTE = struct.Struct("<II")  # bytes of the note, and the checksum of header and note
+_NOTE_AT = 128
 _HEADER_BYTES = 4096
+_MOST_NOTED = _HEADER_BYTES - _NOTE_AT - _NOTE.size
 _WORD = struct.Struct("<Q")
 _ABSENT, _CLAIMED = 0, 1
 _ALIGNMENT = 64
 _GROWTH_STEP_BYTES = 64 * 2**20  # free memory is asked for before each of these
 _SPARE = 0.1  # a record that does not fit is passed over if more than this share of the budget would stay empty
 _FULL_ERRORS = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG}
+_NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}  # says a file system without O_TMPFILE
+_WORDS_AT_ONCE = 2**20  # of the index, when it is looked over
 
 
 class ArenaError(RuntimeError):
@@ -73,23 +85,59 @@ class ArenaCounts(NamedTuple):
     is_frozen: bool
 
 
-class _File:
-    """A descriptor, its map, and the lock between threads: one in each process for each file."""
+class _WordsInFile:
+    """The index of a file. What is missing of it reads as absent."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, keys: int) -> None:
+        self._fd, self._keys = fd, keys
+
+    def __getitem__(self, key: int) -> int:
+        if not 0 <= key < self._keys:
+            raise IndexError(key)
+        data = os.pread(self._fd, _WORD.size, _HEADER_BYTES + _WORD.size * key)
+        return int.from_bytes(data, "little") if len(data) == _WORD.size else _ABSENT
+
+
+class _File:
+    """A descriptor, the lock between threads, and in memory a map: one in each process for each file.
+
+    Args:
+        fd: The descriptor.
+        is_alone: Whether no other process has the file, so that it can be looked over.
+    """
+
+    def __init__(self, fd: int, *, is_alone: bool = False) -> None:
         self.keys: int
         self.budget: int
-        magic, on_disk, self.keys, self.budget = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
+        header = os.pread(fd, _HEADER_BYTES, 0).ljust(_HEADER_BYTES, b"\0")
+        magic, on_disk, self.keys, self.budget = _HEADER.unpack_from(header)
         if magic != _MAGIC:
             raise ArenaError("this file is no cache of lightning_echo, or one of another version: give another path or name")
+        length, checksum = _NOTE.unpack_from(header, _NOTE_AT)
+        self.note = header[_NOTE_AT + _NOTE.size :][:length]
+        if checksum != zlib.crc32(self.note, zlib.crc32(header[: _HEADER.size])):
+            raise ArenaError(_damaged("its header is not what was written"))
         self.fd, self.in_memory = fd, not on_disk
-        self.start = _aligned(_HEADER_BYTES + _WORD.size * self.keys, mmap.PAGESIZE)
-        mapped = self.start + self.budget if self.in_memory else self.start  # what is in a file is read from it, and not mapped
-        self.map = mmap.mmap(fd, mapped, mmap.MAP_SHARED, mmap.PROT_READ)
-        self.view = memoryview(self.map)
-        self.words = self.view[_HEADER_BYTES : _HEADER_BYTES + _WORD.size * self.keys].cast("Q")
+        self.start = _start_of_records(self.keys)
+        self.end = self.start + self.budget
         self.threads = threading.Lock()
         self.users = 0  # arenas of this process
+        self.words: memoryview | _WordsInFile
+        if self.in_memory:
+            self.map = mmap.mmap(fd, self.end, mmap.MAP_SHARED, mmap.PROT_READ)
+            self.view = memoryview(self.map)
+            self.words = self.view[_HEADER_BYTES : _HEADER_BYTES + _WORD.size * self.keys].cast("Q")
+            return
+        if (size := os.fstat(fd).st_size) < self.end:
+            raise ArenaError(_damaged(f"it has {size:,} of its {self.end:,} bytes"))
+        self.words = _WordsInFile(fd, self.keys)
+        if is_alone:
+            _look_over(self)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+
+    def at(self, offset: int, size: int) -> memoryview | bytes:
+        """Returns bytes: a view that must not be kept, or a copy, which is shorter where the file ends."""
+        return self.view[offset : offset + size] if self.in_memory else _read(self.fd, size, offset)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -103,10 +151,11 @@ class _File:
 
     def close(self) -> None:
         """Ends the map and closes the descriptor."""
-        with contextlib.suppress(BufferError):  # somebody looks at a record still: the map ends with that view
-            self.words.release()
-            self.view.release()
-            self.map.close()
+        if isinstance(self.words, memoryview):
+            with contextlib.suppress(BufferError):  # somebody looks at a record still: the map ends with that view
+                self.words.release()
+                self.view.release()
+                self.map.close()
         os.close(self.fd)
 
 
@@ -133,8 +182,11 @@ class Arena:
 
     Args:
         fd: A descriptor of a file that `create` or `create_file` has made; it belongs to this object from now on.
-        path: The file's path; None: it has none.
         reserve_bytes: Memory that must stay free. Below it the arena is frozen.
+        is_alone: Whether no other process has the file, and this one has it locked.
+
+    Attributes:
+        shortage: Why this process has frozen the arena before it was full; empty if it has not.
 
     Example:
         >>> arena = Arena.create(keys=10, budget_bytes=2**20)
@@ -144,14 +196,14 @@ class Arena:
         (b'some bytes', None, 1)
     """
 
-    def __init__(self, fd: int, path: str | None = None, *, reserve_bytes: int = 0) -> None:
-        self._path, self._reserve = path, reserve_bytes
+    def __init__(self, fd: int, *, reserve_bytes: int = 0, is_alone: bool = False) -> None:
+        self._reserve, self.shortage = reserve_bytes, ""
         status = os.fstat(fd)
         key = (status.st_dev, status.st_ino)
         with _opening:
             if (known := _open.get(key)) is None:
                 try:
-                    known = _open[key] = _File(fd)
+                    known = _open[key] = _File(fd, is_alone=is_alone)
                 except BaseException:
                     os.close(fd)
                     raise
@@ -178,14 +230,32 @@ class Arena:
         return cls(_formatted(fd, keys, budget_bytes, on_disk=False), reserve_bytes=reserve_bytes)
 
     @classmethod
-    def create_file(cls, path: str, keys: int, budget_bytes: int) -> Arena:
-        """Makes an arena in a file, which must not exist. Only this user can read it.
+    def create_file(cls, path: str, keys: int, budget_bytes: int, note: bytes = b"") -> Arena:
+        """Makes an arena in a file, which must not exist. Only this user can read it. The file appears when it is complete.
+
+        Args:
+            path: The file's path.
+            keys: Number of keys.
+            budget_bytes: Bytes that the records may take.
+            note: What others should know about the arena.
 
         Raises:
             OSError: The file exists, cannot be written, or there is no space for the index (8 bytes per key).
         """
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        return cls(_formatted(fd, keys, budget_bytes, on_disk=True), path)
+        folder, name = os.path.split(path)
+        fd, temporary = _new_file(folder or ".")
+        place = -1
+        try:
+            arena = cls(_formatted(fd, keys, budget_bytes, on_disk=True, note=note))
+            place = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            source = f"/proc/self/fd/{arena._file.fd}" if temporary is None else os.path.abspath(temporary)
+            os.link(source, name, dst_dir_fd=place, follow_symlinks=True)
+        finally:
+            if place >= 0:
+                os.close(place)
+            if temporary is not None:
+                os.unlink(temporary)
+        return arena
 
     @classmethod
     def create_nameless(cls, folder: str, keys: int, budget_bytes: int) -> Arena:
@@ -194,23 +264,33 @@ class Arena:
         Raises:
             OSError: The folder does not exist or cannot be written, or there is no space for the index (8 bytes per key).
         """
-        fd, path = tempfile.mkstemp(prefix=".lightning_echo-", dir=folder)
-        os.unlink(path)
+        fd, temporary = _new_file(folder)
+        if temporary is not None:
+            os.unlink(temporary)
         return cls(_formatted(fd, keys, budget_bytes, on_disk=True))
 
     @classmethod
     def open_file(cls, path: str) -> Arena:
-        """Opens the arena in a file.
+        """Opens the arena in a file. If no other process has it, it is looked over first.
 
         Raises:
             OSError: The file cannot be opened.
-            ArenaError: The file is no arena, or belongs to another user.
+            ArenaError: The file is no arena, is damaged, or other users may have written into it.
         """
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        if os.fstat(fd).st_uid != os.geteuid():
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid():
+                raise ArenaError(f"{path} belongs to another user, who could have written anything into it: give another path")
+            if not S_ISREG(status.st_mode):
+                raise ArenaError(f"{path} is no file: give another path or name")
+            if status.st_mode & 0o022:
+                raise ArenaError(f"{path} can be written by other users, who could have written anything into it: remove it")
+            is_alone = _lock_alone(fd)
+        except BaseException:
             os.close(fd)
-            raise ArenaError(f"{path} belongs to another user, who could have written anything into it: give another path")
-        return cls(fd, path)
+            raise
+        return cls(fd, is_alone=is_alone)
 
     # ------------------------------------------------------------------ what it holds
 
@@ -225,25 +305,31 @@ class Arena:
         return self._file.budget
 
     @property
+    def note(self) -> bytes:
+        """What was noted when it was made."""
+        return self._file.note
+
+    @property
     def counts(self) -> ArenaCounts:
         """What it holds now."""
-        taken, records, frozen = _COUNTS.unpack_from(self._file.view, _COUNTS_AT)
+        taken, records, frozen = _COUNTS.unpack(bytes(self._file.at(_COUNTS_AT, _COUNTS.size)).ljust(_COUNTS.size, b"\0"))
         return ArenaCounts(taken, records, bool(frozen))
 
     def __contains__(self, key: int) -> bool:
         return self._file.words[key] > _CLAIMED
 
     def get(self, key: int) -> memoryview | bytes | None:
-        """Returns the record of a key, None if there is none: a view that must not be kept, or bytes from a file."""
+        """Returns the record of a key, None if there is none: a view that must not be kept, or bytes from a file.
+
+        What a file has lost of a record is missing in it.
+        """
         file = self._file
         offset = file.words[key]
         if offset <= _CLAIMED:
             return None
-        if file.in_memory:
-            (length,) = _WORD.unpack_from(file.view, offset)
-            return file.view[offset + _WORD.size : offset + _WORD.size + length]
-        (length,) = _WORD.unpack(os.pread(file.fd, _WORD.size, offset))
-        return os.pread(file.fd, length, offset + _WORD.size)
+        begin = offset + _WORD.size
+        length = int.from_bytes(file.at(offset, _WORD.size), "little")
+        return file.at(begin, max(min(length, file.end - begin), 0))  # a length that was damaged leads to nothing outside
 
     # ------------------------------------------------------------------ adding
 
@@ -268,17 +354,20 @@ class Arena:
         except OSError as error:
             if error.errno not in _FULL_ERRORS:
                 raise
-            self.freeze()
+            if self.freeze():
+                self.shortage = f"no more can be written: {error.strerror}"
             return False
         with self._file.locked():
             _write(self._file.fd, [_WORD.pack(offset)], _HEADER_BYTES + _WORD.size * key)
             self._change_counts(records=1)
         return True
 
-    def freeze(self) -> None:
-        """Lets nothing be added any more."""
+    def freeze(self) -> bool:
+        """Lets nothing be added any more. Returns whether this call did so."""
         with self._file.locked():
+            was_frozen = self.counts.is_frozen
             self._change_counts(freezes=True)
+        return not was_frozen
 
     def _reserve_space(self, key: int, size: int) -> int | None:
         """Claims a key, and returns where its record is to be written; None if somebody else has it, or there is no room."""
@@ -291,6 +380,8 @@ class Arena:
             if frozen:
                 return None
             if end > file.budget or (file.in_memory and not self._may_grow(taken, end)):
+                if end <= file.budget:
+                    self.shortage = "memory is running short"
                 if end <= file.budget or file.budget - taken <= _SPARE * file.budget:
                     self._change_counts(freezes=True)
                 return None
@@ -314,7 +405,7 @@ class Arena:
     @property
     def lookups(self) -> tuple[int, int]:
         """Hits and misses that were counted by `add_lookups`, of all processes."""
-        hits, misses = _LOOKUPS.unpack_from(self._file.view, _LOOKUPS_AT)
+        hits, misses = _LOOKUPS.unpack(self._file.at(_LOOKUPS_AT, _LOOKUPS.size))
         return hits, misses
 
     def _change_counts(self, *, taken: int = 0, records: int = 0, freezes: bool = False) -> None:
@@ -343,8 +434,6 @@ class Arena:
 
     def __reduce__(self) -> tuple[Callable[..., Arena], tuple[Any, ...]]:
         """For a worker process: how to attach, and not what is in it."""
-        if self._path is not None:
-            return Arena.open_file, (self._path,)
         return _received, (reduction.DupFd(self._file.fd), self._reserve)
 
     def __copy__(self) -> Arena:
@@ -374,17 +463,86 @@ def _leave(key: tuple[int, int]) -> None:
             file.close()
 
 
-def _formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool) -> int:
+def _new_file(folder: str) -> tuple[int, str | None]:
+    """Returns a new file in a folder, and its name; None if it has none, so that nothing is left if the process is killed."""
     try:
-        start = _aligned(_HEADER_BYTES + _WORD.size * keys, mmap.PAGESIZE)
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), None
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS_FILES or not os.path.isdir(folder):
+            raise
+    return tempfile.mkstemp(prefix=".lightning_echo-", dir=folder)
+
+
+def _lock_alone(fd: int) -> bool:
+    """Locks a file if no other process has it; returns whether it has."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: bytes = b"") -> int:
+    header = _HEADER.pack(_MAGIC, on_disk, keys, budget_bytes)
+    try:
+        if len(note) > _MOST_NOTED:
+            raise ValueError(f"a note has at most {_MOST_NOTED} bytes, got {len(note)}")
+        start = _start_of_records(keys)
         os.ftruncate(fd, start + budget_bytes)
         os.posix_fallocate(fd, 0, start)  # what is mapped must be there: else a look at it could kill the process
         _write(fd, [_COUNTS.pack(0, 0, False)], _COUNTS_AT)
-        _write(fd, [_HEADER.pack(_MAGIC, on_disk, keys, budget_bytes)], 0)
+        _write(fd, [_NOTE.pack(len(note), zlib.crc32(note, zlib.crc32(header))), note], _NOTE_AT)
+        _write(fd, [header], 0)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _look_over(file: _File) -> None:
+    """Makes good what killed processes have left, in a file that nobody else has.
+
+    * A key that was claimed and never written is free again. Its space is lost.
+    * The records are counted anew: a process may have been killed between a record and its count.
+    * A file that was frozen since its disk was full goes on.
+
+    Raises:
+        ArenaError: The index leads to where no record can be.
+    """
+    taken, _, frozen = _COUNTS.unpack(_read(file.fd, _COUNTS.size, _COUNTS_AT))
+    if taken > file.budget:
+        raise ArenaError(_damaged("it has more records than there is room for"))
+    records, last = 0, 0
+    for first in range(0, file.keys, _WORDS_AT_ONCE):
+        count = min(_WORDS_AT_ONCE, file.keys - first)
+        words = np.frombuffer(_read(file.fd, _WORD.size * count, _HEADER_BYTES + _WORD.size * first), "<u8")
+        offsets = words[words > _CLAIMED]
+        records += len(offsets)
+        last = max(last, int(offsets.max(initial=0)))
+        if (offsets < file.start).any() or (offsets >= file.start + taken).any() or (offsets % _ALIGNMENT).any():
+            raise ArenaError(_damaged("its index leads to where no record is"))
+        for place in np.flatnonzero(words == _CLAIMED):
+            _write(file.fd, [_WORD.pack(_ABSENT)], _HEADER_BYTES + _WORD.size * (first + int(place)))
+    if last and last + _WORD.size + int.from_bytes(_read(file.fd, _WORD.size, last), "little") > file.start + taken:
+        raise ArenaError(_damaged("a record is where there should be none"))  # the next one would be written over it
+    has_room = file.budget - taken > _SPARE * file.budget
+    _write(file.fd, [_COUNTS.pack(taken, records, frozen and not has_room)], _COUNTS_AT)
+
+
+def _damaged(what: str) -> str:
+    return f"this file is damaged: {what}. Remove it, or give another path or name"
+
+
+def _start_of_records(keys: int) -> int:
+    return _aligned(_HEADER_BYTES + _WORD.size * keys, mmap.PAGESIZE)
+
+
+def _read(fd: int, size: int, offset: int) -> bytes:
+    """Reads all of it, as far as the file goes."""
+    data = os.pread(fd, size, offset)
+    if len(data) == size or not data:
+        return data
+    return data + _read(fd, size - len(data), offset + len(data))  # the system gives at most 2 GiB at once
 
 
 def _write(fd: int, parts: Sequence[Any], offset: int) -> None:

@@ -51,7 +51,7 @@ class ExampleStore:
         self.arena, self._name = arena, name
         self._hits = self._misses = 0
         self._audit_at = 1
-        self._checked: set[int] = set()
+        self._checked = bytearray(0 if name is None else arena.keys // 8 + 1)  # a bit for each key: there may be 10^7
 
     @property
     def lookups(self) -> Lookups:
@@ -75,12 +75,12 @@ class ExampleStore:
         self._hits += is_fresh
         if self._name is None:
             return decode(data)
-        if key not in self._checked:
-            if not is_whole(data):
+        if not self._checked[key >> 3] & (bit := 1 << (key & 7)):
+            if not is_whole(data, key):
                 raise StaleCacheError(
                     f"the cache {self._name!r} is damaged: the record of example {key} is not what was written. Remove its file"
                 )
-            self._checked.add(key)
+            self._checked[key >> 3] |= bit
         return decode(data, trusted=False)
 
     @property
@@ -128,7 +128,7 @@ class ExampleStore:
         """
         if key in self.arena or self.arena.counts.is_frozen:
             return False
-        record = encode(example, checksum=self._name is not None)
+        record = encode(example, checksum=self._name is not None, key=key)
         if self._name is not None and not record.is_plain:
             raise TypeError(
                 f"an example of type {type(example).__name__} cannot be kept under the name {self._name!r}: only None, numbers, "

@@ -83,12 +83,13 @@ class Record(NamedTuple):
     is_plain: bool
 
 
-def encode(example: Any, *, checksum: bool = False) -> Record:
+def encode(example: Any, *, checksum: bool = False, key: int = 0) -> Record:
     """Returns the record of an example.
 
     Args:
         example: What a data set returned. It must not change until the record is written.
-        checksum: Whether the record gets a checksum (CRC-32 of all but the first eight bytes), for `is_whole`.
+        checksum: Whether the record gets a checksum (CRC-32 of the key, and of all but the first eight bytes), for `is_whole`.
+        key: Which example it is.
 
     Raises:
         Exception: What pickle raises for an example that it cannot write.
@@ -108,10 +109,10 @@ def encode(example: Any, *, checksum: bool = False) -> Record:
         header, is_plain = _PICKLE + target.getvalue(), False
     start = _aligned(_PREFIX.size + len(header))
     parts = [header, bytes(start - _PREFIX.size - len(header)), *buffers.parts]
-    crc = 0
+    crc = _begin_of_checksum(key)
     for part in parts if checksum else ():
         crc = zlib.crc32(part, crc)
-    return Record([_PREFIX.pack(len(header), crc), *parts], start + buffers.size, is_plain)
+    return Record([_PREFIX.pack(len(header), crc if checksum else 0), *parts], start + buffers.size, is_plain)
 
 
 def decode(data: Any, *, trusted: bool = True) -> Any:
@@ -136,11 +137,15 @@ def decode(data: Any, *, trusted: bool = True) -> Any:
     return _Unpickler(io.BytesIO(header), leaves).load()
 
 
-def is_whole(data: Any) -> bool:
-    """Returns whether a record has the checksum that was written with it."""
+def is_whole(data: Any, key: int = 0) -> bool:
+    """Returns whether a record has the checksum that was written with it, and is that of this key."""
     if len(data) < _PREFIX.size:
         return False
-    return bool(_PREFIX.unpack_from(data)[1] == zlib.crc32(memoryview(data)[_PREFIX.size :]))
+    return bool(_PREFIX.unpack_from(data)[1] == zlib.crc32(memoryview(data)[_PREFIX.size :], _begin_of_checksum(key)))
+
+
+def _begin_of_checksum(key: int) -> int:
+    return key % 2**32  # with another begin, the same bytes have another checksum
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -321,6 +321,10 @@ class TestChecksum:
         record = encode([1, 2], checksum=True)
         assert struct.unpack_from("<I", b"".join(map(bytes, record.parts)))[0] == len(record.parts[1])
 
+    def test_and_belongs_to_its_key(self):
+        data = b"".join(encode([1, 2], checksum=True, key=7).parts)
+        assert is_whole(data, 7)
+        assert not any(is_whole(data, key) for key in range(20) if key != 7)
 
 class Scan(Image.Image):
     """An image class of a user's."""
