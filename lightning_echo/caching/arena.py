@@ -36,9 +36,10 @@ import tempfile
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import reduction
 from stat import S_ISREG
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -230,7 +231,14 @@ class Arena:
         return cls(_formatted(fd, keys, budget_bytes, on_disk=False), reserve_bytes=reserve_bytes)
 
     @classmethod
-    def create_file(cls, path: str, keys: int, budget_bytes: int, note: bytes = b"") -> Arena:
+    def create_file(
+        cls,
+        path: str,
+        keys: int,
+        budget_bytes: int,
+        note: bytes = b"",
+        records: Mapping[int, Sequence[Any]] = MappingProxyType({}),
+    ) -> Arena:
         """Makes an arena in a file, which must not exist. Only this user can read it. The file appears when it is complete.
 
         Args:
@@ -238,6 +246,7 @@ class Arena:
             keys: Number of keys.
             budget_bytes: Bytes that the records may take.
             note: What others should know about the arena.
+            records: What is in it from the beginning, by key.
 
         Raises:
             OSError: The file exists, cannot be written, or there is no space for the index (8 bytes per key).
@@ -247,6 +256,8 @@ class Arena:
         place = -1
         try:
             arena = cls(_formatted(fd, keys, budget_bytes, on_disk=True, note=note))
+            for key, parts in records.items():
+                arena.put(key, parts)
             place = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             source = f"/proc/self/fd/{arena._file.fd}" if temporary is None else os.path.abspath(temporary)
             os.link(source, name, dst_dir_fd=place, follow_symlinks=True)

@@ -94,7 +94,7 @@ class CachedReads:
             self._finishing = WatchedStages(one_more, dataset, refusal=refusal)
         self._next_to_finish: Any = None
         self._found: deque[Any] = deque()  # what `look_up` has found and nobody has taken
-        self._has_said = False
+        self._has_said = self._has_said_short = False
         self.reading = ""
         self.stages = Stages(
             self._next,
@@ -187,7 +187,10 @@ class CachedReads:
 
     def _put(self, key: int, example: Any) -> None:
         try:
-            self._store.put(key, example)
+            if not self._store.put(key, example) and (shortage := self._store.arena.shortage) and not self._has_said_short:
+                self._has_said_short = True
+                count = self._store.arena.counts.records
+                self.note = f"the cache is full with {count:,} examples, before it has reached its size: {shortage}"
         except StaleCacheError:
             raise
         except Exception as error:  # whatever pickle raises for an object of the user's: the example is read each time
@@ -228,11 +231,17 @@ class CachedReads:
         if first is None:
             return
         self._check_at = ()
-        if bytes(first) != self._digest:
+        if bytes(first) == self._digest:
+            return
+        if (name := self._store.name) is not None:
             raise StaleCacheError(
-                "the data set is another one in each worker, since worker_init_fn changes it, so that an example of one would be "
-                "taken for that of another: leave the cache out, or give all workers the same data set"
+                f"the data set is another one in this worker, after worker_init_fn, than in the one that has begun the cache "
+                f"{name!r}: give another cache.name, or give all workers the same data set"
             )
+        raise StaleCacheError(
+            "the data set is another one in each worker, since worker_init_fn changes it, so that an example of one would be "
+            "taken for that of another: leave the cache out, or give all workers the same data set"
+        )
 
 
 def _watched(stages: WatchedStages, load: Callable[[], list[Any]]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.kept import refusal
 from lightning_echo.caching.record import decode, encode, is_whole
 from lightning_echo.protecting.difference import difference
 
@@ -39,6 +40,8 @@ class ExampleStore:
             read without running code, and is checked at its first hit in a process.
 
     Attributes:
+        arena: As given.
+        name: As given.
         lookups: Hits and misses of this process.
 
     Example:
@@ -48,7 +51,7 @@ class ExampleStore:
     """
 
     def __init__(self, arena: Arena, name: str | None = None) -> None:
-        self.arena, self._name = arena, name
+        self.arena, self.name = arena, name
         self._hits = self._misses = 0
         self._audit_at = 1
         self._checked = bytearray(0 if name is None else arena.keys // 8 + 1)  # a bit for each key: there may be 10^7
@@ -73,12 +76,12 @@ class ExampleStore:
             self._misses += is_fresh
             return MISSING
         self._hits += is_fresh
-        if self._name is None:
+        if self.name is None:
             return decode(data)
         if not self._checked[key >> 3] & (bit := 1 << (key & 7)):
             if not is_whole(data, key):
                 raise StaleCacheError(
-                    f"the cache {self._name!r} is damaged: the record of example {key} is not what was written. Remove its file"
+                    f"the cache {self.name!r} is damaged: the record of example {key} is not what was written. Remove its file"
                 )
             self._checked[key >> 3] |= bit
         return decode(data, trusted=False)
@@ -128,21 +131,17 @@ class ExampleStore:
         """
         if key in self.arena or self.arena.counts.is_frozen:
             return False
-        record = encode(example, checksum=self._name is not None, key=key)
-        if self._name is not None and not record.is_plain:
-            raise TypeError(
-                f"an example of type {type(example).__name__} cannot be kept under the name {self._name!r}: only None, numbers, "
-                "strings, bytes, tuples, lists, dicts, tensors, arrays and images can be read again without running code. Leave "
-                "cache.name out"
-            )
+        record = encode(example, checksum=self.name is not None, key=key)
+        if self.name is not None and not record.is_plain:
+            raise TypeError(refusal(example, self.name))
         return self.arena.put(key, record.parts)
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which counts for itself."""
-        return {"arena": self.arena, "_name": self._name}
+        return {"arena": self.arena, "name": self.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        ExampleStore.__init__(self, state["arena"], state["_name"])
+        ExampleStore.__init__(self, state["arena"], state["name"])
 
 
 def _bytes_of(example: Any) -> bytes:

@@ -36,6 +36,7 @@ class Keys:
 
     Attributes:
         count: Number of keys.
+        parts: Name and length of each data set that reads, in the order of their keys.
 
     Raises:
         NoKeysError: A data set that reads is a stream, or has no length.
@@ -52,6 +53,7 @@ class Keys:
         self._dataset, self._description = dataset, describe(dataset)
         self._starts: dict[int, tuple[int, int]] = {}  # number of a data set that reads -> its first key, and its length
         self.count = 0
+        self.parts: list[tuple[str, int]] = []
         self._add(dataset, self._description)
 
     def _add(self, dataset: Any, description: Description) -> None:
@@ -62,6 +64,7 @@ class Keys:
             length = _length_of(dataset, description)
             self._starts[description.number] = self.count, length
             self.count += length
+            self.parts.append((_name_of(description), length))
 
     def of(self, index: Any) -> int | None:
         """Returns the key of an example; None if its index is no number, or none of the data set that reads it.
@@ -81,6 +84,11 @@ class Keys:
         if place < 0:
             place += length
         return start + place if 0 <= place < length else None
+
+
+def _name_of(description: Description) -> str:
+    inside = ", ".join(map(_name_of, description.inside))
+    return f"{description.name}({inside})" if inside else description.name
 
 
 def _length_of(dataset: Any, description: Description) -> int:

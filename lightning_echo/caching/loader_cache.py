@@ -15,11 +15,12 @@ from typing import Any
 from lightning_echo.caching.agreement import Identity, digest_of, is_distributed, open_together, sample_places
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.cached_reads import Caching
-from lightning_echo.caching.example_store import MISSING
 from lightning_echo.caching.holding import Hold, holds_of, quickest, read_held
+from lightning_echo.caching.kept import Contents, file_of, way_out
 from lightning_echo.caching.keys import Keys
 from lightning_echo.caching.node_cache import CacheCounts, NodeCache
 from lightning_echo.protecting.difference import difference
+from lightning_echo.splitting.fallback import WHOLE
 from lightning_echo.splitting.splits import Split
 from lightning_echo.splitting.stages import Stages
 
@@ -63,6 +64,7 @@ class LoaderCache:
         NodeCache.check(config)
         self._opened: NodeCache | None = None
         self._opened_for: Any = None  # the data set
+        self._message = ""  # about the file that was opened
         self._has_said = False
 
     @property
@@ -82,10 +84,11 @@ class LoaderCache:
             A message for the user; empty if there is none.
 
         Raises:
-            ValueError: There is not enough memory, or the path cannot be used.
+            ValueError: There is not enough memory, the path cannot be used, or what is kept under the name is something else.
+            TypeError: An example consists of types that cannot be kept under a name.
             RuntimeError: Another rank could not make the cache.
         """
-        keys = Keys(self._dataset).count
+        self._message, keys = "", Keys(self._dataset).count
         if self._opened is not None and self._opened_for is self._dataset and self._opened.keys == keys:
             return ""
         before, lost = self._opened, ""
@@ -100,12 +103,57 @@ class LoaderCache:
                 f"the cache of {_in_units(self._opened.counts.size)} holds nothing: an example takes "
                 f"{_in_units(self._hold.example_bytes)}. Give it a larger size"
             )
-        return "; ".join(filter(None, (lost, message)))
+        return "; ".join(filter(None, (lost, message, self._message)))
 
     def _make(self, keys: int) -> NodeCache:
-        size = self._config.bytes_of()
-        hold = quickest(self._dataset, list(self._holds.values()), self._make_stages, self._indices, size)
-        return NodeCache.make(self._config, hold.name, keys)
+        if self._config.name is not None:
+            return self._open_kept(keys)
+        return NodeCache.make(self._config, self._quickest().name, keys)
+
+    def _quickest(self) -> Hold:
+        holds, size = list(self._holds.values()), self._config.bytes_of()
+        return quickest(self._dataset, holds, self._make_stages, self._indices, size)
+
+    # ------------------------------------------------------------------ under a name
+
+    def _open_kept(self, keys: int) -> NodeCache:
+        """Returns the cache that is kept under the name, if it is one of this data set.
+
+        Raises:
+            ValueError: It is not.
+            TypeError: An example consists of types that cannot be kept.
+        """
+        config = self._config
+        cache, found = NodeCache.make_kept(config, keys, self._begin_kept)
+        refused = f"cache.name={config.name!r} is kept for something else"
+        if (hold := self._holds.get(found.hold)) is None:
+            raise ValueError(
+                f"{refused}: it holds [{found.what}] ({found.hold}), and only {' or '.join(map(repr, self._holds))} can be held "
+                f"here. {way_out(config)}"
+            )
+        different = found.difference(self._contents(hold)) or ("" if self._differs_in_workers else self._first_difference(cache))
+        if different:
+            raise ValueError(f"{refused}: {different}. {way_out(config)}")
+        size = cache.counts.size
+        if size != config.bytes_of() and not isinstance(config.size, float):
+            self._message = (
+                f"cache.size={config.size!r} is not used: the cache {config.name!r} was made with {_in_units(size)}. To change "
+                f"that, remove {file_of(config)}"
+            )
+        return cache
+
+    def _begin_kept(self) -> tuple[Contents, dict[int, Any]]:
+        """Returns what the file is to say, and a few examples, by which the next one to open it knows the data set."""
+        hold, key_of, indices = self._quickest(), Keys(self._dataset).of, self._indices
+        at = [] if self._differs_in_workers else [indices[place] for place in sample_places(len(indices))]
+        read, _ = read_held(self._dataset, hold, self._make_stages, at)
+        examples = {key_of(index): example for index, example in zip(at, read, strict=True) if example is not WHOLE}
+        return self._contents(hold), {key: example for key, example in examples.items() if key is not None}
+
+    def _contents(self, hold: Hold) -> Contents:
+        return Contents.of(Keys(self._dataset).parts, hold.name, hold.what)
+
+    # ------------------------------------------------------------------ is it the same data set?
 
     def _samples(self) -> bytes | None:
         """Returns a digest of the examples at some places; None if this process cannot read them."""
@@ -119,7 +167,11 @@ class LoaderCache:
         """Returns whether the data set has the examples that a cache holds, as far as some of them show."""
         if before.keys != keys or before.hold not in self._holds or type(self._dataset) is not type(self._opened_for):
             return False
-        store, key_of, held = before.store(), Keys(self._dataset).of, []
+        return not self._first_difference(before)
+
+    def _first_difference(self, cache: NodeCache) -> str:
+        """Returns in which way the data set has other examples than a cache holds, as far as some of them show."""
+        store, key_of, held = cache.store(), Keys(self._dataset).of, []
         indices = self._indices
         step = max(len(indices) // _MOST_SEARCHED, 1)
         for index in indices[::step]:
@@ -127,9 +179,11 @@ class LoaderCache:
             if key is not None and key in store.arena:
                 held.append((index, key))
         chosen = [held[place] for place in sample_places(len(held))]
-        read, _ = read_held(self._dataset, self._holds[before.hold], self._make_stages, [index for index, _ in chosen])
-        kept = [store.get(key) for _, key in chosen]
-        return all(one is not MISSING and difference(one, other) is None for one, other in zip(kept, read, strict=True))
+        read, _ = read_held(self._dataset, self._holds[cache.hold], self._make_stages, [index for index, _ in chosen])
+        for (index, key), example in zip(chosen, read, strict=True):
+            if (where := difference(store.get(key), example)) is not None:
+                return f"example {index!r} was another one when it was put there ({where})"
+        return ""
 
     # ------------------------------------------------------------------ once it is open
 
@@ -169,6 +223,8 @@ class LoaderCache:
         if share < 1:
             saves = f"from the second pass on {1 - share:.0%} are read, which makes reading {1 / (1 - share):.2g} times faster"
         where = f" on the disk of {self._config.path}" if self._config.path else ""
+        if self._config.name is not None:
+            where = f" in {file_of(self._config)}, with {counts.examples:,} examples of now,"
         return (
             f"cache: holds [{hold.what}] ({hold.name}), {_in_units(hold.example_bytes)} per example; {_in_units(counts.size)}"
             f"{where} hold {share:.0%} of {length:,} examples: {saves}"

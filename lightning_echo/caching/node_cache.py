@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_echo.caching.arena import Arena, held_in_memory
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.example_store import ExampleStore
 from lightning_echo.caching.free_memory import free_memory_bytes
+from lightning_echo.caching.kept import Contents, file_of, open_kept
 
 __all__ = ["Address", "CacheCounts", "NodeCache"]
 
@@ -62,11 +64,13 @@ class Address(NamedTuple):
         hold: What it holds of an example.
         arena: `Arena.address` of the examples.
         tally: `Arena.address` of the counts.
+        name: The name under which it is kept; None: it is not.
     """
 
     hold: str
     arena: tuple[int, int]
     tally: tuple[int, int]
+    name: str | None = None
 
 
 class NodeCache:
@@ -94,7 +98,8 @@ class NodeCache:
         """
         size = config.bytes_of()
         if config.path is not None:
-            _check_disk(config.path, size)
+            is_there = config.name is not None and os.path.lexists(file_of(config))
+            _check_disk(config.path, 0 if is_there else size)  # its file has a size of its own, and has most of that already
             return
         free = free_memory_bytes()
         # What is held already is not needed twice: a loader that is made anew goes on with the cache of the one before it.
@@ -124,6 +129,25 @@ class NodeCache:
             arena = _on_disk(config.path, places, size)
         return cls(arena, arena, hold)
 
+    @classmethod
+    def make_kept(
+        cls, config: CacheConfig, keys: int, begin: Callable[[], tuple[Contents, dict[int, Any]]]
+    ) -> tuple[NodeCache, Contents]:
+        """Opens the cache that is kept under a name, or makes it. Returns what it holds, too, which the caller compares.
+
+        Args:
+            config: The options.
+            keys: As in `make`.
+            begin: As in `open_kept`.
+
+        Raises:
+            ValueError: The path is no folder that can be written, or the file cannot be used.
+            TypeError: As in `open_kept`.
+        """
+        cls.check(config)
+        arena, contents = open_kept(config, keys + 1, begin)
+        return cls(arena, Arena.create(1, 0), contents.hold, config.name), contents  # hits and misses are those of this job
+
     @property
     def keys(self) -> int:
         """Number of examples that the data set can have."""
@@ -149,16 +173,16 @@ class NodeCache:
     @property
     def address(self) -> Address:
         """Where the other ranks of this node find it, while this process lives."""
-        return Address(self.hold, self._arena.address, self._tally.address)
+        return Address(self.hold, self._arena.address, self._tally.address, self._name)
 
     @classmethod
-    def attach(cls, address: Address, name: str | None = None) -> NodeCache:
+    def attach(cls, address: Address) -> NodeCache:
         """Opens the cache that another rank of this node has made.
 
         Raises:
             OSError: That process is not there, or cannot be seen from here (another container).
         """
-        hold, arena, tally = address
+        hold, arena, tally, name = address
         return cls(Arena.attach(arena, reserve_bytes=_reserve()), Arena.attach(tally), hold, name)
 
 

@@ -1,0 +1,252 @@
+"""A cache under a name outlives its job: the next one reads nothing that is held, and goes on filling."""
+
+import gc
+import os
+import resource
+import signal
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_echo import EchoLoader, StagedDataset
+from lightning_echo.caching.cache_config import CacheConfig
+
+EXAMPLES, SIZE = 40, 30_000  # values of 4 bytes
+RECORD = 4 * SIZE + 320  # about, with what stands before it
+
+
+class Images(StagedDataset):
+    """Counts its reads, in whichever process they happen."""
+
+    def __init__(self, offset=0, length=EXAMPLES):
+        self.offset, self.length = offset, length
+        self.reads = torch.zeros(length, dtype=torch.long).share_memory_()
+
+    def load(self, index):
+        self.reads[index] += 1
+        return {"image": torch.arange(SIZE, dtype=torch.int32) + self.offset + 100 * index, "index": index}
+
+    def augment(self, example):
+        example["image"] += torch.randint(10, ())  # in place
+        return example
+
+    def __len__(self):
+        return self.length
+
+
+def loader_of(dataset, path, size="8MiB", name="train", hold="auto", factor=1, workers=0, seed=1):
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers)
+    return EchoLoader(loader, factor, cache=CacheConfig(size, hold, path=str(path), name=name), seed=seed)
+
+
+def run(dataset, path, passes=1, **options):
+    """Returns what was delivered in a job, its counts, and its reads beyond those that opening the cache takes."""
+    loader = loader_of(dataset, path, **options)
+    passes_seen = []
+    for number in range(passes):
+        passes_seen.append([(batch["index"].tolist(), batch["image"][:, 0].tolist()) for batch in loader])
+        if not number:
+            counts = loader.cache_counts
+    last = loader.cache_counts
+    loader.close()
+    del loader
+    gc.collect()
+    return passes_seen, counts, last
+
+
+def plain(passes=1, factor=1, workers=0):
+    loader = EchoLoader(DataLoader(Images(), batch_size=4, shuffle=True, num_workers=workers), factor, seed=1)
+    return [[(batch["index"].tolist(), batch["image"][:, 0].tolist()) for batch in loader] for _ in range(passes)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_next_job_has_no_miss_and_the_same_batches(tmp_path, workers):
+    first, counts, _ = run(Images(), tmp_path, workers=workers)
+    assert counts.examples == EXAMPLES
+    assert counts.hits + counts.misses == EXAMPLES
+    dataset = Images()
+    second, counts, _ = run(dataset, tmp_path, workers=workers)
+    assert (counts.hits, counts.misses) == (EXAMPLES, 0)
+    assert first == second == plain(workers=workers)
+    assert int(dataset.reads.sum()) <= 1 + 8 + max(workers, 1), "in workers; the proof and the trial read copies"
+    assert os.listdir(tmp_path) == ["train.cache"]
+
+
+def test_a_job_goes_on_filling_where_another_one_has_stopped(tmp_path):
+    loader = loader_of(Images(), tmp_path)
+    for _, _ in zip(range(3), loader, strict=False):
+        pass
+    loader.close()
+    del loader
+    gc.collect()
+    _, counts, last = run(Images(), tmp_path, passes=2)
+    assert 12 <= counts.hits < EXAMPLES
+    assert last.examples == EXAMPLES
+    assert last.hits == counts.hits + EXAMPLES
+
+
+@pytest.mark.parametrize("factor", [1, 2.37])
+def test_what_does_not_fit_is_read_in_each_pass_of_each_job(tmp_path, factor):
+    held = 16
+    size = held * RECORD + 1000
+    run(Images(), tmp_path, size=size)
+    delivered, first, last = run(Images(), tmp_path, size=size, passes=3, factor=factor)
+    assert last.is_full
+    assert first.examples == last.examples == held
+    fresh = last.hits + last.misses
+    assert last.hits == pytest.approx(fresh * held / EXAMPLES, abs=held)
+    assert delivered == plain(passes=3, factor=factor)
+
+
+def test_another_data_set_is_refused_at_the_first_batch(tmp_path):
+    run(Images(), tmp_path)
+    for other in (Images(offset=1), Images(length=EXAMPLES - 1)):
+        with pytest.raises(ValueError, match=r"cache\.name='train' is kept for something else: .*Give another cache\.name"):
+            next(iter(loader_of(other, tmp_path)))
+    loader = loader_of(Images(offset=1), tmp_path, name="other")
+    assert len(list(loader)) == EXAMPLES // 4
+
+
+def test_the_same_file_for_another_insertion_point(tmp_path):
+    run(Images(), tmp_path)
+    loader = DataLoader(Images(), batch_size=4)
+    cache = CacheConfig("8MiB", path=str(tmp_path), name="train")
+    echoed = EchoLoader(loader, 2, insertion_point="after_augmentation", cache=cache)
+    assert len(list(echoed)) == 10
+    assert echoed.cache_counts.misses == 0
+
+
+def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    dataset = Images()
+    loader = loader_of(dataset, tmp_path)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        iterator = iter(loader)
+        next(iterator)  # the file is made, with its full length
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20 * RECORD, before[1]))
+            rest = list(iterator)
+            again = list(loader)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (len(rest), len(again)) == (9, 10)
+    counts = loader.cache_counts
+    assert counts.is_full
+    assert 10 < counts.examples < 20
+    assert counts.hits + counts.misses == 2 * EXAMPLES
+    messages = [str(each.message) for each in said if "cache" in str(each.message)]
+    assert len(messages) == 1
+    assert "the cache is full with" in messages[0]
+    assert "before it has reached its size: no more can be written: File too large" in messages[0]
+    loader.close()
+    del loader, iterator
+    gc.collect()
+    _, _, last = run(Images(), tmp_path)
+    assert last.examples == EXAMPLES, "there is room again in the next job"
+
+
+PROGRAM = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from test_cache_kept import Images, loader_of
+loader = loader_of(Images(), {path!r}, workers={workers}, seed={seed})
+for number, batch in enumerate(loader):
+    if number == {stop}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert all((image - image[0] == image.new_tensor(range(len(image)))).all() for image in batch["image"])
+counts = loader.cache_counts
+print(counts.examples, counts.hits, counts.misses)
+"""
+
+
+def start(path, workers=0, seed=1, stop=-1):
+    program = PROGRAM.format(tests=os.path.dirname(__file__), path=str(path), workers=workers, seed=seed, stop=stop)
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_job_that_is_killed_leaves_what_it_has_written_and_nothing_else(tmp_path, workers):
+    killed = start(tmp_path, workers, stop=4)
+    _, errors = killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL, errors
+    assert os.listdir(tmp_path) == ["train.cache"]
+    delivered, _, last = run(Images(), tmp_path)
+    assert last.hits >= 16
+    assert last.examples == EXAMPLES, "none is lost"
+    assert delivered == plain()
+
+
+def test_two_jobs_at_once_share_it(tmp_path):
+    jobs = [start(tmp_path, seed=seed) for seed in (1, 2)]
+    for job in jobs:
+        told, errors = job.communicate(timeout=120)
+        assert job.returncode == 0, errors
+        examples, hits, misses = map(int, told.split())
+        assert hits + misses == EXAMPLES
+        assert examples <= EXAMPLES
+    _, counts, _ = run(Images(), tmp_path)
+    assert (counts.hits, counts.examples) == (EXAMPLES, EXAMPLES)
+
+
+RANK = """
+import os, sys
+import torch.distributed
+os.environ["LOCAL_RANK"] = "{rank}"
+sys.path.insert(0, {tests!r})
+from test_cache_kept import Images, loader_of
+torch.distributed.init_process_group("gloo", init_method="file://{store}", rank={rank}, world_size=2)
+loader = loader_of(Images(), {path!r})
+list(loader)
+torch.distributed.barrier()
+counts = loader.cache_counts
+print(counts.examples, counts.hits, counts.misses, counts.size)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_the_ranks_of_a_node_have_it_together(tmp_path):
+    path = tmp_path / "kept"
+    path.mkdir()
+    told = []
+    for job in range(2):
+        store, tests = tmp_path / f"store{job}", os.path.dirname(__file__)
+        programs = [RANK.format(rank=rank, tests=tests, store=store, path=str(path)) for rank in range(2)]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        ranks = [subprocess.Popen([sys.executable, "-c", program], **options) for program in programs]
+        for rank in ranks:
+            said, errors = rank.communicate(timeout=120)
+            assert rank.returncode == 0, errors
+            told.append(tuple(map(int, said.split())))
+    first, other, second, other_of_second = told
+    assert first == other, "both ranks look at the same cache"
+    assert (first[0], first[1] + first[2]) == (EXAMPLES, EXAMPLES)
+    assert second == other_of_second == (EXAMPLES, EXAMPLES, 0, 2**23)
+    assert os.listdir(path) == ["train.cache"]
+
+
+class Pair:
+    def __init__(self, number):
+        self.number = number
+
+
+class Objects(Images):
+    def load(self, index):
+        return Pair(index)
+
+    def augment(self, example):
+        return example.number
+
+
+def test_examples_that_only_pickle_can_write_are_refused_under_a_name_and_held_without_one(tmp_path):
+    with pytest.raises(TypeError, match=r"type Pair cannot be kept under the name 'train'.*Leave cache\.name out"):
+        next(iter(loader_of(Objects(), tmp_path)))
+    assert os.listdir(tmp_path) == []
+    loader = EchoLoader(DataLoader(Objects(), batch_size=4), 1, cache=CacheConfig("1MiB", path=str(tmp_path)))
+    assert [len(list(loader)), len(list(loader))] == [10, 10]
+    assert loader.cache_counts.hits == EXAMPLES
+    assert os.listdir(tmp_path) == []
