@@ -22,6 +22,7 @@ What to use:
 
 * `EchoCallback` echoes the loader that a Trainer trains on, `EchoDataModule` the loader of a data module. `EchoLoader` echoes a
   loader without either. `EchoConfig` holds their options, `CacheConfig` those of a cache.
+* `CachedDataset` keeps the examples of a data set for any ``DataLoader``: validation, prediction, other frameworks.
 * `TargetIdle` and other controllers decide on the echo factor from epoch to epoch.
 * `StallAnalyzer` measures what a training waits for, and tells what would help.
 
@@ -55,6 +56,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.caching.cached_dataset import CachedDataset
 from lightning_echo.caching.node_cache import CacheCounts
 from lightning_echo.config import EchoConfig
 from lightning_echo.insertion import InsertionPoint
@@ -79,6 +81,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CacheConfig",
     "CacheCounts",
+    "CachedDataset",
     "Controller",
     "Decision",
     "EchoCLI",

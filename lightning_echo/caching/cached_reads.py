@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lightning_echo.caching.agreement import digest_of
-from lightning_echo.caching.example_store import MISSING, ExampleStore, StaleCacheError
+from lightning_echo.caching.example_store import MISSING, ExampleStore, Lookups, StaleCacheError
 from lightning_echo.caching.keys import Keys
 from lightning_echo.protecting.protect import copy_example
+from lightning_echo.protecting.randomness import preserved_random_states
 from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.fallback import WHOLE, WatchedStages
 from lightning_echo.splitting.stages import Augment, Stages, unchanged
@@ -68,6 +70,7 @@ class CachedReads:
         caching: What is held, and where.
         dataset: The user's data set.
         stages: The stages of the insertion point.
+        preserves: Whether the global random states are put back after each read. If not, the caller seeds them anew.
 
     Attributes:
         stages: In place of ``stages``: their ``load`` takes what `look_up` has found, in its order.
@@ -77,7 +80,8 @@ class CachedReads:
         StaleCacheError: The data set has another number of examples than the one that the cache was made for.
     """
 
-    def __init__(self, caching: Caching, dataset: Any, stages: Stages) -> None:
+    def __init__(self, caching: Caching, dataset: Any, stages: Stages, *, preserves: bool = False) -> None:
+        self._around_reads: Callable[[], AbstractContextManager[None]] = preserved_random_states if preserves else nullcontext
         self._store, self._keys, self._held = caching.store, Keys(dataset), caching.make_held(dataset, stages)
         if self._keys.count != (count := caching.store.arena.keys - 1):
             raise StaleCacheError(
@@ -106,6 +110,11 @@ class CachedReads:
         )
         self._note = ""
 
+    @property
+    def lookups(self) -> Lookups:
+        """Hits and misses so far."""
+        return self._store.lookups
+
     def take_note(self) -> str:
         """Returns what the user should be told; empty if there is nothing."""
         note, self._note = self._note, ""
@@ -114,7 +123,9 @@ class CachedReads:
         return note
 
     def look_up(self, indices: Sequence[Any], *, are_fresh: bool) -> None:
-        """Looks examples up, and reads those that are not held. The caller then seeds the random states anew.
+        """Looks examples up, and reads those that are not held.
+
+        Unless the random states are preserved, the caller then seeds them anew.
 
         Args:
             indices: The indices, in the order in which `stages` will be asked for them. A data set that reads whole batches reads
@@ -158,12 +169,35 @@ class CachedReads:
             self._say(f"the cache cannot hold example {index!r}, nor others whose index is no number: they are read each time")
         return key
 
-    def _next(self, index: Any) -> Any:
-        example, finish = self._found.popleft(), self._held.finish
+    def take(self) -> Any:
+        """Returns the next example that `look_up` has found, as it is held."""
+        return self._found.popleft()
+
+    def finish(self, index: Any, example: Any) -> Any:
+        """Returns what the insertion point reuses.
+
+        Args:
+            index: Its index.
+            example: What `take` returned.
+        """
+        finish = self._held.finish
         return example if finish is None or self._finishing is not None else finish(index, example)
 
+    def _next(self, index: Any) -> Any:
+        return self.finish(index, self._found.popleft())
+
     def _read(self, indices: list[Any]) -> list[Any]:
-        return _watched(self._held.stages, lambda: self._load(indices))
+        return self._watched(self._held.stages, lambda: self._load(indices))
+
+    def _watched(self, stages: WatchedStages, load: Callable[[], list[Any]]) -> list[Any]:
+        """Returns what ``load`` returns, which loads by ``stages``: a second time if random numbers were drawn."""
+        with self._around_reads():
+            stages.begin()
+            loaded = load()
+            if stages.must_repeat():
+                loaded = load()
+            stages.end()
+        return loaded
 
     def _load(self, indices: list[Any]) -> list[Any]:
         stages = self._held.stages
@@ -205,7 +239,7 @@ class CachedReads:
 
     def _finished(self, stages: WatchedStages, indices: Sequence[Any], found: list[Any]) -> list[Any]:
         """Returns the examples with all that comes before the cut of the insertion point. One that draws there is read whole."""
-        return _watched(stages, lambda: [self._finish(stages, *each) for each in zip(indices, found, strict=True)])
+        return self._watched(stages, lambda: [self._finish(stages, *each) for each in zip(indices, found, strict=True)])
 
     def _finish(self, stages: WatchedStages, index: Any, held: Any) -> Any:
         self._next_to_finish = held
@@ -242,13 +276,3 @@ class CachedReads:
             "the data set is another one in each worker, since worker_init_fn changes it, so that an example of one would be "
             "taken for that of another: leave the cache out, or give all workers the same data set"
         )
-
-
-def _watched(stages: WatchedStages, load: Callable[[], list[Any]]) -> list[Any]:
-    """Returns what ``load`` returns, which loads by ``stages``: a second time if random numbers were drawn."""
-    stages.begin()
-    loaded = load()
-    if stages.must_repeat():
-        loaded = load()
-    stages.end()
-    return loaded

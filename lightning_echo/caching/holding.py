@@ -100,6 +100,7 @@ def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, n
             "StagedDataset.of(dataset, augment=...). If its __getitem__ returns the same each time, without any random numbers, "
             f"say so by cache.hold={WHOLE!r}"
         ) from refusals[-1]
+    refusals.clear()  # their tracebacks lead to this frame, and further: the data set would stay until garbage is collected
     return found
 
 

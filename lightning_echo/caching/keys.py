@@ -67,7 +67,9 @@ class Keys:
             self.parts.append((_name_of(description), length))
 
     def of(self, index: Any) -> int | None:
-        """Returns the key of an example; None if its index is no number, or none of the data set that reads it.
+        """Returns the key of an example; None if its index is no number, or none from 0 on of the data set that reads it.
+
+        What an index below 0 means, only the data set knows that reads it: not all count from the end.
 
         Args:
             index: What the data set is asked for.
@@ -81,8 +83,6 @@ class Keys:
             place = as_integer(index)
         except TypeError:
             return None
-        if place < 0:
-            place += length
         return start + place if 0 <= place < length else None
 
 

@@ -77,8 +77,11 @@ class LoaderCache:
         """Takes the place of another loader's cache: what that one holds is held on, if it fits."""
         self._opened, self._opened_for = before._opened, before._opened_for
 
-    def open(self) -> str:
-        """Opens the cache of the node, unless it is open. In a job of several ranks, all of them must call this together.
+    def open(self, *, together: bool = True) -> str:
+        """Opens the cache of the node, unless it is open.
+
+        Args:
+            together: Whether the ranks of a node share it. In a job of several ranks, all of them must then call this together.
 
         Returns:
             A message for the user; empty if there is none.
@@ -94,9 +97,12 @@ class LoaderCache:
         before, lost = self._opened, ""
         if before is not None and not self._fits(before, keys):
             before, lost = None, "the data set is another one now: the cache begins anew"
-        samples = self._samples() if is_distributed() else None
-        identity = Identity(type(self._dataset).__qualname__, keys, samples)
-        self._opened, message = open_together(identity, lambda: self._make(keys), before)
+        message = ""
+        if together and is_distributed():
+            identity = Identity(type(self._dataset).__qualname__, keys, self._samples())
+            self._opened, message = open_together(identity, lambda: self._make(keys), before)
+        else:
+            self._opened = before or self._make(keys)
         self._opened_for = self._dataset
         if self._opened is not before and self._hold.example_bytes > self._opened.counts.size:
             lost = lost or (
@@ -199,6 +205,12 @@ class LoaderCache:
         return Caching(self._opened.store(), self._hold.make, check_at)
 
     @property
+    def of_node(self) -> NodeCache:
+        """The cache of the node."""
+        assert self._opened is not None
+        return self._opened
+
+    @property
     def counts(self) -> CacheCounts:
         """What is held, and the lookups so far."""
         if self._opened is not None:
@@ -224,7 +236,7 @@ class LoaderCache:
             saves = f"from the second pass on {1 - share:.0%} are read, which makes reading {1 / (1 - share):.2g} times faster"
         where = f" on the disk of {self._config.path}" if self._config.path else ""
         if self._config.name is not None:
-            where = f" in {file_of(self._config)}, with {counts.examples:,} examples of now,"
+            where = f" in {file_of(self._config)}, where {counts.examples:,} are already,"
         return (
             f"cache: holds [{hold.what}] ({hold.name}), {_in_units(hold.example_bytes)} per example; {_in_units(counts.size)}"
             f"{where} hold {share:.0%} of {length:,} examples: {saves}"

@@ -146,7 +146,7 @@ class TestTheNextJob:
         counts = cache.counts
         assert (counts.hits, counts.misses, counts.hold) == (0, 0, "loaded")
         assert set(range(12)) <= {key for key in range(20) if key in cache.caching().store.arena}
-        assert "train.cache, with 1" in cache.describe()
+        assert "train.cache, where 1" in cache.describe()
 
     def test_may_have_the_same_data_in_other_subsets(self, config):
         fill(config, Words(WORDS), range(12))

@@ -1,0 +1,200 @@
+"""`CachedDataset`: a map-style data set with a cache, for any ``DataLoader``: validation, prediction, other frameworks.
+
+Each example is what the data set inside returns, bit by bit, also where that draws random numbers: what comes before the cut
+draws none, and what comes after it draws the same ones after a lookup as after a read. A read is watched (`WatchedStages`),
+which moves the global random states, and so they are put back before the example is finished.
+
+The constructor opens the cache, in the process that calls it. Processes that get the data set from this one have the same cache:
+workers, forked or spawned, and ranks that are started with it. Nothing is agreed on between ranks, since one of them may make a
+data set that the others do not make. So ranks that each make their own have a cache each, unless it has a name: then they have
+its file together.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lightning_echo.caching.cache_config import CacheConfig, read_cache_config
+from lightning_echo.caching.cached_reads import CachedReads, Caching
+from lightning_echo.caching.example_store import ExampleStore
+from lightning_echo.caching.loader_cache import LoaderCache
+from lightning_echo.caching.node_cache import CacheCounts, NodeCache
+from lightning_echo.protecting.generators import TRANSFORMS
+from lightning_echo.splitting.describe import Description, data_sets_inside, describe
+from lightning_echo.splitting.staged import StagedDataset
+from lightning_echo.splitting.stages import uncut_stages
+
+__all__ = ["CachedDataset"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The cache, as this process has it. It is the same one in all copies of the data set."""
+
+    caching: Caching
+    node: NodeCache
+
+    def __deepcopy__(self, memo: Any) -> _Opened:
+        return self
+
+
+class CachedDataset(StagedDataset):
+    """A map-style data set whose examples are read once, as far as the cache reaches; then they are only augmented.
+
+    It returns what ``dataset[index]`` returns, for any ``DataLoader`` of map-style data: with and without workers, forked or
+    spawned. What is held is never replaced, and an edit of what was returned does not reach it.
+
+    What comes before the cut (reading, decoding, resizing) must give the same each time and draw no random numbers, which is
+    proved on a few examples, watched in each read, and audited in the 1st, 10th, 100th ... hit of a process. What comes after it
+    is redone for each use.
+
+    Use it for validation, prediction and frameworks other than Lightning. For the loader of a training there is
+    ``EchoLoader(loader, factor=1, cache=...)``, whose cache is shared by the ranks of a node. An ``EchoLoader`` over a
+    ``CachedDataset`` works, too, and echoes what is held.
+
+    * In a job of several ranks, each rank that makes a ``CachedDataset`` has a cache of its own, of the full size. Give
+      ``CacheConfig`` a ``path`` and a ``name``, and the ranks of a node have one file together.
+    * Attributes are those of the data set inside, read and set. A transform that is exchanged is seen at the next read of the
+      process; what is before the cut must stay what it is.
+    * Read it from one thread of a process: global random states belong to all of them.
+
+    Args:
+        dataset: A map-style data set with a length.
+        cache: A `CacheConfig`, a mapping of its fields, or its size, such as ``"8GiB"``.
+
+    Raises:
+        TypeError: ``dataset`` is no map-style data set with a length.
+        ValueError: Nothing can be held of it, or the cache cannot be made as ``cache`` says.
+
+    Example:
+        >>> squares = StagedDataset.of([number * number for number in range(10)], augment=float)
+        >>> cached = CachedDataset(squares, "1MiB")
+        >>> [cached[3], cached[3], cached[3]], cached.cache_counts.hits, cached.cache_counts.misses
+        ([9.0, 9.0, 9.0], 2, 1)
+    """
+
+    # The only attributes of its own. Their names must not hide an attribute of the data set inside.
+    _OWN = ("_cached_inside", "_cached_by")
+
+    def __init__(self, dataset: Dataset[Any], cache: CacheConfig | Mapping[str, Any] | str | float | int) -> None:
+        config = read_cache_config(cache)
+        if config is None:
+            raise TypeError('CachedDataset: cache must be a size such as "8GiB", a CacheConfig or a mapping, got None')
+        _check(dataset)
+        opening = LoaderCache(config, dataset, None, None, uncut_stages, differs_in_workers=False)
+        if message := opening.open(together=False):
+            warnings.warn(message, UserWarning, stacklevel=2)
+        if line := opening.describe():
+            _log.info("%s", line)
+        self.__dict__.update(_cached_inside=dataset, _cached_by=_Opened(opening.caching(), opening.of_node))
+
+    @property
+    def cache_counts(self) -> CacheCounts:
+        """What is held, and the hits and misses of all processes that have this cache."""
+        counts: CacheCounts = self._cached_by.node.counts
+        return counts
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        indices = list(indices)
+        finish = self._looked_up(indices).stages.load
+        return list(map(finish, indices))
+
+    def __len__(self) -> int:
+        return len(self._cached_inside)
+
+    def load(self, index: Any) -> Any:
+        """Returns an index and what the cache holds of its example, for an ``EchoLoader``, which reuses that."""
+        return index, self._looked_up([index]).take()
+
+    def augment(self, example: Any) -> Any:
+        """Returns what ``dataset[index]`` returns, of what `load` returned."""
+        return _reads_of(self).finish(*example)
+
+    def _looked_up(self, indices: list[Any]) -> CachedReads:
+        reads, counted = _reads_of(self), self._cached_by.node
+        before = reads.lookups
+        reads.look_up(indices, are_fresh=True)
+        now = reads.lookups
+        counted.add_lookups(now.hits - before.hits, now.misses - before.misses)
+        if note := reads.take_note():
+            warnings.warn(note, UserWarning, stacklevel=3)
+        return reads
+
+    def __getattr__(self, name: str) -> Any:
+        # Its own attributes are missing only while it is being unpickled. Special methods of the data set inside know no cache.
+        if name in self._OWN or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._cached_inside, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._cached_inside, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in self._OWN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def _check(dataset: Any) -> None:
+    name = type(dataset).__name__
+    if isinstance(dataset, CachedDataset):
+        raise TypeError("CachedDataset: the data set is one already; its size is that of its cache")
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"CachedDataset: {name} is a stream, whose examples have no index under which they could be found again. Copy it to "
+            "a local disk, or echo it: EchoLoader(loader, factor)"
+        )
+    if isinstance(dataset, DataLoader):
+        raise TypeError("CachedDataset: give it the data set of the loader, and make a DataLoader over the CachedDataset")
+    if not hasattr(type(dataset), "__getitem__") or not hasattr(type(dataset), "__len__"):
+        raise TypeError(f"CachedDataset: dataset must be map-style, with __getitem__ and __len__, got {name}")
+    if not len(dataset):
+        raise ValueError(f"CachedDataset: {name} has no example")
+
+
+# ---------------------------------------------------------------------- the reads of this process
+
+
+class _Reads(CachedReads):
+    """The reads of a data set in this process, while its transforms are those that they were made for."""
+
+    def __init__(self, caching: Caching, dataset: Any) -> None:
+        store = ExampleStore(caching.store.arena, caching.store.name)  # so that the first hit is audited
+        super().__init__(replace(caching, store=store), dataset, uncut_stages(dataset), preserves=True)
+        self._inside, self._description = dataset, describe(dataset)
+        self._transforms = list(_transforms_in(dataset, self._description))
+
+    def are_of_now(self) -> bool:
+        """Returns whether the data set has the transforms that it had: what a split takes out of it is made once."""
+        found = _transforms_in(self._inside, self._description)
+        return all(now is then for now, then in zip(found, self._transforms, strict=True))
+
+
+_reads: WeakKeyDictionary[CachedDataset, _Reads] = WeakKeyDictionary()  # beside the data sets: copies must not share them
+
+
+def _reads_of(cached: CachedDataset) -> _Reads:
+    found = _reads.get(cached)
+    if found is None or not found.are_of_now():
+        found = _reads[cached] = _Reads(cached._cached_by.caching, cached._cached_inside)
+    return found
+
+
+def _transforms_in(dataset: Any, description: Description) -> Iterator[Any]:
+    attributes = getattr(dataset, "__dict__", {})
+    yield from (attributes.get(name) for name in TRANSFORMS)
+    for part, described in zip(data_sets_inside(dataset, description.role), description.inside, strict=True):
+        yield from _transforms_in(part, described)
