@@ -18,8 +18,9 @@ The bytes are in memory (a ``memfd``: it has no name, is not bounded by ``/dev/s
 it), or in a file. All is written by ``pwrite``, which fails where memory or disk are full: a store through a map would kill the
 process. A file is read by ``pread``, too: it may become shorter, or its disk may fail.
 
-A file may outlive its processes. Each process that has it holds a second lock (``flock``), shared by all. Who opens it alone
-looks it over first (`_look_over`): a key that a killed process had claimed is free again, and what cannot be right is refused.
+A file may outlive its processes. Each process that has it holds a second lock, shared by all, which belongs to the open file and
+so to forked processes, too. Who opens the file alone looks it over first (`_look_over`): a key that a killed process had claimed
+is free again, and what cannot be right is refused. (``flock`` would do, but on network storage it excludes the first lock.)
 
 Source: Mohan et al. 2021, arXiv 2007.06775, section 4.1 (MinIO: items, once cached, are never replaced).
 """
@@ -65,6 +66,8 @@ _GROWTH_STEP_BYTES = 64 * 2**20  # free memory is asked for before each of these
 _SPARE = 0.1  # a record that does not fit is passed over if more than this share of the budget would stay empty
 _FULL_ERRORS = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG}
 _NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}  # says a file system without O_TMPFILE
+_HAVING = struct.Struct("hhqqi")  # C's struct flock: type, whence, first byte, bytes, process
+_HAVING_AT = (1, 1)  # the second byte; the first one is what `locked` locks
 _WORDS_AT_ONCE = 2**20  # of the index, when it is looked over
 
 
@@ -134,7 +137,7 @@ class _File:
         self.words = _WordsInFile(fd, self.keys)
         if is_alone:
             _look_over(self)
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        _lock_with_others(fd)
 
     def at(self, offset: int, size: int) -> memoryview | bytes:
         """Returns bytes: a view that must not be kept, or a copy, which is shorter where the file ends."""
@@ -487,10 +490,15 @@ def _new_file(folder: str) -> tuple[int, str | None]:
 def _lock_alone(fd: int) -> bool:
     """Locks a file if no other process has it; returns whether it has."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _HAVING.pack(fcntl.F_WRLCK, os.SEEK_SET, *_HAVING_AT, 0))
+    except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+def _lock_with_others(fd: int) -> None:
+    """Locks a file together with all others that have it, after one that looks it over."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _HAVING.pack(fcntl.F_RDLCK, os.SEEK_SET, *_HAVING_AT, 0))
 
 
 def _formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: bytes = b"") -> int:

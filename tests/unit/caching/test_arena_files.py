@@ -1,7 +1,6 @@
 """Arenas in files: opened again by later processes, whatever has become of the file meanwhile."""
 
 import errno
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -313,5 +312,11 @@ def test_a_worker_has_the_same_file_although_another_one_has_its_name_by_now(pat
 def test_the_lock_of_those_who_have_it_ends_with_them(path):
     written(path)
     fd = os.open(path, os.O_RDWR)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert arena_module._lock_alone(fd)
+    os.close(fd)
+    arena = Arena.open_file(path)
+    fd = os.open(path, os.O_RDWR)
+    assert not arena_module._lock_alone(fd)
+    del arena  # before its other descriptor is closed, which would drop the lock of this process
+    assert arena_module._lock_alone(fd)
     os.close(fd)
