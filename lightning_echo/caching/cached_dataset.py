@@ -38,13 +38,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Opened:
-    """The cache, as this process has it. It is the same one in all copies of the data set."""
+    """The cache, as this process has it. Copies of the data set have the same one: an arena is never copied."""
 
     caching: Caching
     node: NodeCache
-
-    def __deepcopy__(self, memo: Any) -> _Opened:
-        return self
 
 
 class CachedDataset(StagedDataset):

@@ -166,6 +166,8 @@ def read_held(
 ) -> tuple[list[Any], list[float]]:
     """Returns what is held of some examples, read from a throw-away copy, and the seconds that each took.
 
+    An example that may not be held, since loading it draws random numbers, is `WHOLE`.
+
     Args:
         dataset: The data set.
         hold: What is held.
@@ -179,7 +181,12 @@ def read_held(
         add_decoding(stages)
         for index in indices:
             started = perf_counter()
-            examples.append(stages.load(index))
+            stages.begin()
+            example = stages.load(index)
+            if stages.must_repeat():
+                example = stages.load(index)
+            stages.end()
+            examples.append(example)
             seconds.append(perf_counter() - started)
     return examples, seconds
 

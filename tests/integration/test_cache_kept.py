@@ -229,6 +229,29 @@ def test_the_ranks_of_a_node_have_it_together(tmp_path):
     assert os.listdir(path) == ["train.cache"]
 
 
+def by_environment(number):
+    torch.utils.data.get_worker_info().dataset.offset = int(os.environ["OFFSET"])
+
+
+def test_a_data_set_that_workers_prepare_is_compared_by_them(tmp_path, monkeypatch):
+    """The main process cannot know it."""
+
+    def job(offset):
+        monkeypatch.setenv("OFFSET", str(offset))
+        loader = DataLoader(Images(), batch_size=4, num_workers=1, worker_init_fn=by_environment)
+        cache = CacheConfig("8MiB", path=str(tmp_path), name="train")
+        echoed = EchoLoader(loader, 1, insertion_point="before_augmentation", cache=cache, seed=1)
+        try:
+            return len(list(echoed)), echoed.cache_counts
+        finally:
+            echoed.close()
+
+    assert job(5)[1].misses == EXAMPLES
+    assert job(5)[1].hits == EXAMPLES
+    with pytest.raises(RuntimeError, match=r"another one in this worker, after worker_init_fn, than .* cache 'train'"):
+        job(6)
+
+
 class Pair:
     def __init__(self, number):
         self.number = number

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, random_split
+from torchvision.transforms.v2 import CenterCrop
 
 from lightning_echo import CacheConfig, CachedDataset, StagedDataset
 from lightning_echo.caching import arena, cached_dataset
@@ -54,7 +55,7 @@ class Convention(Dataset):
         if not 0 <= index < len(self.reads):
             raise IndexError("no such example")
         self.reads[index] += 1
-        image = torch.full((3, 4), float(index))
+        image = torch.full((3, 4, 4), float(index))
         return self.transform(image), index % 3
 
     def __len__(self):
@@ -220,7 +221,7 @@ class TestReading:
         dataset_of_stages = cached._cached_inside
         dataset_of_stages.transform = lambda image: image
         Convention.__getitem__, before = (
-            lambda self, index: (self.transform(torch.zeros(3, 4) - index), 0),
+            lambda self, index: (self.transform(torch.zeros(3, 4, 4) - index), 0),
             Convention.__getitem__,
         )
         try:
@@ -259,8 +260,15 @@ class TestAttributes:
             cached.transform = torch.neg
         else:
             dataset.transform = torch.neg
-        assert cached[3][0].tolist() == [[-3.0] * 4] * 3
+        assert cached[3][0].tolist() == [[[-3.0] * 4] * 4] * 3
         assert cached.cache_counts.examples == 1
+
+    def test_a_transform_that_is_exchanged_before_the_cut_is_found_out(self):
+        cached = cached_of(Convention(transform=CenterCrop(3)))
+        assert [cached[3][0].shape for _ in range(4)] == [(3, 3, 3)] * 4
+        cached.transform = CenterCrop(2)
+        with pytest.raises(StaleCacheError, match="example 3 is another one now"):
+            cached[3]
 
     def test_it_can_be_copied_and_pickled_and_the_cache_is_the_same(self):
         cached = cached_of(Staged())

@@ -123,6 +123,13 @@ class OtherWords(Words):
     pass
 
 
+class SometimesNoise(Words):
+    """Every third example draws where it should not."""
+
+    def load(self, index):
+        return f"{self.words[index]}{torch.rand(()).item() if index % 3 == 2 else ''}"
+
+
 WORDS = [f"word {number}" for number in range(20)]
 
 
@@ -174,6 +181,14 @@ class TestTheNextJob:
         fill(config, Words(WORDS), [])
         with pytest.raises(ValueError, match="example 0 was another one"):
             cache_of(Words(WORDS[::-1]), config).open()
+
+    def test_does_not_find_what_may_not_be_held(self, config):
+        fill(config, SometimesNoise(WORDS), [])
+        cache = cache_of(SometimesNoise(WORDS), config)
+        assert cache.open() == ""
+        held = [key for key in range(20) if key in cache.caching().store.arena]
+        assert held
+        assert all(key % 3 != 2 for key in held)
 
     def test_finds_another_hold(self, config, tmp_path):
         fill(config, Words(WORDS), range(12))

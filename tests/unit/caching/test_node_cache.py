@@ -8,6 +8,7 @@ import pytest
 
 from lightning_echo.caching import node_cache
 from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.caching.kept import Contents
 from lightning_echo.caching.node_cache import CacheCounts, NodeCache
 
 MIB = 2**20
@@ -68,6 +69,26 @@ class TestOnADisk:
         monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may write everywhere
         with pytest.raises(ValueError, match=r"cache\.path='.*' cannot be written by this user"):
             NodeCache.check(CacheConfig("1MiB", path=str(tmp_path)))
+
+
+def test_what_the_workers_have_agreed_on_is_no_example():
+    cache = NodeCache.make(CacheConfig("1MiB"), "raw", 10)
+    store = cache.store()
+    store.arena.put(10, [b"a digest"])
+    assert cache.counts.examples == 0
+    store.put(3, "an example")
+    assert cache.counts.examples == 1
+
+
+def test_the_other_ranks_know_the_name(tmp_path):
+    contents = Contents("Words of 10", "raw", "read")
+    config = CacheConfig("1MiB", path=str(tmp_path), name="train")
+    cache, found = NodeCache.make_kept(config, 10, lambda: (contents, {2: "two"}))
+    cache.add_lookups(3, 4)
+    other = NodeCache.attach(cache.address)
+    assert found == contents
+    assert (other.store().name, other.hold, other.counts) == ("train", "raw", cache.counts)
+    assert (other.counts.examples, other.counts.hits, other.counts.misses) == (1, 3, 4)
 
 
 def test_a_process_that_is_gone_cannot_be_attached_to():
