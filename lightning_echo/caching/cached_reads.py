@@ -153,7 +153,12 @@ class CachedReads:
             read = self._read([indices[place] for place in (*to_read, *audited)])
             for place, example in zip(to_read, read, strict=False):
                 found[place] = example
-                if (key := keys[place]) is not None and example is not WHOLE:
+                if (key := keys[place]) is None:
+                    self._say(
+                        f"the cache cannot hold example {indices[place]!r}, nor others whose index is no number from 0 on: they "
+                        "are read each time"
+                    )
+                elif example is not WHOLE:
                     self._put(key, example)
             for place, example in zip(audited, read[len(to_read) :], strict=True):
                 store.audit(found[place], example, indices[place])
@@ -162,12 +167,9 @@ class CachedReads:
 
     def _key_of(self, index: Any) -> int | None:
         try:
-            key = self._keys.of(index)
+            return self._keys.of(index)
         except Exception:  # whatever a data set raises that passes the index on: it will do so again when it is read
             return None
-        if key is None:
-            self._say(f"the cache cannot hold example {index!r}, nor others whose index is no number: they are read each time")
-        return key
 
     def take(self) -> Any:
         """Returns the next example that `look_up` has found, as it is held."""
@@ -224,7 +226,7 @@ class CachedReads:
             if not self._store.put(key, example) and (shortage := self._store.arena.shortage) and not self._has_said_short:
                 self._has_said_short = True
                 count = self._store.arena.counts.records
-                self.note = f"the cache is full with {count:,} examples, before it has reached its size: {shortage}"
+                self._note = f"the cache is full with {count:,} examples, before it has reached its size: {shortage}"
         except StaleCacheError:
             raise
         except Exception as error:  # whatever pickle raises for an object of the user's: the example is read each time

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from cache_cases import ALL, DATASETS, EXAMPLES, WHOLE, Kind, Loaded, Told, plain_values
+from cached_data_cases import ALL, DATASETS, EXAMPLES, WHOLE, Kind, Loaded, Told, plain_values
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_echo import EchoLoader, StagedDataset

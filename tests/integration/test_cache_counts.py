@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from cache_cases import READS, Told, note_read
+from cached_data_cases import READS, Told, note_read
 from loader_cases import case_id, pairwise
 from torch.utils.data import (
     BatchSampler,
@@ -156,7 +156,6 @@ SAMPLERS = {
     "subset": lambda data: {"sampler": SubsetRandomSampler(range(3, 43), generator=torch.Generator().manual_seed(3))},
     "distributed": lambda data: {"sampler": DistributedSampler(data, 2, 1, drop_last=True)},
     "own batches": lambda data: {"batch_sampler": BatchSampler(SequentialSampler(data), 7, False)},
-    "negative": lambda data: {"sampler": range(-1, -41, -1)},
     "tensors": lambda data: {"sampler": torch.arange(COUNT - 1, 7, -1)},
     "numpy": lambda data: {"sampler": np.arange(8, COUNT)},
 }

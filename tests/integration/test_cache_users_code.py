@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from cache_cases import DATASETS, READS, Kind, Loaded, Misfits, Told, both_edited, note_read, plain_values
+from cached_data_cases import DATASETS, READS, Kind, Loaded, Misfits, Told, both_edited, note_read, plain_values
 from loader_cases import epochs, nothing_left_behind
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, get_worker_info
 

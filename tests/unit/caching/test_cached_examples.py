@@ -185,7 +185,8 @@ class TestReading:
 
     def test_an_index_below_0_is_what_the_data_set_makes_of_it(self):
         cached = cached_of(Staged())
-        assert [cached[COUNT - 1]["name"], cached[-1]["name"]] == ["example 11", "example -1"]
+        with pytest.warns(UserWarning, match="the cache cannot hold example -1, nor others whose index is no number from 0 on"):
+            assert [cached[COUNT - 1]["name"], cached[-1]["name"]] == ["example 11", "example -1"]
         assert cached.cache_counts.examples == 1
 
     def test_errors_are_those_of_the_data_set(self):
@@ -201,7 +202,8 @@ class TestReading:
 
         dataset = Named()
         cached = cached_of(dataset)
-        assert [cached["3"]["name"], cached["3"]["name"]] == ["example 3"] * 2
+        with pytest.warns(UserWarning, match="the cache cannot hold example '3'"):
+            assert [cached["3"]["name"], cached["3"]["name"]] == ["example 3"] * 2
         assert (dataset.reads[3], cached.cache_counts.examples) == (2, 0)
 
     def test_an_edit_does_not_reach_the_cache(self):

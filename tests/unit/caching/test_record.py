@@ -326,6 +326,7 @@ class TestChecksum:
         assert is_whole(data, 7)
         assert not any(is_whole(data, key) for key in range(20) if key != 7)
 
+
 class Scan(Image.Image):
     """An image class of a user's."""
 
