@@ -373,3 +373,9 @@ def test_sparse_tensors_are_the_same_and_torch_keeps_none_of_them(make):
     del found
     gc.collect()
     assert sum(type(each) is torch.Tensor for each in gc.get_objects()) == before
+
+
+def test_a_header_with_more_than_one_form_is_refused():
+    header = b'J["list",1] 2'
+    with pytest.raises(ValueError, match="ends after 10 of 12"):
+        decode(struct.pack("<II", len(header), 0) + header)
