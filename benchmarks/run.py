@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from cache import cache
 from crossings import crossings
 from echoes import echoes
 from factor_one import factor_one
@@ -19,13 +20,27 @@ from measuring import measuring
 from memory import memory
 from planning import planning, start
 from protection import protection
-from report import machine
+from report import Table, machine
 from speedup import speedup
 from stalls import stalls
 from target_idle import target_idle
 from watching import watching
 
-_RUNS = (speedup, factor_one, planning, start, memory, protection, watching, crossings, echoes, measuring, target_idle, stalls)
+_RUNS = (
+    speedup,
+    factor_one,
+    planning,
+    start,
+    memory,
+    protection,
+    watching,
+    crossings,
+    echoes,
+    measuring,
+    target_idle,
+    stalls,
+    cache,
+)
 _BENCHMARKS = {run.__name__: run for run in _RUNS}
 _HERE = Path(__file__).parent
 
@@ -42,10 +57,11 @@ def main() -> int:
     torch.set_num_threads(1)  # of the main process: it shares the cores with the workers
     load_before, failures = os.getloadavg()[0], 0
     for name in options.only:
-        table = _BENCHMARKS[name](options.quick)
-        table.print()
-        table.write(folder)
-        failures += table.failures
+        found = _BENCHMARKS[name](options.quick)
+        for table in [found] if isinstance(found, Table) else found:
+            table.print()
+            table.write(folder)
+            failures += table.failures
     table = machine("--quick" if options.quick else "none", load_before)
     table.print()
     table.write(folder)

@@ -1,0 +1,140 @@
+"""How the benchmark of the cache counts: hits in the data set, the model of the page cache, the bound, what ranks have found."""
+
+from __future__ import annotations
+
+import doctest
+import multiprocessing
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cache
+import keepers
+import numpy as np
+import pytest
+import side_by_side
+import torch
+from keepers import KEEPERS, Books, Keeper, LruCached, PageCached, Run, Slow
+
+BY_NAME = {keeper.name: keeper for keeper in KEEPERS}
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    return Books(tmp_path, 20)
+
+
+@pytest.mark.parametrize("module", [cache, side_by_side])
+def test_the_examples_in_docstrings_run(module: Any) -> None:
+    assert doctest.testmod(module).attempted > 0
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 10, 20])
+def test_the_model_of_the_page_cache_throws_out_what_was_not_used_for_longest(books: Books, capacity: int) -> None:
+    chance = np.random.default_rng(capacity)
+    held: OrderedDict[int, None] = OrderedDict()
+    for index in chance.integers(0, 20, 500).tolist():
+        expected = index in held
+        held[index] = None
+        held.move_to_end(index)
+        if len(held) > capacity:
+            held.popitem(last=False)
+        assert books.touch(index, capacity) == expected
+
+
+def test_an_example_is_a_hit_if_nobody_has_read_it_since_it_was_delivered(books: Books) -> None:
+    data = Slow(books, 20, 0.0)
+    data[3], data[4]
+    assert [books.is_hit(3), books.is_hit(4)] == [False, False]
+    data[4]
+    assert [books.is_hit(3), books.is_hit(4), books.is_hit(4)] == [True, False, True]
+
+
+def _read(data: Slow) -> None:
+    data[7]
+
+
+def test_all_processes_write_into_the_same_books(books: Books) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_read, args=(Slow(books, 20, 0.0),))
+    process.start()
+    process.join()
+    assert books.reads.tolist() == [0] * 7 + [1] + [0] * 12
+
+
+def test_lru_cache_keeps_as_many_as_it_is_told_and_says_how_many_bytes(books: Books) -> None:
+    data = LruCached(books, 20, 0.0, kept=2, rank=1)
+    for index in (1, 2, 1, 3, 1, 2):
+        data[index]
+    assert books.reads[:4].tolist() == [0, 1, 2, 1]
+    assert books.held.nonzero()[0].tolist() == [keepers.WORKERS]
+    assert books.held.sum() == 2 * keepers.EXAMPLE_BYTES
+
+
+def test_what_the_page_cache_has_is_not_read(books: Books) -> None:
+    data = PageCached(books, 20, 0.0, kept=2)
+    found = [data[index] for index in (1, 2, 1, 3, 2)]
+    assert books.reads[:4].tolist() == [0, 1, 2, 1]
+    assert all(torch.equal(found[place][0], data.read(index)[0]) for place, index in enumerate((1, 2, 1, 3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "hits"),
+    [("bare DataLoader", 0), ("ours", 32), ("functools.lru_cache, half in each worker", None), ("LMDB on /dev/shm", None)],
+)
+def test_a_partner_delivers_every_example_once_a_pass(name: str, hits: int | None, tmp_path: Path) -> None:
+    keeper = BY_NAME[name]
+    if not keeper.version:
+        pytest.skip(f"{keeper.package} is not installed")
+    run = Run(Books(tmp_path, 64), tmp_path, 64, 0.0)
+    loader = keeper.make(run)
+    found = []
+    for _ in range(3):
+        indices = [index for _, batch in loader for index in batch.tolist()]
+        assert sorted(indices) == list(range(64))
+        found.append(sum(map(run.books.is_hit, indices)))
+    held = keeper.held(run, loader)
+    if name == "ours":
+        assert loader.cache_counts.examples == 32
+        loader.close()
+        # Each worker reads its first hit again, and its tenth.
+        assert (found[0], 32 - found[1] <= 4, 32 - found[2] <= 4) == (0, True, True)
+    elif hits is not None:
+        assert found == [hits] * 3
+    assert (held > 0) == (name != "bare DataLoader")
+
+
+def test_a_partner_that_is_not_installed_has_a_row_that_says_so() -> None:
+    missing = Keeper("a cache", lambda run: None, lambda run, loader: 0, "no-such-package-is-installed")
+    assert missing.version == ""
+    row = side_by_side._row(missing, [])
+    assert row[:2] == ("a cache", "not installed")
+    assert len(row) == len(side_by_side._COLUMNS)
+
+
+def test_a_row_leaves_out_the_first_pass() -> None:
+    rounds = [
+        {"hits": [0, 5, 6], "bytes": 2**20, "seconds": [9.0, 1.0, 2.0]},
+        {"hits": [0, 7, 8], "bytes": 2**21, "seconds": [7.0, 3.0, 4.0]},
+    ]
+    row = side_by_side._row(BY_NAME["ours"], rounds)
+    assert row[2:] == (6.5, 1.5, 8.0, 2.5, 1.0, 4.0)
+
+
+def test_the_memory_of_all_ranks_is_half_of_the_data_where_each_has_a_part() -> None:
+    run = Run(None, Path(), 64, 0.0, ranks=2)  # type: ignore[arg-type]
+    assert (run.half, replace(run, examples=9).half) == (32, 4)
+
+
+@pytest.mark.parametrize(("share", "factor", "required"), [(0.25, 1, 0.95), (0.75, 1, 0.88), (0.5, 2, 0.88), (0.5, 1, 0.95)])
+def test_less_is_required_where_source_and_step_are_balanced(share: float, factor: float, required: float) -> None:
+    times = {"base": [16.0], "plain": [16.0], str((share, factor)): [max(16 * (1 - share) / factor, 4)]}
+    row = cache._speed_row(share, factor, 4.0, times)
+    assert row[7] == pytest.approx(1.0)  # reached
+    assert row[-2:] == (required, "yes")
+
+
+def test_files_are_of_the_size_that_is_said(tmp_path: Path) -> None:
+    sizes = [file.stat().st_size for file in cache.write_jpegs(tmp_path, 4)]
+    assert all(abs(size - 110_000) < 8_000 for size in sizes)
