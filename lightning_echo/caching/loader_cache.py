@@ -249,7 +249,7 @@ class LoaderCache:
 
 def _in_units(size: float) -> str:
     for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
+        if size < 1000:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} GiB"

@@ -129,6 +129,7 @@ class TestTensors:
         tensor = torch.tensor([math.nan, -0.0, math.inf])
         assert read_again(tensor).view(torch.int32).tolist() == tensor.view(torch.int32).tolist()
 
+    @pytest.mark.filterwarnings("ignore:You are using .torch.load.:FutureWarning")  # torch 2.4 warns of its own pickles
     @pytest.mark.parametrize(
         "tensor",
         [
@@ -145,6 +146,7 @@ class TestTensors:
         assert (found.requires_grad, found.layout, type(found)) == (tensor.requires_grad, tensor.layout, type(tensor))
         assert not is_plain([tensor])
 
+    @pytest.mark.filterwarnings("ignore:You are using .torch.load.:FutureWarning")  # torch 2.4 warns of its own pickles
     def test_with_attributes_keep_them(self):
         tensor = torch.ones(2)
         tensor.note = "left"
