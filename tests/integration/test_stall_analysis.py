@@ -396,7 +396,7 @@ def test_what_a_trial_takes_is_the_mean_over_fresh_and_echoed_batches(monkeypatc
     """One step of 8 ms and three of 1: each four of them take 2.75 ms in the mean, wherever a block ends."""
     analyzer, found = analyze(BoringModel(), loader_of(Staged()))
     seconds = [8 * MS, 1 * MS, 1 * MS, 1 * MS] * 8
-    monkeypatch.setattr(type(analyzer._training), "clock_echoed", lambda *args: SimpleNamespace(seconds=seconds[:30]))
+    monkeypatch.setattr(type(analyzer._training), "clock_echoed", lambda *_, **__: SimpleNamespace(seconds=seconds[:30]))
     checked = analyzer.check(found, factor=4, insertion_point="after_batching").checked[0]
     assert checked.step_seconds.median == pytest.approx(2.75 * MS)
 

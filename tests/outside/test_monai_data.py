@@ -238,7 +238,7 @@ def test_its_streams_end_their_epochs_and_reuse_their_noise(
         run = train(make, see, way=way)
     assert run.loader.insertion_point == "after_augmentation"
     assert "an epoch ends when the stream ends" in said(caplog)
-    assert "state_dict() and load_state_dict(state) of the data set, or torchdata's StatefulDataLoader" in said(caplog)
+    assert "state_dict() and load_state_dict(state), or the loader is torchdata's StatefulDataLoader" in said(caplog)
     assert_exact(run, range(LENGTH), passes=3)
     assert len(run.fresh) == 3 * LENGTH
     assert_noise_reused(run)
