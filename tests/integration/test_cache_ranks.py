@@ -11,6 +11,8 @@ import pytest
 import torch
 from cache_ranks_runs import EPOCHS, LENGTH, RANKS
 
+pytestmark = pytest.mark.program
+
 NODES = ((0, 1), (2, 3))
 EACH = LENGTH // RANKS  # examples of a pass on a rank
 AUDITED = 3  # reads of a worker that are repeated in so many hits: the 1st, 10th and 100th
