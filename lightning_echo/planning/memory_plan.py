@@ -1,0 +1,279 @@
+"""Reuse from all that memory holds: each echo is drawn from all items that are held, and an item is held until memory is full.
+
+The words are those of ``plan.py``. What differs from the plan there:
+
+* *Held*: an item that was read and may be used again. Items leave only when memory is full, the oldest first. So the uses of an
+  item are not bounded by the factor: one that is held for long is drawn more often.
+* What is exact is the share of fresh items: of the items that a worker delivers, ``1 / e`` are fresh, by error diffusion. Each
+  batch has ``floor(B / e)`` or ``ceil(B / e)`` of them from the first batch on, unless too few items are held to fill it without
+  a repetition. Such batches have as many fresh items as that takes, and are not counted.
+* Echoes are drawn uniformly, without repetition in a batch, from what was held before the batch.
+* Each worker holds its share of the memory, and is asked for what it holds.
+* An item is held for less than ``max_age`` positions, so that no index is held twice (see ``shape.py``).
+
+The draws of a batch follow from seed and batch number. The state has, for each worker, two counts and the positions that it
+holds: as the bytes of their differences, compressed, since they are almost regular.
+
+Source: experience replay; the simulation and the measurements are in docs/evidence.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from lightning_echo.planning.buffer import Call
+from lightning_echo.planning.hashing import mix
+from lightning_echo.planning.plan import PlannedBatch
+from lightning_echo.planning.ratio import EchoRatio
+from lightning_echo.planning.shape import PlanShape
+
+__all__ = ["MemoryPlan"]
+
+
+class _Memory:
+    """The items that one worker holds, oldest first, and the counts of its batches.
+
+    Attributes:
+        delivered: Items of its batches, since the factor changed or too few items were held.
+        fresh: How many of these were fresh.
+        forget: Positions that it may let go, and that no batch has told it yet.
+    """
+
+    def __init__(self) -> None:
+        self.delivered = self.fresh = 0
+        self.forget: list[int] = []
+        self._positions = array("q")
+        self._start = 0  # the items before it have left
+        self._calls: deque[Call] = deque()
+
+    def __len__(self) -> int:
+        return len(self._positions) - self._start
+
+    @property
+    def oldest(self) -> int:
+        """Position of the oldest item."""
+        return self._positions[self._start]
+
+    def add(self, call: Call) -> None:
+        """Holds the fresh items of a batch."""
+        self._positions.extend(range(call.first, call.first + call.size))
+        self._calls.append(call)
+
+    def drop(self, count: int) -> array[int]:
+        """Lets the oldest items go, and returns their positions."""
+        dropped = self._positions[self._start : self._start + count]
+        self._start += count
+        if self._start > len(self._positions) // 2 > 512:  # half of it is empty: on average an item is moved once
+            del self._positions[: self._start]
+            self._start = 0
+        while self._calls and (not len(self) or self._calls[0].first + self._calls[0].size <= self.oldest):
+            self._calls.popleft()
+        return dropped
+
+    def draw(self, count: int, rand: Callable[[], float]) -> list[int]:
+        """Returns so many places of items, each set of places with the same probability (Floyd's algorithm)."""
+        held = len(self)
+        chosen: dict[int, None] = {}  # in the order of the draws: a set has no order to rely on
+        for last in range(held - count, held):
+            place = int(rand() * (last + 1))
+            chosen[last if place in chosen else place] = None
+        return list(chosen)
+
+    def position_at(self, places: Sequence[int]) -> list[int]:
+        """Returns the positions of the items at such places."""
+        positions, start = self._positions, self._start
+        return [positions[start + place] for place in places]
+
+    def held(self) -> array[int]:
+        """Returns the positions of all items, oldest first."""
+        return self._positions[self._start :]
+
+    def calls(self) -> list[Call]:
+        """Returns the calls in which the items were read, oldest first. The oldest items of the first one may have left."""
+        return list(self._calls)
+
+    def state(self) -> dict[str, Any]:
+        """Returns plain types: the counts, the oldest item, and where each call begins and how many items it has."""
+        numbers = [number for call in self._calls for number in call]
+        differences = array("q", [after - before for before, after in pairwise([0, 0, *numbers][::2])])
+        sizes = array("q", numbers[1::2])
+        packed = base64.b85encode(zlib.compress(differences.tobytes() + sizes.tobytes(), 9)).decode()
+        return {"delivered": self.delivered, "fresh": self.fresh, "held": len(self), "calls": packed}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> _Memory:
+        """Returns the memory whose `state` it was."""
+        memory = cls()
+        memory.delivered, memory.fresh = state["delivered"], state["fresh"]
+        numbers = array("q", zlib.decompress(base64.b85decode(state["calls"])))
+        half = len(numbers) // 2
+        for first, size in zip(accumulate(numbers[:half]), numbers[half:], strict=True):
+            memory.add(Call(first, size))
+        memory.drop(len(memory) - state["held"])
+        return memory
+
+
+class MemoryPlan:
+    """Yields `PlannedBatch` after `PlannedBatch`, without end; the echoes are drawn from all that is held.
+
+    Args:
+        shape: Sizes and seed. Its buffer size is the most items that a rank holds.
+        factor: Echo factor from the first batch on, a real number >= 1.
+
+    Attributes:
+        number: Number of the next batch.
+        position: Position of the next fresh item.
+        factor: The echo factor in force.
+        pending: Changes of the factor to come: the number of a batch and the factor from there on.
+
+    Example:
+        >>> shape = PlanShape(batch_size=4, last_batch_size=4, batches_per_pass=100, workers=1, buffer_size=8, seed=0)
+        >>> plan = MemoryPlan(shape, factor=2.0)
+        >>> [plan.next_batch().fresh for _ in range(5)]
+        [4, 2, 2, 2, 2]
+    """
+
+    def __init__(self, shape: PlanShape, factor: float) -> None:
+        self.shape = shape
+        self.number = self.position = 0
+        self.factor = factor
+        self.pending: list[tuple[int, float]] = []
+        self._memories = [_Memory() for _ in range(max(shape.workers, 1))]
+        self._random = random.Random()
+        self._seed_draws = super(random.Random, self._random).seed
+        self._set_factor(factor)
+
+    @property
+    def live_count(self) -> int:
+        """Number of items that all workers hold."""
+        return sum(map(len, self._memories))
+
+    def live(self) -> list[tuple[int, Call]]:
+        """Returns the positions that all workers hold, oldest first, each with the call in which it was read."""
+        found = []
+        for memory in self._memories:
+            calls = iter(memory.calls())
+            call = next(calls, None)
+            for position in memory.held():
+                while call is not None and position >= call.first + call.size:
+                    call = next(calls, None)
+                assert call is not None  # every item was read in a call
+                found.append((position, call))
+        return sorted(found)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what decides the batches from `number` on, in plain types: positions, never indices."""
+        return {
+            "number": self.number,
+            "position": self.position,
+            "factor": self.factor,
+            "pending": [list(change) for change in self.pending],
+            "memories": [memory.state() for memory in self._memories],
+        }
+
+    @classmethod
+    def from_state(cls, shape: PlanShape, state: dict[str, Any]) -> MemoryPlan:
+        """Returns a plan that goes on where `state` was taken."""
+        plan = cls(shape, state["factor"])
+        plan.number, plan.position = state["number"], state["position"]
+        plan.pending = [(int(number), float(factor)) for number, factor in state["pending"]]
+        plan._memories = [_Memory.from_state(memory) for memory in state["memories"]]
+        return plan
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Lets ``factor`` count from batch ``number`` on, instead of all changes that were to come from there on.
+
+        Raises:
+            ValueError: The batch is planned already.
+        """
+        if number < self.number:
+            raise ValueError(f"batch {number} is planned already, the next one is {self.number}")
+        self.pending = [(earlier, before) for earlier, before in self.pending if earlier < number] + [(number, factor)]
+
+    def next_batch(self, missing: int = 0) -> PlannedBatch:
+        """Plans the next batch; ``missing`` as in `EchoPlan.next_batch`."""
+        self._apply_changes()
+        memory, size, fresh = self._next_size()
+        counts = fresh <= self._steady_fresh(memory, size)
+        if missing:
+            fresh -= missing
+            paid = self._ratio.most_items(memory.fresh + fresh) - memory.delivered
+            size = min(size - missing, max(paid, fresh))
+        if self._ratio.most_uses == 1:
+            return self._emit(memory, size, range(self.position, self.position + size), bytes(size))
+        if counts:
+            memory.delivered, memory.fresh = memory.delivered + size, memory.fresh + fresh
+        return self._with_echoes(memory, size, fresh)
+
+    def _with_echoes(self, memory: _Memory, size: int, fresh: int) -> PlannedBatch:
+        """Draws the echoes of a batch, and holds its fresh items."""
+        places = []
+        if size > fresh:
+            self._seed_draws(mix(self.shape.seed, self.number))
+            places = memory.draw(size - fresh, self._random.random)
+        echoes, before = memory.position_at(places), len(memory)
+        memory.add(Call(self.position, fresh))
+        stays = bytearray(b"\1" * (fresh + len(echoes)))
+        leaving = len(memory) - self._most_held
+        if leaving > 0:
+            drawn = {place: number for number, place in enumerate(places, fresh) if place < leaving}
+            for place, position in enumerate(memory.drop(leaving)):
+                if place >= before:  # a fresh one that finds no room
+                    stays[place - before] = 0
+                elif place in drawn:
+                    stays[drawn[place]] = 0
+                else:
+                    memory.forget.append(position)
+        positions = [*range(self.position, self.position + fresh), *echoes]
+        return self._emit(memory, fresh, positions, bytes(stays))
+
+    def wanted_fresh(self) -> int:
+        """Returns how many fresh items the next batch wants. Ask before `next_batch` if the source may have fewer."""
+        self._apply_changes()
+        return self._next_size()[2]
+
+    def _next_size(self) -> tuple[_Memory, int, int]:
+        """Returns the next batch's memory, its size and its number of fresh items. Drops what is too old by then."""
+        size = self.shape.size_of(self.number)
+        memory = self._memories[self.number % len(self._memories)]
+        if self._ratio.most_uses == 1:
+            return memory, size, size
+        fresh = self._fresh_count(memory, size)
+        while len(memory) and memory.oldest <= (too_old := self.position + fresh - 1 - self.shape.max_age):
+            memory.forget += memory.drop(sum(1 for position in memory.held() if position <= too_old))
+            fresh = self._fresh_count(memory, size)
+        return memory, size, fresh
+
+    def _fresh_count(self, memory: _Memory, size: int) -> int:
+        return max(self._steady_fresh(memory, size), size - len(memory))
+
+    def _steady_fresh(self, memory: _Memory, size: int) -> int:
+        due = self._ratio.fresh_among(memory.delivered + size) - memory.fresh
+        return min(max(due, self._ratio.fewest_fresh(size)), self._ratio.most_fresh(size))
+
+    def _emit(self, memory: _Memory, fresh: int, positions: Sequence[int], stays_live: bytes) -> PlannedBatch:
+        """Returns the batch, and goes on to the next one."""
+        forget, memory.forget = tuple(memory.forget), []
+        batch = PlannedBatch(self.number, self.position, fresh, positions, stays_live, forget)
+        self.position, self.number = self.position + fresh, self.number + 1
+        return batch
+
+    def _set_factor(self, factor: float) -> None:
+        self.factor, self._ratio = factor, EchoRatio.of(factor)
+        self._most_held = self.shape.buffer_in_pass // len(self._memories)
+        for memory in self._memories:
+            memory.delivered = memory.fresh = 0
+            if self._ratio.most_uses == 1:
+                memory.forget += memory.drop(len(memory))
+
+    def _apply_changes(self) -> None:
+        while self.pending and self.pending[0][0] <= self.number:
+            _, factor = self.pending.pop(0)
+            self._set_factor(factor)
