@@ -14,8 +14,8 @@ from report import Table, progress, verdict
 from workloads import WORKERS
 
 from lightning_echo.fetching.requests import ExampleRequests
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.order import ShuffledOrder
-from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape
 
 _LENGTHS = (10**4, 10**8)
@@ -80,7 +80,7 @@ def _requests(length: int, batch_size: int, factor: float) -> ExampleRequests:
         seed=1,
     )
     order = ShuffledOrder(length, shape.pass_length, 1, 0, shape.max_age, seed=2)
-    return ExampleRequests(EchoPlan(shape, factor), order, whole_calls=False)
+    return ExampleRequests(EachPlan(shape, factor), order, whole_calls=False)
 
 
 def _seconds_per_example(requests: ExampleRequests, batches: int, batch_size: int) -> float:

@@ -26,9 +26,9 @@ from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, Exampl
 from lightning_echo.fetching.sampler_order import SamplerOrder
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.worker_processes import WorkerProcesses
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.hashing import mix
 from lightning_echo.planning.order import Order, SequentialOrder, ShuffledOrder
-from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.protecting.randomness import PreservingIterator
 from lightning_echo.workers.seconds import Report
@@ -176,11 +176,11 @@ def _requests(
     return BatchRequests(plan, BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass))
 
 
-def _plan(shape: PlanShape, launch: Launch) -> EchoPlan:
+def _plan(shape: PlanShape, launch: Launch) -> EachPlan:
     """Returns the plan, at the batch to begin with."""
     if launch.state["plan"] is not None:
-        return EchoPlan.from_state(shape, launch.state["plan"])
-    plan = EchoPlan(shape, launch.factor)
+        return EachPlan.from_state(shape, launch.state["plan"])
+    plan = EachPlan(shape, launch.factor)
     plan.position, plan.number = launch.begin_at
     return plan
 

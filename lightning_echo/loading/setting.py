@@ -22,7 +22,7 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading.ranks import data_parallel, world
 from lightning_echo.loading.sizing import BufferSizing
 from lightning_echo.loading.state import Conditions
-from lightning_echo.planning.plan import EchoPlan
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.protecting.objects import is_stateful
 
 __all__ = ["Setting"]
@@ -192,7 +192,7 @@ class Setting:
         """Returns the number of passes in the first batches of a run, by planning them; None for a stream."""
         if self.by_streams or not self.items_per_pass():
             return None
-        plan = EchoPlan(shape_of(self.source, self.layout(), self.buffer_size, 0, self.by_batches), factor)
+        plan = EachPlan(shape_of(self.source, self.layout(), self.buffer_size, 0, self.by_batches), factor)
         for _ in range(batches):
             plan.next_batch()
         return plan.position / self.items_per_pass()

@@ -20,17 +20,15 @@ Source: experience replay; the simulation and the measurements are in docs/evide
 from __future__ import annotations
 
 import base64
-import random
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 from lightning_echo.planning.buffer import Call
-from lightning_echo.planning.hashing import mix
-from lightning_echo.planning.plan import PlannedBatch
+from lightning_echo.planning.plan import LiveItem, Plan, PlannedBatch
 from lightning_echo.planning.ratio import EchoRatio
 from lightning_echo.planning.shape import PlanShape
 
@@ -95,9 +93,12 @@ class _Memory:
         """Returns the positions of all items, oldest first."""
         return self._positions[self._start :]
 
-    def calls(self) -> list[Call]:
-        """Returns the calls in which the items were read, oldest first. The oldest items of the first one may have left."""
-        return list(self._calls)
+    def items(self) -> Iterator[LiveItem]:
+        """Yields all items, oldest first."""
+        held, oldest = len(self), self.oldest if len(self) else 0
+        for call in self._calls if held else ():
+            for position in range(max(call.first, oldest), call.first + call.size):
+                yield LiveItem(position, call)
 
     def state(self) -> dict[str, Any]:
         """Returns plain types: the counts, the oldest item, and where each call begins and how many items it has."""
@@ -120,18 +121,8 @@ class _Memory:
         return memory
 
 
-class MemoryPlan:
-    """Yields `PlannedBatch` after `PlannedBatch`, without end; the echoes are drawn from all that is held.
-
-    Args:
-        shape: Sizes and seed. Its buffer size is the most items that a rank holds.
-        factor: Echo factor from the first batch on, a real number >= 1.
-
-    Attributes:
-        number: Number of the next batch.
-        position: Position of the next fresh item.
-        factor: The echo factor in force.
-        pending: Changes of the factor to come: the number of a batch and the factor from there on.
+class MemoryPlan(Plan):
+    """Draws echoes from all items that memory holds; see `Plan`.
 
     Example:
         >>> shape = PlanShape(batch_size=4, last_batch_size=4, batches_per_pass=100, workers=1, buffer_size=8, seed=0)
@@ -141,64 +132,31 @@ class MemoryPlan:
     """
 
     def __init__(self, shape: PlanShape, factor: float) -> None:
-        self.shape = shape
-        self.number = self.position = 0
-        self.factor = factor
-        self.pending: list[tuple[int, float]] = []
+        super().__init__(shape, factor)
         self._memories = [_Memory() for _ in range(max(shape.workers, 1))]
-        self._random = random.Random()
-        self._seed_draws = super(random.Random, self._random).seed
         self._set_factor(factor)
 
     @property
     def live_count(self) -> int:
-        """Number of items that all workers hold."""
         return sum(map(len, self._memories))
 
-    def live(self) -> list[tuple[int, Call]]:
-        """Returns the positions that all workers hold, oldest first, each with the call in which it was read."""
-        found = []
-        for memory in self._memories:
-            calls = iter(memory.calls())
-            call = next(calls, None)
-            for position in memory.held():
-                while call is not None and position >= call.first + call.size:
-                    call = next(calls, None)
-                assert call is not None  # every item was read in a call
-                found.append((position, call))
-        return sorted(found)
+    def live(self) -> list[LiveItem]:
+        return sorted(item for memory in self._memories for item in memory.items())
 
     def state(self) -> dict[str, Any]:
-        """Returns what decides the batches from `number` on, in plain types: positions, never indices."""
-        return {
-            "number": self.number,
-            "position": self.position,
-            "factor": self.factor,
-            "pending": [list(change) for change in self.pending],
-            "memories": [memory.state() for memory in self._memories],
-        }
+        return {**super().state(), "memories": [memory.state() for memory in self._memories]}
 
     @classmethod
     def from_state(cls, shape: PlanShape, state: dict[str, Any]) -> MemoryPlan:
-        """Returns a plan that goes on where `state` was taken."""
-        plan = cls(shape, state["factor"])
-        plan.number, plan.position = state["number"], state["position"]
-        plan.pending = [(int(number), float(factor)) for number, factor in state["pending"]]
+        plan = super().from_state(shape, state)
         plan._memories = [_Memory.from_state(memory) for memory in state["memories"]]
         return plan
 
-    def change_factor(self, number: int, factor: float) -> None:
-        """Lets ``factor`` count from batch ``number`` on, instead of all changes that were to come from there on.
-
-        Raises:
-            ValueError: The batch is planned already.
-        """
-        if number < self.number:
-            raise ValueError(f"batch {number} is planned already, the next one is {self.number}")
-        self.pending = [(earlier, before) for earlier, before in self.pending if earlier < number] + [(number, factor)]
+    def wanted_fresh(self) -> int:
+        self._apply_changes()
+        return self._next_size()[2]
 
     def next_batch(self, missing: int = 0) -> PlannedBatch:
-        """Plans the next batch; ``missing`` as in `EchoPlan.next_batch`."""
         self._apply_changes()
         memory, size, fresh = self._next_size()
         counts = fresh <= self._steady_fresh(memory, size)
@@ -207,7 +165,7 @@ class MemoryPlan:
             paid = self._ratio.most_items(memory.fresh + fresh) - memory.delivered
             size = min(size - missing, max(paid, fresh))
         if self._ratio.most_uses == 1:
-            return self._emit(memory, size, range(self.position, self.position + size), bytes(size))
+            return self._emit(memory.forget, size, range(self.position, self.position + size), bytes(size))
         if counts:
             memory.delivered, memory.fresh = memory.delivered + size, memory.fresh + fresh
         return self._with_echoes(memory, size, fresh)
@@ -216,7 +174,7 @@ class MemoryPlan:
         """Draws the echoes of a batch, and holds its fresh items."""
         places = []
         if size > fresh:
-            self._seed_draws(mix(self.shape.seed, self.number))
+            self._seed_draws()
             places = memory.draw(size - fresh, self._random.random)
         echoes, before = memory.position_at(places), len(memory)
         memory.add(Call(self.position, fresh))
@@ -232,12 +190,7 @@ class MemoryPlan:
                 else:
                     memory.forget.append(position)
         positions = [*range(self.position, self.position + fresh), *echoes]
-        return self._emit(memory, fresh, positions, bytes(stays))
-
-    def wanted_fresh(self) -> int:
-        """Returns how many fresh items the next batch wants. Ask before `next_batch` if the source may have fewer."""
-        self._apply_changes()
-        return self._next_size()[2]
+        return self._emit(memory.forget, fresh, positions, bytes(stays))
 
     def _next_size(self) -> tuple[_Memory, int, int]:
         """Returns the next batch's memory, its size and its number of fresh items. Drops what is too old by then."""
@@ -258,13 +211,6 @@ class MemoryPlan:
         due = self._ratio.fresh_among(memory.delivered + size) - memory.fresh
         return min(max(due, self._ratio.fewest_fresh(size)), self._ratio.most_fresh(size))
 
-    def _emit(self, memory: _Memory, fresh: int, positions: Sequence[int], stays_live: bytes) -> PlannedBatch:
-        """Returns the batch, and goes on to the next one."""
-        forget, memory.forget = tuple(memory.forget), []
-        batch = PlannedBatch(self.number, self.position, fresh, positions, stays_live, forget)
-        self.position, self.number = self.position + fresh, self.number + 1
-        return batch
-
     def _set_factor(self, factor: float) -> None:
         self.factor, self._ratio = factor, EchoRatio.of(factor)
         self._most_held = self.shape.buffer_in_pass // len(self._memories)
@@ -272,8 +218,3 @@ class MemoryPlan:
             memory.delivered = memory.fresh = 0
             if self._ratio.most_uses == 1:
                 memory.forget += memory.drop(len(memory))
-
-    def _apply_changes(self) -> None:
-        while self.pending and self.pending[0][0] <= self.number:
-            _, factor = self.pending.pop(0)
-            self._set_factor(factor)

@@ -1,57 +1,38 @@
-"""Which example is used when: the echo plan, pure arithmetic without data, torch or I/O.
+"""Which example is used when: the plan, pure arithmetic without data, torch or I/O.
 
 Words of this folder:
 
 * *Item*: what is used several times: an example; for ``after_batching`` and ``after_transfer`` a whole batch.
 * *Position*: the number of a fresh item. The fresh items of a rank form one endless stream: position ``s`` is item
   ``s % pass_length`` of pass ``s // pass_length``.
-* *Live*: an item that was used at least once and has uses left. An item's *age* is counted in positions of the stream.
-* *Due*: fresh items that the error diffusion asks for up to the end of the next batch, and that no batch has had yet.
-* *Steady*: a number of fresh items in a batch of ``B``: the due ones, but at least ``floor(B / e)`` and at most ``ceil(B / e)``.
-* *Warming*: a buffer is being filled. Meanwhile its batches have as many fresh items as that takes.
-* *Staggered*: uses left as in the middle of a run, a different number from item to item. Items that fill a buffer get such uses,
-  so that they do not all come to their last use at once.
-* *Owed*: uses that items had to do without, as the buffer had no room or they grew too old. Later items get them. Below 0: uses
-  that items got too many. Later items do without them.
+* *Live*: an item that was used at least once and may be used again.
 
-The plan says for every batch which positions are fresh in it and which live items are used again. It never sees an index, so that
-it is the same on all ranks; ``order.py`` turns positions into indices.
+A plan says for every batch which positions are fresh in it and which live items are used again. It never sees an index, so that
+it is the same on all ranks; ``order.py`` turns positions into indices. There are two plans:
 
-* ``DataLoader`` hands batch ``k`` to worker ``k % workers``. So every worker has a `Buffer` of its own, and every echo is
-  asked of the worker that holds the example.
-* Uses per item by error diffusion: the ``i``-th gets ``floor(i * e) - floor((i - 1) * e)`` uses.
-* Fresh items per batch by error diffusion too: a steady number. The rest of the batch is drawn without replacement from the live
-  items, each with the same probability, so that no item is in a batch twice (see `Buffer.draw`).
-* A buffer must not hold more live items than it may, nor fewer than the next batch needs. To keep to that, single items get up
-  to three uses fewer or more; later ones make up for it. So the share of fresh items, and with it the factor, holds whatever
-  the buffer.
-* Warming fills the buffer to the middle between what a batch needs and what may be live. From then on batches are steady.
-  Below factor 2 only ``e - 1`` of the fresh items are used again, so only that share of the spare room is filled.
-* A new factor drops the uses beyond it, or adds to those that are left; then the buffer is warmed as at the start.
-* An item is live for at most ``max_age`` positions: near that age its uses are drawn first. ``order.py`` keeps the same index at
-  least that far apart from one pass to the next, so that no index is live twice. A pass that is not longer than the buffer
-  cannot have that: there items live on, and a batch may hold an index twice.
-* The random draws of a batch are seeded with seed and batch number: nothing but the buffers has to be saved.
+* `EachPlan` (``each_plan.py``): each fresh item is used ``e`` times. It is live while uses are left.
+* `MemoryPlan` (``memory_plan.py``): ``1 / e`` of the items are fresh, and echoes are drawn from all items that memory holds.
 
-Where whole batches are items, the plan has batch size 1 and one buffer.
-
-Source: Choi et al. 2019, arXiv 1907.05550, section 2 (echo factor, shuffle buffer after echoing).
+Both promise: ``DataLoader`` hands batch ``k`` to worker ``k % workers``, and every echo is asked of the worker that holds the
+item. No position is in a batch twice. The random draws of a batch are seeded with seed and batch number: so that the state
+holds no random numbers.
 """
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import chain
-from math import ceil
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from lightning_echo.planning.buffer import Buffer, Call, Live
+from lightning_echo.planning.buffer import Call
 from lightning_echo.planning.hashing import mix
 from lightning_echo.planning.ratio import EchoRatio
 from lightning_echo.planning.shape import PlanShape
 
-__all__ = ["EchoPlan", "PlannedBatch"]
+__all__ = ["LiveItem", "Plan", "PlannedBatch"]
+
+P = TypeVar("P", bound="Plan")
 
 
 class PlannedBatch(NamedTuple):
@@ -74,7 +55,19 @@ class PlannedBatch(NamedTuple):
     forget: tuple[int, ...]
 
 
-class EchoPlan:
+class LiveItem(NamedTuple):
+    """An item that is live.
+
+    Attributes:
+        position: Its position in the fresh stream.
+        call: The call in which it was read.
+    """
+
+    position: int
+    call: Call
+
+
+class Plan(ABC):
     """Yields `PlannedBatch` after `PlannedBatch`, without end.
 
     Args:
@@ -86,14 +79,9 @@ class EchoPlan:
         position: Position of the next fresh item.
         factor: The echo factor in force.
         pending: Changes of the factor to come: the number of a batch and the factor from there on.
-
-    Example:
-        >>> shape = PlanShape(batch_size=4, last_batch_size=4, batches_per_pass=100, workers=1, buffer_size=8, seed=0)
-        >>> plan = EchoPlan(shape, factor=2.0)
-        >>> fresh = [plan.next_batch().fresh for _ in range(6)]  # warming, then half of each batch
-        >>> fresh[0], fresh[2:]
-        (4, [2, 2, 2, 2])
     """
+
+    _ratio: EchoRatio
 
     def __init__(self, shape: PlanShape, factor: float) -> None:
         self.shape = shape
@@ -101,20 +89,35 @@ class EchoPlan:
         self.position = 0
         self.factor = factor
         self.pending: list[tuple[int, float]] = []
-        self._buffers = [Buffer() for _ in range(max(shape.workers, 1))]
         self._random = random.Random()
         # What `Random.seed` calls for an integer, after it has looked at its type: the same numbers, at a lower cost.
-        self._seed_draws = super(random.Random, self._random).seed
-        self._set_factor(factor)
+        self._seed = super(random.Random, self._random).seed
 
     @property
+    @abstractmethod
     def live_count(self) -> int:
         """Number of live items of all workers."""
-        return sum(map(len, self._buffers))
 
-    def live(self) -> list[Live]:
+    @abstractmethod
+    def live(self) -> list[LiveItem]:
         """Returns the live items of all workers, oldest first."""
-        return sorted(chain.from_iterable(self._buffers), key=lambda item: item.position)
+
+    @abstractmethod
+    def wanted_fresh(self) -> int:
+        """Returns how many fresh items the next batch wants. Ask before `next_batch` if the source may have fewer."""
+
+    @abstractmethod
+    def next_batch(self, missing: int = 0) -> PlannedBatch:
+        """Plans the next batch.
+
+        Args:
+            missing: How many of its fresh items the source no longer has. Their echoes are left out, too. Otherwise other items
+                would have to give these echoes beyond the factor, and more of them at the end of each pass.
+        """
+
+    @abstractmethod
+    def _set_factor(self, factor: float) -> None:
+        """Lets a factor count from the next batch on."""
 
     def state(self) -> dict[str, Any]:
         """Returns what decides the batches from `number` on, in plain types: positions, never indices."""
@@ -123,16 +126,14 @@ class EchoPlan:
             "position": self.position,
             "factor": self.factor,
             "pending": [list(change) for change in self.pending],
-            "buffers": [buffer.state() for buffer in self._buffers],
         }
 
     @classmethod
-    def from_state(cls, shape: PlanShape, state: dict[str, Any]) -> EchoPlan:
+    def from_state(cls: type[P], shape: PlanShape, state: dict[str, Any]) -> P:
         """Returns a plan that goes on where `state` was taken."""
         plan = cls(shape, state["factor"])
         plan.number, plan.position = state["number"], state["position"]
         plan.pending = [(int(number), float(factor)) for number, factor in state["pending"]]
-        plan._buffers = [Buffer.from_state(buffer) for buffer in state["buffers"]]
         return plan
 
     def change_factor(self, number: int, factor: float) -> None:
@@ -145,189 +146,18 @@ class EchoPlan:
             raise ValueError(f"batch {number} is planned already, the next one is {self.number}")
         self.pending = [(earlier, before) for earlier, before in self.pending if earlier < number] + [(number, factor)]
 
-    def wanted_fresh(self) -> int:
-        """Returns how many fresh items the next batch wants. Ask before `next_batch` if the source may have fewer."""
-        self._apply_changes()
-        _, _, fresh = self._next_size()
-        return fresh
-
-    def next_batch(self, missing: int = 0) -> PlannedBatch:
-        """Plans the next batch.
-
-        Args:
-            missing: How many of its fresh items the source no longer has. Their echoes are left out, too. Otherwise other items
-                would have to give these echoes beyond the factor, and more of them at the end of each pass.
-        """
-        self._apply_changes()
-        buffer, size, fresh = self._next_size()
-        if missing:
-            fresh -= missing
-            paid = self._ratio.most_items(buffer.fresh + fresh) - buffer.delivered
-            size = min(size - missing, max(paid, fresh))
-        if self._ratio.most_uses == 1:  # no echoing: nothing lives on, and nothing has to be worked out
-            return self._emit(buffer, size, range(self.position, self.position + size), bytes(size))
-        fresh_items = self._fresh_items(buffer, size, fresh)
-        next_fresh = self._next_fresh(buffer)
-        echoes = self._draw(buffer, size - fresh, fresh, next_fresh)
-        self._keep_within_bounds(buffer, fresh_items, echoes, next_fresh)
-        for item in chain(fresh_items, echoes):
-            if item.left:
-                buffer.put(item)
-        buffer.by_age.extend(fresh_items)
-        positions = [*range(self.position, self.position + fresh), *[item.position for item in echoes]]
-        stays_live = bytes([item.left > 0 for item in chain(fresh_items, echoes)])
-        return self._emit(buffer, fresh, positions, stays_live)
-
     def _apply_changes(self) -> None:
         while self.pending and self.pending[0][0] <= self.number:
             _, factor = self.pending.pop(0)
             self._set_factor(factor)
 
-    def _next_size(self) -> tuple[Buffer, int, int]:
-        """Returns the next batch's buffer, its size and its number of fresh items. Drops what is too old by then."""
-        size = self.shape.size_of(self.number)
-        buffer = self._buffers[self.number % len(self._buffers)]
-        if self._ratio.most_uses == 1:
-            return buffer, size, size
-        fresh = self._fresh_count(buffer, size)
-        while buffer.drop_until(self.position + fresh - 1 - self.shape.max_age):
-            fresh = self._fresh_count(buffer, size)
-        return buffer, size, fresh
+    def _seed_draws(self) -> None:
+        """Seeds the random draws of the next batch."""
+        self._seed(mix(self.shape.seed, self.number))
 
-    def _emit(self, buffer: Buffer, fresh: int, positions: Sequence[int], stays_live: bytes) -> PlannedBatch:
-        """Returns the batch, and goes on to the next one."""
-        forget, buffer.forget = tuple(buffer.forget), []
-        batch = PlannedBatch(self.number, self.position, fresh, positions, stays_live, forget)
+    def _emit(self, forget: list[int], fresh: int, positions: Sequence[int], stays_live: bytes) -> PlannedBatch:
+        """Returns the next batch, and goes on to the one after it. Empties ``forget``."""
+        batch = PlannedBatch(self.number, self.position, fresh, positions, stays_live, tuple(forget))
+        forget.clear()
         self.position, self.number = self.position + fresh, self.number + 1
         return batch
-
-    def _set_factor(self, factor: float) -> None:
-        rises, self.factor, self._ratio = factor > self.factor, factor, EchoRatio.of(factor)
-        workers, batch_size = len(self._buffers), self.shape.batch_size
-        needed = batch_size - self._ratio.fewest_fresh(batch_size)
-        spare = max(self.shape.buffer_in_pass // workers - needed, 0)
-        if factor < 2:  # only e - 1 of the items are used again: as many live ones would be older
-            spare = ceil(spare * (factor - 1))
-        self._most_live, self._warm_live = needed + spare, needed + spare // 2  # where the buffer is full; where warming ends
-        batches = max(ceil(factor / (batch_size * (factor - 1))), 1) if factor > 1 else 1  # until one must have an echo
-        self._advance = workers * self._ratio.most_fresh(batches * batch_size)
-        for buffer in self._buffers:
-            buffer.restrict(self._ratio.most_uses)
-            buffer.delivered = buffer.fresh = buffer.owed = 0
-            if rises:
-                self._add_uses(buffer)
-            if len(buffer) < self._warm_live:
-                buffer.start_warming()
-
-    def _add_uses(self, buffer: Buffer) -> None:
-        """Adds to the uses that live items have left, up to staggered uses of the new, higher factor."""
-        items = sorted(buffer, key=lambda item: (-item.used, item.position))
-        buffer.clear()
-        for item, left in zip(items, sorted(self._ratio.staggered(0, len(items), len(items))), strict=True):
-            item.left = max(item.left, min(left, self._ratio.most_uses - item.used))
-            buffer.put(item)
-
-    def _fresh_count(self, buffer: Buffer, size: int) -> int:
-        """Returns how many fresh items a batch has: a steady number, or more while the buffer is warming."""
-        live, steady = len(buffer), self._steady_fresh(buffer, size)
-        if not buffer.warming and live < size - steady:
-            buffer.start_warming()
-        if buffer.warming:
-            most = self._ratio.most_fresh(size)
-            return max(size - live, min(size, most + self._warm_live - live), most)
-        fewest, due = self._ratio.fewest_fresh(size), self._due(buffer, size)
-        if due == fewest + 1 and live >= size - fewest and self._lacks_room(buffer, size, due):
-            return fewest  # the other one comes in the next batch: then there is room
-        return steady
-
-    def _next_fresh(self, buffer: Buffer) -> int:
-        """Returns the most fresh items of this worker's next full batch. A short batch in between needs fewer."""
-        size = self.shape.batch_size
-        return size if buffer.warming else self._steady_fresh(buffer, size)
-
-    def _steady_fresh(self, buffer: Buffer, size: int) -> int:
-        return min(max(self._due(buffer, size), self._ratio.fewest_fresh(size)), self._ratio.most_fresh(size))
-
-    def _due(self, buffer: Buffer, size: int) -> int:
-        return self._ratio.fresh_among(buffer.delivered + size) - buffer.fresh
-
-    def _lacks_room(self, buffer: Buffer, size: int, fresh: int) -> bool:
-        """Returns whether so many fresh items find no room, even if echoes make as much as they can."""
-        staying = sum(left > 0 for left in self._ratio.uses_left(buffer.fresh, fresh))
-        return staying > self._most_live - len(buffer) + min(size - fresh, buffer.last_use_count)
-
-    def _fresh_items(self, buffer: Buffer, size: int, fresh: int) -> list[Live]:
-        """Returns the fresh items of a batch, each with the uses that it has left, and counts them."""
-        if buffer.warming:
-            left = self._warming_uses(buffer, size, fresh)
-        else:
-            buffer.delivered += size
-            if not fresh:
-                return []
-            left = self._ratio.uses_left(buffer.fresh, fresh)
-            self._settle_owed(buffer, left)
-            buffer.fresh += fresh
-        call = Call(self.position, fresh)
-        return [Live(self.position + i, uses_left, 1, call) for i, uses_left in enumerate(left)]
-
-    def _warming_uses(self, buffer: Buffer, size: int, fresh: int) -> list[int]:
-        """Returns the uses that each fresh item has left while the buffer is warming; ends warming when enough items are live.
-
-        Some items stand in for the uses that the batch's echoes take, some fill the buffer, with staggered uses. The others are
-        used once.
-        """
-        to_fill = max(self._warm_live - len(buffer), 0)
-        regular = min(self._ratio.fresh_for(size - fresh), fresh)
-        filling = min(fresh - regular, to_fill)
-        left = self._ratio.uses_left(buffer.fresh, regular)
-        left += self._ratio.staggered(buffer.staggered, filling, buffer.staggered + to_fill)
-        buffer.staggered += filling
-        buffer.warming = fresh - regular < to_fill
-        return [0] * (fresh - len(left)) + left
-
-    def _settle_owed(self, buffer: Buffer, left: list[int]) -> None:
-        """Gives items uses that are owed, or takes back what others got too much: one each, within floor and ceiling of e."""
-        least, most = self._ratio.fewest_uses - 1, self._ratio.most_uses - 1
-        for i, uses in enumerate(left):
-            change = (buffer.owed > 0) - (buffer.owed < 0)
-            if least <= uses + change <= most or least == most:
-                left[i] += change
-                buffer.owed -= change
-
-    def _draw(self, buffer: Buffer, count: int, fresh: int, next_fresh: int) -> list[Live]:
-        """Draws the echoes of a batch with ``fresh`` fresh items, and takes one use from each."""
-        if not count:
-            return []
-        self._seed_draws(mix(self.shape.seed, self.number))
-        live, next_echoes = len(buffer) + fresh, self.shape.batch_size - next_fresh
-        crowd = max(next_fresh - next_echoes, 0)  # fresh items of the next batch that its echoes cannot make room for
-        least_last, most_last = live - self._most_live + crowd, live - next_echoes
-        newest = self.position + fresh - 1
-        drawn = buffer.urgent(newest, self.shape.max_age, self._advance, self._ratio.fewest_uses + 1)[:count]
-        for item in drawn:
-            buffer.remove(item)
-        last = sum(item.left == 1 for item in drawn)
-        drawn += buffer.draw(count - len(drawn), least_last - last, most_last - last, self._random.random)
-        for item in drawn:
-            item.left -= 1
-            item.used += 1
-        return drawn
-
-    def _keep_within_bounds(self, buffer: Buffer, fresh_items: list[Live], echoes: list[Live], next_fresh: int) -> None:
-        """Lets no more items live than may, and no fewer than the next batch needs; later items make up for it."""
-        staying = [item for item in chain(echoes, fresh_items) if item.left]
-        count = len(buffer) + len(staying)
-        for _ in range(count - self._most_live):
-            item = min(chain(staying, buffer.with_fewest_left()), key=lambda item: (item.left, -item.used))
-            if item in staying:
-                staying.remove(item)
-            else:
-                buffer.remove(item)
-                buffer.forget.append(item.position)
-            buffer.owed += item.left
-            item.left = 0
-        if (too_few := self.shape.batch_size - next_fresh - count) > 0:
-            ended = sorted((item for item in chain(fresh_items, echoes) if not item.left), key=lambda item: item.used)
-            for item in ended[:too_few]:
-                buffer.owed -= 1
-                item.left = 1

@@ -12,8 +12,8 @@ import torch
 
 from lightning_echo.fetching.batches import BatchEcho, RequestedReader, count_examples
 from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, Step
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.order import SequentialOrder
-from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.workers.seconds import Report
 
@@ -54,7 +54,7 @@ def requests(factor, batches_per_pass=9, buffer_size=4):
         distinct=False,
     )
     order = BatchedOrder(SequentialOrder(35, 35), 4, 3, 9)
-    return BatchRequests(EchoPlan(shape, factor), order)
+    return BatchRequests(EachPlan(shape, factor), order)
 
 
 def counted_batches():

@@ -11,8 +11,8 @@ from lightning_echo.fetching.index_pipeline import IndexPipeline, lookahead
 from lightning_echo.fetching.passes import PassOver
 from lightning_echo.fetching.prefetch import DEPTH
 from lightning_echo.fetching.requests import BatchedOrder, BatchRequests
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.order import SequentialOrder
-from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.workers.seconds import Report
 
@@ -121,7 +121,7 @@ def test_no_more_whole_batches_are_in_flight_than_it_looks_ahead_however_fast_th
         batch_size=1, last_batch_size=1, batches_per_pass=50, workers=1, buffer_size=buffer_size, seed=0, distinct=False
     )
     order = BatchedOrder(SequentialOrder(200, 200, 1, 0, 0), 4, 4, 50)
-    plan = EchoPlan(shape, factor)
+    plan = EachPlan(shape, factor)
     requests, source = BatchRequests(plan, order), SimpleNamespace(rebuilds=True, num_workers=1, prefetched_batches=prefetched)
     for _ in range(prefetched):
         next(requests)

@@ -10,7 +10,7 @@ from own_states import Ends, RollsOver
 from lightning_echo.fetching.batches import BatchEcho
 from lightning_echo.fetching.passes import PassOver, PassReader
 from lightning_echo.fetching.requests import BatchRequests
-from lightning_echo.planning.plan import EchoPlan
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.shape import PlanShape
 
 
@@ -302,13 +302,13 @@ class TestALoaderWithAStateOfItsOwn:
                     pass
             return found
 
-        _, requests, batches = start(EchoPlan(shape, 3))
+        _, requests, batches = start(EachPlan(shape, 3))
         delivered, states = [], []
         for _ in range(40):
             states.append(requests.state(requests.delivered))
             delivered += deliver(requests, batches, 1)
         for at, state in enumerate(states):
-            loader, requests, batches = start(EchoPlan.from_state(shape, state["plan"]), state["order"])
+            loader, requests, batches = start(EachPlan.from_state(shape, state["plan"]), state["order"])
             assert deliver(requests, batches, 40 - at) == delivered[at:]
             oldest = min((item[0] for item in state["plan"]["buffers"][0]["live"]), default=state["plan"]["position"])
             assert loader.read <= max(len(set(delivered)) - oldest, 0)

@@ -22,8 +22,8 @@ from torch.utils.data import RandomSampler, Sampler
 from lightning_echo.fetching.passes import PassReader
 from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, ExampleRequests
 from lightning_echo.fetching.sampler_order import SamplerOrder
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.order import SequentialOrder, ShuffledOrder
-from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape, smallest_buffer
 
 LENGTH, BATCH_SIZE = 61, 5
@@ -57,7 +57,7 @@ KINDS = ("sequential", "shuffled", "sampler")
 def make_requests(kind="shuffled", factor=3, workers=2, whole_calls=False):
     shape = shape_of(workers)
     order = make_order(kind, distance=shape.distance)
-    return ExampleRequests(EchoPlan(shape, factor), order, whole_calls=whole_calls)
+    return ExampleRequests(EachPlan(shape, factor), order, whole_calls=whole_calls)
 
 
 def stream_of(kind, factor, workers=2, count=1000):
@@ -79,7 +79,7 @@ def test_every_position_is_asked_for_by_the_index_that_stands_there(kind, factor
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_planning_never_depends_on_indices(kind):
-    requests, plan = make_requests(kind, 2.37), EchoPlan(shape_of(), 2.37)
+    requests, plan = make_requests(kind, 2.37), EachPlan(shape_of(), 2.37)
     for _ in range(80):
         request, batch = next(requests), plan.next_batch()
         assert (request.number, request.positions, request.fresh) == (batch.number, batch.positions, batch.fresh)
@@ -117,7 +117,7 @@ def test_no_index_is_twice_in_a_batch_whatever_the_factors_where_a_pass_holds_a_
     shape = shape_of(workers, sizes, batch_size, buffer_size, seed)
     for rank in range(replicas):
         order = make_order(kind, length, sum(sizes), replicas, rank, shape.distance, start=seed)
-        requests = ExampleRequests(EchoPlan(shape, factors[0]), order, whole_calls=False)
+        requests = ExampleRequests(EachPlan(shape, factors[0]), order, whole_calls=False)
         for i, factor in enumerate(factors):
             if i:
                 requests.change_factor(requests.plan.number, factor)
@@ -161,7 +161,7 @@ class TestGoingOn:
         shape = shape_of(workers)
         order = make_order(kind, distance=shape.distance, start=99)
         order.load(state["order"])
-        plan = EchoPlan.from_state(shape, json.loads(json.dumps(state["plan"])))
+        plan = EachPlan.from_state(shape, json.loads(json.dumps(state["plan"])))
         return ExampleRequests(plan, order, whole_calls=whole_calls)
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -221,7 +221,7 @@ class TestGoingOn:
 
         shape = shape_of()
         requests = ExampleRequests(
-            EchoPlan(shape, 4), SamplerOrder(High(), LENGTH, LENGTH, distance=20, seed=0), whole_calls=False
+            EachPlan(shape, 4), SamplerOrder(High(), LENGTH, LENGTH, distance=20, seed=0), whole_calls=False
         )
         for number in range(40):
             next(requests)
@@ -294,7 +294,7 @@ class TestGoingOn:
             order = make_order("sampler", sum(sizes), sum(sizes), distance=shape.distance)
             if state is not None:
                 order.load(state["order"])
-            plan = EchoPlan(shape, 2) if state is None else EchoPlan.from_state(shape, state["plan"])
+            plan = EachPlan(shape, 2) if state is None else EachPlan.from_state(shape, state["plan"])
             return ExampleRequests(plan, order, whole_calls=False)
 
         requests = start()
@@ -353,7 +353,7 @@ def test_only_the_indices_of_live_examples_are_remembered(factors):
             return LENGTH
 
     shape = shape_of()
-    requests = ExampleRequests(EchoPlan(shape, factors[0]), SamplerOrder(Made(), LENGTH, LENGTH, seed=0), whole_calls=False)
+    requests = ExampleRequests(EachPlan(shape, factors[0]), SamplerOrder(Made(), LENGTH, LENGTH, seed=0), whole_calls=False)
     for number in range(300):
         if number == 150:
             requests.change_factor(number, factors[1])
@@ -402,7 +402,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("factor", [1, 1.5, 2, 4])
     def test_each_fresh_batch_is_read_once_in_the_order_of_the_steps(self, factor):
-        requests, batches = BatchRequests(EchoPlan(self.shape(), factor), self.order()), self.order().take(200)
+        requests, batches = BatchRequests(EachPlan(self.shape(), factor), self.order()), self.order().take(200)
         steps = [requests.step() for _ in range(150)]
         read = [step for step in steps if step.is_read]
         assert read == [step for step in steps if step.is_fresh]
@@ -418,7 +418,7 @@ class TestBatches:
         assert set(uses.values()) <= set(range(1, math.ceil(factor) + 1))
 
     def test_a_batch_is_kept_until_its_last_use(self):
-        requests = BatchRequests(EchoPlan(self.shape(), 3), self.order())
+        requests = BatchRequests(EachPlan(self.shape(), 3), self.order())
         held = set()
         for _ in range(200):
             step = requests.step()
@@ -427,7 +427,7 @@ class TestBatches:
             assert len(held) <= 4
 
     def test_steps_and_reads_may_be_asked_for_in_any_order(self):
-        first, second = (BatchRequests(EchoPlan(self.shape(), 2), self.order()) for _ in range(2))
+        first, second = (BatchRequests(EachPlan(self.shape(), 2), self.order()) for _ in range(2))
         reads = [next(first) for _ in range(30)]
         steps = [first.step() for _ in range(50)]
         assert [second.step() for _ in range(50)] == steps
@@ -439,7 +439,7 @@ class TestBatches:
             return PassReader([], len(SIZES)) if kind == "opaque" else self.order(kind, start)
 
         shape = self.shape(len(SIZES))
-        requests = BatchRequests(EchoPlan(shape, 2.37), order(5))
+        requests = BatchRequests(EachPlan(shape, 2.37), order(5))
         steps, states = [requests.step() for _ in range(6)], []
         for delivered in range(100):
             requests.delivered = delivered
@@ -451,7 +451,7 @@ class TestBatches:
         for delivered, state in enumerate(states):
             fresh_order = order(99)
             fresh_order.load(state["order"])
-            resumed = BatchRequests(EchoPlan.from_state(shape, state["plan"]), fresh_order)
+            resumed = BatchRequests(EachPlan.from_state(shape, state["plan"]), fresh_order)
             held = set()
             for expected in steps[delivered : 50 if delivered < 40 else None]:  # the change is decided at 40, for 50
                 step = resumed.step()
@@ -466,7 +466,7 @@ class TestBatches:
                 (held.add if step.stays_live else held.discard)(step.position)
 
     def test_of_batches_that_nothing_is_known_of_no_indices_are_asked(self):
-        requests = BatchRequests(EchoPlan(self.shape(), 2), PassReader([], 13))
+        requests = BatchRequests(EachPlan(self.shape(), 2), PassReader([], 13))
         steps = [requests.step() for _ in range(60)]
         assert {step.size for step in steps} == {-1}
         share = Fraction(sum(step.is_fresh for step in steps), 60)

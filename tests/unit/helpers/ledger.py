@@ -6,11 +6,25 @@ what must be true of every plan, whatever its factor and buffer.
 
 from collections import defaultdict
 
+from lightning_echo.planning.shape import PlanShape
+
 
 def plain_batch_sizes(length, batch_size, drop_last):
     """Sizes of the batches of one epoch of a plain loader."""
     sizes = [min(batch_size, length - start) for start in range(0, length, batch_size)]
     return [size for size in sizes if size == batch_size] if drop_last else sizes
+
+
+def shape_of(sizes, batch_size, workers, buffer_size, seed=0):
+    """The sizes of a plan whose passes have batches of these sizes."""
+    return PlanShape(
+        batch_size=batch_size,
+        last_batch_size=sizes[-1],
+        batches_per_pass=len(sizes),
+        workers=workers,
+        buffer_size=buffer_size,
+        seed=seed,
+    )
 
 
 class Ledger:

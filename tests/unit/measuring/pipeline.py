@@ -2,7 +2,7 @@
 
 Nothing of the cost model is in here. ``DataLoader`` hands batch ``k`` to worker ``k % workers`` as soon as batch
 ``k - prefetch_factor * workers`` was fetched; a thread fetches, in order, up to two batches ahead of the training loop; a step
-takes the device a fixed time. How many fresh examples a batch has says the real `EchoPlan`, which fills its buffers up after
+takes the device a fixed time. How many fresh examples a batch has says the real `EachPlan`, which fills its buffers up after
 a change. Reads may have a heavy tail: single ones that take far longer, each for itself, or all of a worker's at times.
 """
 
@@ -16,7 +16,7 @@ from math import ceil, log
 
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.cost import PipelineCosts
-from lightning_echo.planning.plan import EchoPlan
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.shape import PlanShape
 
 DEPTH = 2
@@ -84,7 +84,7 @@ def plan_of(items, factor):
         seed=0,
         distinct=size > 1,
     )
-    return EchoPlan(shape, factor)
+    return EachPlan(shape, factor)
 
 
 def fresh_shares(plan):

@@ -12,24 +12,16 @@ from math import ceil, floor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger import Ledger, plain_batch_sizes
+from ledger import Ledger, plain_batch_sizes, shape_of
 
 from lightning_echo.planning.memory_plan import MemoryPlan
-from lightning_echo.planning.shape import PlanShape, smallest_buffer
+from lightning_echo.planning.shape import smallest_buffer
 
 FACTORS = st.sampled_from([1, 1.25, 1.5, 2, 2.37, 4, 8, 16.5, 100])
 
 
-def shape_of(length=1000, batch_size=8, workers=1, buffer_size=64, *, drop_last=True, seed=0):
-    sizes = plain_batch_sizes(length, batch_size, drop_last)
-    return PlanShape(
-        batch_size=batch_size,
-        last_batch_size=sizes[-1],
-        batches_per_pass=len(sizes),
-        workers=workers,
-        buffer_size=buffer_size,
-        seed=seed,
-    )
+def plan_shape(length=1000, batch_size=8, workers=1, buffer_size=64, *, drop_last=True, seed=0):
+    return shape_of(plain_batch_sizes(length, batch_size, drop_last), batch_size, workers, buffer_size, seed)
 
 
 def ledger_of(shape):
@@ -49,7 +41,7 @@ def runs(draw):
     smallest = max(smallest_buffer(batch_size, max(factor for factor, _ in factors), workers), 1)
     buffer_size = draw(st.integers(smallest, smallest + 12 * batch_size))
     length = buffer_size + 2 * batch_size + draw(st.integers(0, 200))
-    return shape_of(
+    return plan_shape(
         length, batch_size, workers, buffer_size, drop_last=draw(st.booleans()), seed=draw(st.integers(0, 9))
     ), factors
 
@@ -88,7 +80,7 @@ def test_a_plan_goes_on_from_its_state_as_if_it_had_not_stopped(run, stop):
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("batch_size", [1, 7, 32])
 def test_of_what_each_worker_delivers_one_in_e_is_fresh_by_error_diffusion(factor, workers, batch_size):
-    shape = shape_of(100_000, batch_size, workers, 40 * batch_size * workers)
+    shape = plan_shape(100_000, batch_size, workers, 40 * batch_size * workers)
     plan, exact = MemoryPlan(shape, factor), Fraction(str(factor))
     counted = {worker: [0, 0] for worker in range(workers)}
     for batch in batches(plan, 60 * workers):
@@ -103,12 +95,12 @@ def test_of_what_each_worker_delivers_one_in_e_is_fresh_by_error_diffusion(facto
 
 
 def test_only_the_first_batch_of_each_worker_is_wholly_fresh():
-    fresh = [batch.fresh for batch in batches(MemoryPlan(shape_of(workers=2, buffer_size=640), 4), 12)]
+    fresh = [batch.fresh for batch in batches(MemoryPlan(plan_shape(workers=2, buffer_size=640), 4), 12)]
     assert fresh == [8, 8] + [2] * 10
 
 
 def test_items_leave_only_when_memory_is_full_and_then_the_oldest():
-    plan = MemoryPlan(shape_of(buffer_size=20), 4)
+    plan = MemoryPlan(plan_shape(buffer_size=20), 4)
     held = []
     for _ in range(60):
         batch = plan.next_batch()
@@ -122,7 +114,7 @@ def test_items_leave_only_when_memory_is_full_and_then_the_oldest():
 
 
 def test_calls_are_those_in_which_the_items_were_read():
-    plan = MemoryPlan(shape_of(buffer_size=20, workers=2), 3)
+    plan = MemoryPlan(plan_shape(buffer_size=20, workers=2), 3)
     called = {}
     for batch in batches(plan, 40):
         called.update(dict.fromkeys(batch.positions[: batch.fresh], (batch.first_fresh, batch.fresh)))
@@ -131,7 +123,7 @@ def test_calls_are_those_in_which_the_items_were_read():
 
 
 def test_every_held_item_is_drawn_equally_often():
-    shape = shape_of(10**6, 8, 1, 50)
+    shape = plan_shape(10**6, 8, 1, 50)
     plan = MemoryPlan(shape, 8)
     batches(plan, 200)
     drawn = Counter()
@@ -146,14 +138,14 @@ def test_every_held_item_is_drawn_equally_often():
 
 def test_other_seeds_draw_otherwise_and_the_same_seed_alike():
     def drawn(seed):
-        return [batch.positions for batch in batches(MemoryPlan(shape_of(seed=seed), 4), 30)]
+        return [batch.positions for batch in batches(MemoryPlan(plan_shape(seed=seed), 4), 30)]
 
     assert [list(one) for one in drawn(1)] == [list(one) for one in drawn(1)]
     assert [list(one) for one in drawn(1)] != [list(one) for one in drawn(2)]
 
 
 def test_factor_1_reads_everything_once_holds_nothing_and_lets_go_what_was_held():
-    plan, ledger = MemoryPlan(shape_of(), 4), ledger_of(shape_of())
+    plan, ledger = MemoryPlan(plan_shape(), 4), ledger_of(plan_shape())
     for batch in batches(plan, 30):
         ledger.enter(batch)
     plan.change_factor(30, 1)
@@ -163,7 +155,7 @@ def test_factor_1_reads_everything_once_holds_nothing_and_lets_go_what_was_held(
 
 
 def test_a_change_that_is_planned_already_is_refused():
-    plan = MemoryPlan(shape_of(), 4)
+    plan = MemoryPlan(plan_shape(), 4)
     batches(plan, 3)
     with pytest.raises(ValueError, match="batch 2 is planned already, the next one is 3"):
         plan.change_factor(2, 2)
@@ -171,7 +163,7 @@ def test_a_change_that_is_planned_already_is_refused():
 
 @pytest.mark.parametrize("missing", [1, 2])
 def test_where_the_source_has_fewer_the_batch_is_shorter_and_the_share_stays(missing):
-    plan = MemoryPlan(shape_of(), 4)
+    plan = MemoryPlan(plan_shape(), 4)
     batches(plan, 10)
     assert plan.wanted_fresh() == 2
     batch = plan.next_batch(missing)
@@ -182,7 +174,7 @@ def test_where_the_source_has_fewer_the_batch_is_shorter_and_the_share_stays(mis
 
 @pytest.mark.parametrize("held", [1_000, 100_000])
 def test_the_state_stays_small_however_much_is_held(held):
-    plan = MemoryPlan(shape_of(10**7, 32, 4, held), 2.37)
+    plan = MemoryPlan(plan_shape(10**7, 32, 4, held), 2.37)
     while plan.live_count < held:
         plan.next_batch()
     assert len(pickle.dumps(plan.state())) < 2_000

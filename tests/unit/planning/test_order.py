@@ -24,8 +24,8 @@ from torch.utils.data import (
 from lightning_echo.fetching.requests import ExampleRequests
 from lightning_echo.fetching.sampler_order import SamplerOrder
 from lightning_echo.planning import order as order_module
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.order import SequentialOrder, ShuffledOrder, entry_key, permute, spread
-from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape
 
 
@@ -401,7 +401,7 @@ def test_no_memory_grows_with_the_data_set(kind):
     tracemalloc.start()
     try:
         order = SequentialOrder(length, length) if kind == "sequential" else shuffled(length, distance=shape.distance)
-        requests = ExampleRequests(EchoPlan(shape, 4), order, whole_calls=False)
+        requests = ExampleRequests(EachPlan(shape, 4), order, whole_calls=False)
         first = next(requests)
         _, peak = tracemalloc.get_traced_memory()
         for _ in range(300):

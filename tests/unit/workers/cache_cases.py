@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import Dataset
 
 from lightning_echo.fetching.requests import ExampleRequests
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.order import ShuffledOrder
-from lightning_echo.planning.plan import EchoPlan
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.splitting.splits import make_stages
 from lightning_echo.splitting.staged import StagedDataset
@@ -84,7 +84,7 @@ def make_requests(factor, whole_calls=False, state=None):
     order = ShuffledOrder(LENGTH, LENGTH, 1, 0, shape.distance, seed=2)
     if state is not None:
         order.load(state["order"])
-    plan = EchoPlan(shape, factor) if state is None else EchoPlan.from_state(shape, state["plan"])
+    plan = EachPlan(shape, factor) if state is None else EachPlan.from_state(shape, state["plan"])
     return ExampleRequests(plan, order, whole_calls=whole_calls)
 
 

@@ -13,9 +13,9 @@ from math import ceil, floor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger import Ledger, plain_batch_sizes
+from ledger import Ledger, plain_batch_sizes, shape_of
 
-from lightning_echo.planning.plan import EchoPlan
+from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.shape import PlanShape, smallest_buffer
 
 FACTORS = (1, 1.5, 2, 2.37, 4, 8)
@@ -42,17 +42,6 @@ def buffer_of(kind, batch_size, factor, workers):
     return {"default": 2 * batch_size * workers, "larger": 10 * batch_size * workers, "smallest": smallest}[kind]
 
 
-def shape_of(sizes, batch_size, workers, buffer_size, seed=0):
-    return PlanShape(
-        batch_size=batch_size,
-        last_batch_size=sizes[-1],
-        batches_per_pass=len(sizes),
-        workers=workers,
-        buffer_size=buffer_size,
-        seed=seed,
-    )
-
-
 class Run:
     """A plan, run with every batch entered into a ledger; each of ``factors`` for so many batches."""
 
@@ -63,7 +52,7 @@ class Run:
         self.shape = shape_of(self.sizes, batch_size, workers, buffer_size, seed)
         length = sum(self.sizes)
         self.ledger = Ledger(self.sizes, workers, buffer_size, same_item_after=length if length > buffer_size else None)
-        self.plan = EchoPlan(self.shape, factors[0][0])
+        self.plan = EachPlan(self.shape, factors[0][0])
         self.stretches = []  # per factor: it, and what was seen after each of its batches
         for i, (factor, batches) in enumerate(factors):
             if i:
@@ -253,7 +242,7 @@ def test_a_buffer_that_just_holds_a_batch_meets_the_factor_as_exactly_as_a_large
 def test_the_number_of_fresh_items_is_steady_again_whatever_was_drawn_before_the_change(before, after, batch_size):
     """Many draws with usual buffers: what is live when the factor changes differs from one to the other."""
     for seed in range(60):
-        plan = EchoPlan(shape_of([batch_size] * 1000, batch_size, 0, 2 * batch_size, seed), before)
+        plan = EachPlan(shape_of([batch_size] * 1000, batch_size, 0, 2 * batch_size, seed), before)
         for _ in range(20 + seed % 13):
             plan.next_batch()
         plan.change_factor(plan.number, after)
@@ -274,7 +263,7 @@ def test_a_pass_smaller_than_the_buffer_meets_the_factor(length, batch_size, wor
 
 
 def test_a_later_decision_replaces_the_changes_that_were_to_come_after_it():
-    plan = EchoPlan(shape_of([8] * 100, 8, 0, 16), factor=1)
+    plan = EachPlan(shape_of([8] * 100, 8, 0, 16), factor=1)
     plan.change_factor(10, 2)
     plan.change_factor(20, 8)
     plan.change_factor(15, 4)
@@ -286,7 +275,7 @@ def test_a_later_decision_replaces_the_changes_that_were_to_come_after_it():
 
 
 def test_a_change_of_factor_at_a_planned_batch_is_refused():
-    plan = EchoPlan(shape_of([8] * 10, 8, 0, 16), factor=2)
+    plan = EachPlan(shape_of([8] * 10, 8, 0, 16), factor=2)
     for _ in range(3):
         plan.next_batch()
     with pytest.raises(ValueError, match="batch 2 is planned already, the next one is 3"):
@@ -300,7 +289,7 @@ def test_a_change_of_factor_at_a_planned_batch_is_refused():
 def test_a_plan_made_of_the_state_at_any_step_goes_on_with_the_same_batches(workers):
     sizes = plain_batch_sizes(93, 8, False)
     shape = shape_of(sizes, 8, workers, 16 * max(workers, 1), seed=5)
-    plan, states, batches = EchoPlan(shape, 2.37), [], []
+    plan, states, batches = EachPlan(shape, 2.37), [], []
     plan.change_factor(20, 4.0)
     plan.change_factor(35, 1.0)
     plan.change_factor(42, 1.5)
@@ -309,7 +298,7 @@ def test_a_plan_made_of_the_state_at_any_step_goes_on_with_the_same_batches(work
         assert json.dumps(plan.state()) == states[-1], "asking twice changes nothing"
         batches.append(plan.next_batch())
     for number, state in enumerate(states):
-        resumed = EchoPlan.from_state(shape, json.loads(state))
+        resumed = EachPlan.from_state(shape, json.loads(state))
         assert json.dumps(resumed.state()) == state
         held = {item.position for item in resumed.live()} | set(range(resumed.position, 60 * 8))
         for batch in batches[number:]:
@@ -318,7 +307,7 @@ def test_a_plan_made_of_the_state_at_any_step_goes_on_with_the_same_batches(work
 
 
 def test_a_state_holds_positions_and_plain_types_only():
-    plan = EchoPlan(shape_of([8] * 50, 8, 2, 32), factor=4)
+    plan = EachPlan(shape_of([8] * 50, 8, 2, 32), factor=4)
     for _ in range(30):
         plan.next_batch()
 
@@ -336,7 +325,7 @@ def test_the_plan_depends_on_its_seed_alone_and_leaves_the_global_random_state_a
     def planned(seed, noise):
         random.seed(noise)
         before = random.getstate()
-        plan = EchoPlan(shape_of([8] * 50, 8, 2, 32, seed=seed), factor=4)
+        plan = EachPlan(shape_of([8] * 50, 8, 2, 32, seed=seed), factor=4)
         batches = [plan.next_batch() for _ in range(40)]
         assert random.getstate() == before
         return batches
@@ -347,7 +336,7 @@ def test_the_plan_depends_on_its_seed_alone_and_leaves_the_global_random_state_a
 
 def test_the_length_of_a_pass_decides_nothing_but_the_batch_sizes_and_no_index_is_ever_seen():
     """Two data sets whose passes are longer than the run are planned alike."""
-    short, long = (EchoPlan(shape_of([8] * batches, 8, 2, 32), factor=2.37) for batches in (1_000, 10**7))
+    short, long = (EachPlan(shape_of([8] * batches, 8, 2, 32), factor=2.37) for batches in (1_000, 10**7))
     assert [short.next_batch() for _ in range(500)] == [long.next_batch() for _ in range(500)]
 
 
@@ -380,7 +369,7 @@ def test_whole_batches_are_interleaved_evenly_also_when_a_pass_is_shorter_than_t
         seed=0,
         distinct=False,
     )
-    plan, ledger = EchoPlan(shape, factor), Ledger([1], 1, buffer_size)
+    plan, ledger = EachPlan(shape, factor), Ledger([1], 1, buffer_size)
     for _ in range(150):
         ledger.enter(plan.next_batch())
     fresh = [fresh for _, fresh, _ in ledger.history][buffer_size:]
@@ -418,7 +407,7 @@ def test_any_plan_keeps_to_the_ledger(arguments):
 def test_any_plan_goes_on_from_its_state(arguments, steps):
     run = Run(*arguments)
     state = json.loads(json.dumps(run.plan.state()))
-    resumed = EchoPlan.from_state(run.shape, state)
+    resumed = EachPlan.from_state(run.shape, state)
     for _ in range(steps):
         expected, batch = run.step().batch, resumed.next_batch()
         assert batch[:-1] == expected[:-1]
