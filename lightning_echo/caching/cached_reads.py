@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from lightning_echo.caching.agreement import digest_of
 from lightning_echo.caching.example_store import MISSING, ExampleStore, Lookups, StaleCacheError
 from lightning_echo.caching.keys import Keys
+from lightning_echo.caching.record import digest_of
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.randomness import preserved_random_states
 from lightning_echo.splitting.decoding import add_decoding

@@ -16,7 +16,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from lightning_echo.caching.arena import Arena, ArenaError
+from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.arena_file import ArenaError
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.record import encode
 

@@ -2,7 +2,7 @@
 
 Workers are started and ended, loaders are made anew at a reload; the examples stay. When the loader starts its workers,
 
-1. the ranks of a node find out whether they have the same data set, and open one cache together (``agreement.py``);
+1. the ranks of a node find out whether they have the same data set, and open one cache together (``node_cache.py``);
 2. a cache from before a reload goes on if the new data set has the examples that it holds, which up to eight of them show;
 3. the workers get what they need for their reads (`Caching`).
 """
@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lightning_echo.caching.agreement import Identity, digest_of, is_distributed, open_together, sample_places
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.cached_reads import Caching
 from lightning_echo.caching.holding import Hold, holds_of, quickest, read_held
 from lightning_echo.caching.kept import Contents, file_of, way_out
 from lightning_echo.caching.keys import Keys
-from lightning_echo.caching.node_cache import CacheCounts, NodeCache
+from lightning_echo.caching.node_cache import CacheCounts, Identity, NodeCache, is_distributed, open_together, sample_places
+from lightning_echo.caching.record import digest_of
 from lightning_echo.protecting.difference import difference
 from lightning_echo.splitting.fallback import WHOLE
 from lightning_echo.splitting.splits import Split

@@ -22,12 +22,13 @@ share memory and there are no gaps.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from math import prod
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ import torch
 
 from lightning_echo.protecting.objects import is_from_pillow, is_image
 
-__all__ = ["NotPlainError", "Record", "decode", "encode", "is_whole"]
+__all__ = ["NotPlainError", "Record", "decode", "digest_of", "encode", "is_whole"]
 
 _PREFIX = struct.Struct("<II")
 _parsed = (
@@ -153,6 +154,15 @@ def is_whole(data: Any, key: int = 0) -> bool:
     if len(data) < _PREFIX.size:
         return False
     return bool(_PREFIX.unpack_from(data)[1] == zlib.crc32(memoryview(data)[_PREFIX.size :], _begin_of_checksum(key)))
+
+
+def digest_of(examples: Iterable[Any]) -> bytes:
+    """Returns a digest of the bytes of examples, as a cache would hold them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for example in examples:
+        for part in encode(example).parts:
+            digest.update(part)
+    return digest.digest()
 
 
 def _begin_of_checksum(key: int) -> int:

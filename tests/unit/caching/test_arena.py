@@ -15,7 +15,9 @@ import zlib
 import pytest
 
 from lightning_echo.caching import arena as arena_module
-from lightning_echo.caching.arena import Arena, ArenaError
+from lightning_echo.caching import arena_file
+from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.arena_file import ArenaError
 
 MIB = 2**20
 
@@ -102,14 +104,14 @@ class TestRunningShort:
     def test_a_full_disk_freezes_it(self, make, monkeypatch, number):
         arena = make(10, MIB)
         assert arena.put(0, [b"fits"])
-        write = arena_module._write
+        write = arena_file.write
 
         def full(fd, parts, offset):
             if offset > arena._file.start:
                 raise OSError(number, os.strerror(number))
             write(fd, parts, offset)
 
-        monkeypatch.setattr(arena_module, "_write", full)
+        monkeypatch.setattr(arena_file, "write", full)
         assert not arena.put(1, [b"does not"])
         assert arena.counts[1:] == (1, True)
         assert arena.get(1) is None
@@ -122,7 +124,7 @@ class TestRunningShort:
             arena.put(1, [b"x"])
 
     def test_an_error_while_a_record_is_written_is_one_too_and_the_key_is_never_held(self, make, monkeypatch):
-        arena, write = make(10, MIB), arena_module._write
+        arena, write = make(10, MIB), arena_file.write
 
         def broken(fd, parts, offset):
             if offset > arena._file.start:
@@ -131,7 +133,7 @@ class TestRunningShort:
 
         assert arena.put(0, [b"before"])
         with monkeypatch.context() as patched:
-            patched.setattr(arena_module, "_write", broken)
+            patched.setattr(arena_file, "write", broken)
             with pytest.raises(OSError, match="broken"):
                 arena.put(1, [b"x"])
         assert arena.get(1) is None

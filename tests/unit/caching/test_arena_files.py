@@ -9,8 +9,9 @@ import struct
 
 import pytest
 
-from lightning_echo.caching import arena as arena_module
-from lightning_echo.caching.arena import Arena, ArenaError
+from lightning_echo.caching import arena_file
+from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.arena_file import ArenaError
 
 MIB = 2**20
 RECORDS_AT = 8192  # header and index of up to 512 keys, in whole pages
@@ -185,7 +186,7 @@ class TestDamaged:
 
 
 def claim_and_wait(arena, key, writer):
-    write = arena_module._write
+    write = arena_file.write
 
     def stop(fd, parts, offset):
         if offset >= arena._file.start:
@@ -193,7 +194,7 @@ def claim_and_wait(arena, key, writer):
             signal.pause()
         write(fd, parts, offset)
 
-    arena_module._write = stop
+    arena_file.write = stop
     arena.put(key, [b"never written"])
 
 
@@ -262,7 +263,7 @@ def expect_claimed(path, key):
 class TestFrozen:
     def test_since_the_disk_was_full_it_goes_on_when_it_is_opened_again(self, path, monkeypatch):
         arena = Arena.create_file(path, 10, MIB)
-        write = arena_module._write
+        write = arena_file.write
 
         def full(fd, parts, offset):
             if offset >= RECORDS_AT:
@@ -270,7 +271,7 @@ class TestFrozen:
             write(fd, parts, offset)
 
         with monkeypatch.context() as patched:
-            patched.setattr(arena_module, "_write", full)
+            patched.setattr(arena_file, "write", full)
             assert not arena.put(1, [b"does not fit"])
         assert arena.counts.is_frozen
         assert arena.shortage == "no more can be written: No space left on device"
@@ -312,11 +313,11 @@ def test_a_worker_has_the_same_file_although_another_one_has_its_name_by_now(pat
 def test_the_lock_of_those_who_have_it_ends_with_them(path):
     written(path)
     fd = os.open(path, os.O_RDWR)
-    assert arena_module._lock_alone(fd)
+    assert arena_file.lock_alone(fd)
     os.close(fd)
     arena = Arena.open_file(path)
     fd = os.open(path, os.O_RDWR)
-    assert not arena_module._lock_alone(fd)
+    assert not arena_file.lock_alone(fd)
     del arena  # before its other descriptor is closed, which would drop the lock of this process
-    assert arena_module._lock_alone(fd)
+    assert arena_file.lock_alone(fd)
     os.close(fd)

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from torchvision.transforms.v2 import CenterCrop
 
 from lightning_echo import CacheConfig, CachedDataset, StagedDataset
-from lightning_echo.caching import arena, cached_dataset
+from lightning_echo.caching import arena_file, cached_dataset
 from lightning_echo.caching.example_store import StaleCacheError
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.randomness import random_states, seed_all
@@ -285,13 +285,13 @@ class TestAttributes:
 
     def test_nothing_stays_when_it_goes(self):
         gc.collect()
-        opened, known = set(arena._open), len(cached_dataset._reads)
+        opened, known = set(arena_file._open), len(cached_dataset._reads)
         cached = cached_of(Staged())
         cached[3]
-        assert len(set(arena._open) - opened) == 1
+        assert len(set(arena_file._open) - opened) == 1
         del cached
         gc.collect()
-        assert set(arena._open) <= opened
+        assert set(arena_file._open) <= opened
         assert len(cached_dataset._reads) <= known
 
 

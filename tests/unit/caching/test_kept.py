@@ -8,7 +8,8 @@ import torch
 
 from lightning_echo import StagedDataset
 from lightning_echo.caching import kept
-from lightning_echo.caching.arena import Arena, ArenaError
+from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.arena_file import ArenaError
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.example_store import StaleCacheError
 from lightning_echo.caching.kept import Contents, file_of, open_kept

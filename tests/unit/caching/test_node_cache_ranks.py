@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lightning_echo.caching.agreement import Identity, Place, digest_of, nodes_of, place_of_process, sample_places
+from lightning_echo.caching.node_cache import Identity, Place, nodes_of, place_of_process, sample_places
+from lightning_echo.caching.record import digest_of
 
 HERE, THERE = ("host", "boot", "0"), ("host", "boot", "1")
 

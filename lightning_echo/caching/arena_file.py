@@ -1,0 +1,412 @@
+"""`ArenaFile`: the file of an arena, as one process has it: its layout, its descriptor, its locks, reading and writing.
+
+::
+
+    | header (4096 bytes) | index: 8 bytes per key | record | record | ...
+                                  |                   ^
+                                  +-------------------+   offset of the record; 0: none; 1: is being written
+
+The bytes are in memory (a ``memfd``: it has no name, is not bounded by ``/dev/shm``, and is gone with the last process that has
+it), or on a disk. All is written by ``pwrite``, which fails where memory or disk are full: a store through a map would kill the
+process. A file on a disk is read by ``pread``, too: it may become shorter, or its disk may fail.
+
+**The lock for writing** is one of the kernel's (``fcntl``), which ends with the process that has it. Such a lock does not exclude
+other threads of the process, and is dropped when *any* descriptor of the file is closed in it. So a process has one descriptor
+for each file, and a lock between its threads.
+
+**The lock of those who have it.** A file on a disk may outlive its processes. Each process that has it holds a second lock,
+shared by all, which belongs to the open file and so to forked processes, too. Who opens the file alone looks it over first
+(`look_over`): a key that a killed process had claimed is free again, and what cannot be right is refused. (``flock`` would do,
+but on network storage it excludes the first lock.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import tempfile
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from stat import S_ISREG
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "ABSENT",
+    "ALIGNMENT",
+    "CLAIMED",
+    "SPARE",
+    "WORD_BYTES",
+    "ArenaCounts",
+    "ArenaError",
+    "ArenaFile",
+    "aligned",
+    "formatted",
+    "have",
+    "held_in_memory",
+    "leave",
+    "lock_alone",
+    "new_file",
+    "open_own",
+    "write",
+]
+
+_MAGIC = b"lightecho1"
+_HEADER = struct.Struct("<10s?5xQQ")  # magic, whether it is on a disk, number of keys, bytes that records may take
+_COUNTS = struct.Struct("<QQQ")  # bytes taken, records, whether it is frozen
+_COUNTS_AT = 64
+_LOOKUPS = struct.Struct("<QQ")  # hits, misses
+_LOOKUPS_AT = 96
+_NOTE = struct.Struct("<II")  # bytes of the note, and the checksum of header and note
+_NOTE_AT = 128
+_HEADER_BYTES = 4096
+_MOST_NOTED = _HEADER_BYTES - _NOTE_AT - _NOTE.size
+_WORD = struct.Struct("<Q")
+WORD_BYTES = _WORD.size
+ABSENT, CLAIMED = 0, 1  # words of the index that are no offset
+ALIGNMENT = 64
+SPARE = 0.1  # a record that does not fit is passed over if more than this share of the budget would stay empty
+_NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}  # says a file system without O_TMPFILE
+_HAVING = struct.Struct("hhqqi")  # C's struct flock: type, whence, first byte, bytes, process
+_HAVING_AT = (1, 1)  # the second byte; the first one is what `locked` locks
+_WORDS_AT_ONCE = 2**20  # of the index, when it is looked over
+
+
+class ArenaError(RuntimeError):
+    """A file is no arena, or one for something else."""
+
+
+class ArenaCounts(NamedTuple):
+    """What an arena holds.
+
+    Attributes:
+        bytes: Bytes of the records, with what is lost between them.
+        records: Records that can be read.
+        is_frozen: Whether nothing is added any more.
+    """
+
+    bytes: int
+    records: int
+    is_frozen: bool
+
+
+class _WordsInFile:
+    """The index of a file. What is missing of it reads as absent."""
+
+    def __init__(self, fd: int, keys: int) -> None:
+        self._fd, self._keys = fd, keys
+
+    def __getitem__(self, key: int) -> int:
+        if not 0 <= key < self._keys:
+            raise IndexError(key)
+        data = os.pread(self._fd, _WORD.size, _HEADER_BYTES + _WORD.size * key)
+        return int.from_bytes(data, "little") if len(data) == _WORD.size else ABSENT
+
+
+class ArenaFile:
+    """A descriptor, the lock between threads, and in memory a map: one in each process for each file (see `have`).
+
+    Args:
+        fd: The descriptor.
+        is_alone: Whether no other process has the file, so that it can be looked over.
+
+    Attributes:
+        keys: Number of keys.
+        budget: Bytes that the records may take.
+        note: What was noted when the file was made.
+        words: The index: a word by key.
+        start: Where the records begin.
+        end: Where they end, if all of the budget is taken.
+        in_memory: Whether it is in memory, and not on a disk.
+
+    Raises:
+        ArenaError: The file is no arena, or is damaged.
+    """
+
+    def __init__(self, fd: int, *, is_alone: bool = False) -> None:
+        self.keys: int
+        self.budget: int
+        header = os.pread(fd, _HEADER_BYTES, 0).ljust(_HEADER_BYTES, b"\0")
+        magic, on_disk, self.keys, self.budget = _HEADER.unpack_from(header)
+        if magic != _MAGIC:
+            raise ArenaError("this file is no cache of lightning_echo, or one of another version: give another path or name")
+        length, checksum = _NOTE.unpack_from(header, _NOTE_AT)
+        self.note = header[_NOTE_AT + _NOTE.size :][:length]
+        if checksum != zlib.crc32(self.note, zlib.crc32(header[: _HEADER.size])):
+            raise ArenaError(_damaged("its header is not what was written"))
+        self.fd, self.in_memory = fd, not on_disk
+        self.start = _start_of_records(self.keys)
+        self.end = self.start + self.budget
+        self.threads = threading.Lock()
+        self.users = 0  # arenas of this process
+        self.words: memoryview | _WordsInFile
+        if self.in_memory:
+            self.map = mmap.mmap(fd, self.end, mmap.MAP_SHARED, mmap.PROT_READ)
+            self.view = memoryview(self.map)
+            self.words = self.view[_HEADER_BYTES : _HEADER_BYTES + _WORD.size * self.keys].cast("Q")
+            return
+        if (size := os.fstat(fd).st_size) < self.end:
+            raise ArenaError(_damaged(f"it has {size:,} of its {self.end:,} bytes"))
+        self.words = _WordsInFile(fd, self.keys)
+        if is_alone:
+            look_over(self)
+        _lock_with_others(fd)
+
+    def at(self, offset: int, size: int) -> memoryview | bytes:
+        """Returns bytes: a view that must not be kept, or a copy, which is shorter where the file ends."""
+        return self.view[offset : offset + size] if self.in_memory else _read(self.fd, size, offset)
+
+    # ------------------------------------------------------------------ what is in its header
+
+    @property
+    def counts(self) -> ArenaCounts:
+        """What the arena holds now. A file that has lost its header holds nothing."""
+        taken, records, frozen = _COUNTS.unpack(bytes(self.at(_COUNTS_AT, _COUNTS.size)).ljust(_COUNTS.size, b"\0"))
+        return ArenaCounts(taken, records, bool(frozen))
+
+    @counts.setter
+    def counts(self, value: ArenaCounts) -> None:
+        write(self.fd, [_COUNTS.pack(*value)], _COUNTS_AT)
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """Hits and misses."""
+        hits, misses = _LOOKUPS.unpack(self.at(_LOOKUPS_AT, _LOOKUPS.size))
+        return hits, misses
+
+    @lookups.setter
+    def lookups(self, value: tuple[int, int]) -> None:
+        write(self.fd, [_LOOKUPS.pack(*value)], _LOOKUPS_AT)
+
+    def set_word(self, key: int, word: int) -> None:
+        """Writes a word of the index."""
+        write(self.fd, [_WORD.pack(word)], _HEADER_BYTES + _WORD.size * key)
+
+    # ------------------------------------------------------------------ records
+
+    def record_at(self, offset: int) -> memoryview | bytes:
+        """Returns a record. What a file has lost of it is missing in it."""
+        begin = offset + _WORD.size
+        length = int.from_bytes(self.at(offset, _WORD.size), "little")
+        return self.at(begin, max(min(length, self.end - begin), 0))  # a length that was damaged leads to nothing outside
+
+    def write_record(self, offset: int, size: int, parts: Sequence[Any]) -> None:
+        """Writes a record of ``size`` bytes, which is given in parts."""
+        write(self.fd, [_WORD.pack(size), *parts], offset)
+
+    # ------------------------------------------------------------------ locks
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Excludes all other threads and processes."""
+        with self.threads:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, 0)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, 0)
+
+    def close(self) -> None:
+        """Ends the map and closes the descriptor."""
+        if isinstance(self.words, memoryview):
+            with contextlib.suppress(BufferError):  # somebody looks at a record still: the map ends with that view
+                self.words.release()
+                self.view.release()
+                self.map.close()
+        os.close(self.fd)
+
+
+# ---------------------------------------------------------------------- the files that this process has
+
+_open: dict[tuple[int, int], ArenaFile] = {}  # by device and inode: a second descriptor would drop the lock when it is closed
+_opening = threading.RLock()  # again by the same thread, when garbage is collected meanwhile
+
+
+def _renew_locks() -> None:
+    """In a forked process, a lock that a thread of its parent had would never be given back."""
+    global _opening
+    _opening = threading.RLock()
+    for each in _open.values():
+        each.threads = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
+def have(fd: int, *, is_alone: bool = False) -> tuple[ArenaFile, tuple[int, int]]:
+    """Returns the file of a descriptor, which belongs to it from now on, and the key for `leave`.
+
+    There is one `ArenaFile` in a process for each file, however often that is opened.
+    """
+    status = os.fstat(fd)
+    key = (status.st_dev, status.st_ino)
+    with _opening:
+        if (known := _open.get(key)) is None:
+            try:
+                known = _open[key] = ArenaFile(fd, is_alone=is_alone)
+            except BaseException:
+                os.close(fd)
+                raise
+        elif known.fd != fd:
+            with known.threads:  # closing a descriptor drops the lock: no thread may have it
+                os.close(fd)
+        known.users += 1
+    return known, key
+
+
+def leave(key: tuple[int, int]) -> None:
+    """Closes a file that no arena of this process uses any more."""
+    with _opening:
+        file = _open[key]
+        file.users -= 1
+        if not file.users:
+            del _open[key]
+            file.close()
+
+
+def held_in_memory() -> int:
+    """Returns the bytes of records that the arenas of this process hold in memory."""
+    with _opening:
+        return sum(_COUNTS.unpack_from(file.view, _COUNTS_AT)[0] for file in _open.values() if file.in_memory)
+
+
+# ---------------------------------------------------------------------- making, opening and looking over
+
+
+def new_file(folder: str) -> tuple[int, str | None]:
+    """Returns a new file in a folder, and its name; None if it has none, so that nothing is left if the process is killed."""
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), None
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS_FILES or not os.path.isdir(folder):
+            raise
+    return tempfile.mkstemp(prefix=".lightning_echo-", dir=folder)
+
+
+def formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: bytes = b"") -> int:
+    """Makes the file of a descriptor that of an empty arena, and returns the descriptor.
+
+    Raises:
+        OSError: There is no space for the index.
+        ValueError: The note is too long.
+    """
+    header = _HEADER.pack(_MAGIC, on_disk, keys, budget_bytes)
+    try:
+        if len(note) > _MOST_NOTED:
+            raise ValueError(f"a note has at most {_MOST_NOTED} bytes, got {len(note)}")
+        start = _start_of_records(keys)
+        os.ftruncate(fd, start + budget_bytes)
+        os.posix_fallocate(fd, 0, start)  # what is mapped must be there: else a look at it could kill the process
+        write(fd, [_COUNTS.pack(0, 0, False)], _COUNTS_AT)
+        write(fd, [_NOTE.pack(len(note), zlib.crc32(note, zlib.crc32(header))), note], _NOTE_AT)
+        write(fd, [header], 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_own(path: str) -> tuple[int, bool]:
+    """Opens a file that only this user can have written, and returns its descriptor, and whether no other process has it.
+
+    Raises:
+        OSError: The file cannot be opened.
+        ArenaError: Other users may have written into it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid():
+            raise ArenaError(f"{path} belongs to another user, who could have written anything into it: give another path")
+        if not S_ISREG(status.st_mode):
+            raise ArenaError(f"{path} is no file: give another path or name")
+        if status.st_mode & 0o022:
+            raise ArenaError(f"{path} can be written by other users, who could have written anything into it: remove it")
+        return fd, lock_alone(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def lock_alone(fd: int) -> bool:
+    """Locks a file if no other process has it; returns whether it has."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _HAVING.pack(fcntl.F_WRLCK, os.SEEK_SET, *_HAVING_AT, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _lock_with_others(fd: int) -> None:
+    """Locks a file together with all others that have it, after one that looks it over."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _HAVING.pack(fcntl.F_RDLCK, os.SEEK_SET, *_HAVING_AT, 0))
+
+
+def look_over(file: ArenaFile) -> None:
+    """Makes good what killed processes have left, in a file that nobody else has.
+
+    * A key that was claimed and never written is free again. Its space is lost.
+    * The records are counted anew: a process may have been killed between a record and its count.
+    * A file that was frozen since its disk was full goes on.
+
+    Raises:
+        ArenaError: The index leads to where no record can be.
+    """
+    taken, _, frozen = _COUNTS.unpack(_read(file.fd, _COUNTS.size, _COUNTS_AT))
+    if taken > file.budget:
+        raise ArenaError(_damaged("it has more records than there is room for"))
+    records, last = 0, 0
+    for first in range(0, file.keys, _WORDS_AT_ONCE):
+        count = min(_WORDS_AT_ONCE, file.keys - first)
+        words = np.frombuffer(_read(file.fd, _WORD.size * count, _HEADER_BYTES + _WORD.size * first), "<u8")
+        offsets = words[words > CLAIMED]
+        records += len(offsets)
+        last = max(last, int(offsets.max(initial=0)))
+        if (offsets < file.start).any() or (offsets >= file.start + taken).any() or (offsets % ALIGNMENT).any():
+            raise ArenaError(_damaged("its index leads to where no record is"))
+        for place in np.flatnonzero(words == CLAIMED):
+            write(file.fd, [_WORD.pack(ABSENT)], _HEADER_BYTES + _WORD.size * (first + int(place)))
+    if last and last + _WORD.size + int.from_bytes(_read(file.fd, _WORD.size, last), "little") > file.start + taken:
+        raise ArenaError(_damaged("a record is where there should be none"))  # the next one would be written over it
+    has_room = file.budget - taken > SPARE * file.budget
+    write(file.fd, [_COUNTS.pack(taken, records, frozen and not has_room)], _COUNTS_AT)
+
+
+def _damaged(what: str) -> str:
+    return f"this file is damaged: {what}. Remove it, or give another path or name"
+
+
+def _start_of_records(keys: int) -> int:
+    return aligned(_HEADER_BYTES + _WORD.size * keys, mmap.PAGESIZE)
+
+
+def _read(fd: int, size: int, offset: int) -> bytes:
+    """Reads all of it, as far as the file goes."""
+    data = os.pread(fd, size, offset)
+    if len(data) == size or not data:
+        return data
+    return data + _read(fd, size - len(data), offset + len(data))  # the system gives at most 2 GiB at once
+
+
+def write(fd: int, parts: Sequence[Any], offset: int) -> None:
+    """Writes all of it, also where the system takes it in pieces."""
+    left = [view for view in (memoryview(part).cast("B") for part in parts) if view.nbytes]
+    while left:
+        written = os.pwritev(fd, left[:1000], offset)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        offset += written
+        while left and written >= left[0].nbytes:
+            written -= left.pop(0).nbytes
+        if left and written:
+            left[0] = left[0][written:]
+
+
+def aligned(size: int, to: int) -> int:
+    return -(-size // to) * to
