@@ -20,6 +20,7 @@ from lightning_echo.caching.keys import Keys
 from lightning_echo.caching.node_cache import CacheCounts, Identity, NodeCache, is_distributed, open_together, sample_places
 from lightning_echo.caching.record import digest_of
 from lightning_echo.protecting.difference import difference
+from lightning_echo.protecting.memory import bytes_in_words
 from lightning_echo.splitting.fallback import WHOLE
 from lightning_echo.splitting.splits import Split
 from lightning_echo.splitting.stages import Stages
@@ -27,7 +28,6 @@ from lightning_echo.splitting.stages import Stages
 __all__ = ["LoaderCache"]
 
 _MOST_SEARCHED = 100_000  # keys, for those that are held
-_RECORD_BYTES = 128  # what a record adds to the bytes of its example, about
 
 
 class LoaderCache:
@@ -106,8 +106,8 @@ class LoaderCache:
         self._opened_for = self._dataset
         if self._opened is not before and self._hold.example_bytes > self._opened.counts.size:
             lost = lost or (
-                f"the cache of {_in_units(self._opened.counts.size)} holds nothing: an example takes "
-                f"{_in_units(self._hold.example_bytes)}. Give it a larger size"
+                f"the cache of {bytes_in_words(self._opened.counts.size)} holds nothing: an example takes "
+                f"{bytes_in_words(self._hold.example_bytes)}. Give it a larger size"
             )
         return "; ".join(filter(None, (lost, message, self._message)))
 
@@ -143,8 +143,8 @@ class LoaderCache:
         size = cache.counts.size
         if size != config.bytes_of() and not isinstance(config.size, float):
             self._message = (
-                f"cache.size={config.size!r} is not used: the cache {config.name!r} was made with {_in_units(size)}. To change "
-                f"that, remove {file_of(config)}"
+                f"cache.size={config.size!r} is not used: the cache {config.name!r} was made with {bytes_in_words(size)}. To "
+                f"change that, remove {file_of(config)}"
             )
         return cache
 
@@ -229,8 +229,7 @@ class LoaderCache:
         self._has_said = True
         # An index may lead to the example of another one, and there may be examples that no index leads to.
         hold, counts, length = self._hold, self._opened.counts, min(self._opened.keys, len(self._indices))
-        each = hold.example_bytes + _RECORD_BYTES
-        share = min(counts.size // each / max(length, 1), 1.0)
+        share = min(counts.size // hold.example_bytes / max(length, 1), 1.0)
         saves = "nothing is read from the second pass on"
         if share < 1:
             saves = f"from the second pass on {1 - share:.0%} are read, which makes reading {1 / (1 - share):.2g} times faster"
@@ -238,18 +237,10 @@ class LoaderCache:
         if self._config.name is not None:
             where = f" in {file_of(self._config)}, where {counts.examples:,} are already,"
         return (
-            f"cache: holds [{hold.what}] ({hold.name}), {_in_units(hold.example_bytes)} per example; {_in_units(counts.size)}"
-            f"{where} hold {share:.0%} of {length:,} examples: {saves}"
+            f"cache: holds [{hold.what}] ({hold.name}), {bytes_in_words(hold.example_bytes)} per example; "
+            f"{bytes_in_words(counts.size)}{where} hold {share:.0%} of {length:,} examples: {saves}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which opens its own."""
         return {**vars(self), "_opened": None, "_opened_for": None}
-
-
-def _in_units(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} GiB"

@@ -28,6 +28,7 @@ from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.example_store import ExampleStore
 from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.caching.kept import Contents, file_of, open_kept
+from lightning_echo.protecting.memory import bytes_in_words
 
 __all__ = [
     "Address",
@@ -42,8 +43,7 @@ __all__ = [
     "sample_places",
 ]
 
-_GIB = 2**30
-_LARGEST_RESERVE_BYTES = 2 * _GIB
+_LARGEST_RESERVE_BYTES = 2**31
 _RESERVED_SHARE = 0.2  # of the memory that is free when the cache is made
 _SAMPLES = 8
 _NODE_NUMBERS = ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID")
@@ -130,7 +130,7 @@ class NodeCache:
         # What is held already is not needed twice: a loader that is made anew goes on with the cache of the one before it.
         if free is not None and size > free + held_in_memory():
             raise ValueError(
-                f"cache.size={config.size!r} is more than the {free / _GIB:.3g} GiB of memory that are free: give less, a share "
+                f"cache.size={config.size!r} is more than the {bytes_in_words(free)} of memory that are free: give less, a share "
                 "such as 0.5, or a cache.path on a local disk"
             )
 
@@ -222,7 +222,7 @@ def _check_disk(path: str, size: int) -> None:
         raise ValueError(f"cache.path must be a folder on a local disk, but {path!r} {what}")
     free = shutil.disk_usage(path).free
     if size > free:
-        raise ValueError(f"cache.size is {size / _GIB:.3g} GiB, but only {free / _GIB:.3g} GiB are free in cache.path={path!r}")
+        raise ValueError(f"cache.size is {bytes_in_words(size)}, but only {bytes_in_words(free)} are free in cache.path={path!r}")
     if not os.access(path, os.W_OK):
         raise ValueError(f"cache.path={path!r} cannot be written by this user: give another folder")
 

@@ -9,7 +9,7 @@ from textwrap import fill
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.target_idle import LARGE_FACTOR, NO_GAIN_HELPS
-from lightning_echo.measuring.words import busy, bytes_in_words, no_workers, number_of, over_last, percent, three_digits
+from lightning_echo.measuring.words import busy, no_workers, number_of, over_last, percent, three_digits
 
 __all__ = ["advise", "summarize"]
 
@@ -145,7 +145,7 @@ def _cache_lines(last: EpochReport) -> list[str]:
     if last.cached_examples is None or last.cache_bytes is None:
         return []
     hold = f"{last.cache_hold} example".strip()
-    held = f"{number_of(last.cached_examples, hold, f'{hold}s')} in {bytes_in_words(last.cache_bytes)}"
+    held = f"{number_of(last.cached_examples, hold, f'{hold}s')} in {three_digits(last.cache_bytes / 2**20)} MiB"
     full = "nothing more fits" if last.cache_is_full else "there is room for more"
     hits = last.cache_hit_fraction
     used = "" if hits is None else f"; {percent(hits)} of the last epoch's fresh examples came from it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["busy", "bytes_in_words", "fewer_fresh", "no_workers", "number_of", "over_last", "percent", "three_digits"]
+__all__ = ["busy", "fewer_fresh", "no_workers", "number_of", "over_last", "percent", "three_digits"]
 
 
 def busy(idle_fraction: float, only: bool = False, last: int = 0) -> str:
@@ -12,18 +12,6 @@ def busy(idle_fraction: float, only: bool = False, last: int = 0) -> str:
     ('the accelerator is busy 75 % of the time', 'the accelerator is busy only 75 % of the time (last 100 steps)')
     """
     return f"the accelerator is busy {'only ' if only else ''}{percent(1 - idle_fraction)} of the time{over_last(last)}"
-
-
-def bytes_in_words(number: float) -> str:
-    """Returns a number of bytes in the unit that people would choose.
-
-    >>> bytes_in_words(1000), bytes_in_words(3 * 2**19), bytes_in_words(2**33)
-    ('1,000 bytes', '1.5 MiB', '8 GiB')
-    """
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if number >= 2**power:
-            return f"{three_digits(number / 2**power)} {unit}"
-    return f"{number:,.0f} bytes"
 
 
 def fewer_fresh(factor: float) -> str:

@@ -154,7 +154,7 @@ def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
 # --- the proof -----------------------------------------------------------------------------------------------------
 
 
-def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, again: bool = True) -> int:
+def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, again: bool = True) -> tuple[int, int]:
     """Checks that stages return what the data set returns by itself.
 
     Args:
@@ -165,7 +165,7 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
             first time that an example is read (MONAI's ``PersistentDataset``, which then finds it on disk).
 
     Returns:
-        The bytes of the largest reused example.
+        The bytes of the largest reused example, live and packed (see `nbytes`).
 
     Raises:
         SplitRefused: The stages return something else, or one cannot run without the other.
@@ -174,7 +174,7 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
         throw_away = _seeded_copy(dataset)
         stages = make(throw_away)
         loaded = _load(stages, plain.indices, places_of_generators(throw_away))
-        example_bytes = max(map(nbytes, loaded))
+        example_bytes = max(map(nbytes, loaded)), max(nbytes(example, is_packed=True) for example in loaded)
         augmented = _augment(stages, plain.indices, loaded)
         where = _where_different(plain, augmented) or _who_drew(plain.states)
     if where is None:
@@ -249,7 +249,7 @@ def check_deterministic(dataset: Any, indices: Sequence[Any]) -> int:
         indices: What to read.
 
     Returns:
-        The bytes of the largest example.
+        The bytes of the largest example, packed (see `nbytes`).
 
     Raises:
         SplitRefused: It does not.
@@ -265,7 +265,7 @@ def check_deterministic(dataset: Any, indices: Sequence[Any]) -> int:
     for index, first, second in zip(indices, *reads, strict=True):
         if (where := difference(first, second)) is not None:
             raise SplitRefused(f"{_named([index])} is another example when it is read again ({where})")
-    return max(map(nbytes, reads[0]))
+    return max(nbytes(example, is_packed=True) for example in reads[0])
 
 
 def _load(stages: Stages, indices: list[Any], places: list[Place]) -> list[Any]:

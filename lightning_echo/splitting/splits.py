@@ -35,6 +35,7 @@ class Split:
         example_bytes: Estimated memory of one reused example (or raw item): the largest of those that were read.
         conventions: What the leaves follow, in the order in which they are met.
         raw: Whether the data set is split after reading, not before its augmentation.
+        packed_bytes: The same as ``example_bytes``, packed (see `nbytes`).
     """
 
     reused: tuple[str, ...]
@@ -42,6 +43,7 @@ class Split:
     example_bytes: int
     conventions: tuple[Convention, ...]
     raw: bool = False
+    packed_bytes: int = 0
 
     def __str__(self) -> str:
         return f"reuse [{', '.join(self.reused)}], redo [{', '.join(self.redone)}]"
@@ -120,7 +122,7 @@ def find_split(dataset: Any, indices: Sequence[Any] | None = None, *, raw: bool 
     >>> from lightning_echo.splitting.staged import StagedDataset
     >>> find_split(StagedDataset.of([1.0, 2.0], augment=lambda example: -example))
     ... # doctest: +NORMALIZE_WHITESPACE +ELLIPSIS
-    Split(reused=('load',), redone=('augment',), example_bytes=24, conventions=(...), raw=False)
+    Split(reused=('load',), redone=('augment',), example_bytes=24, conventions=(...), raw=False, packed_bytes=24)
     """
     with _refused(raw):
         description = pruned(describe(dataset), raw)
@@ -135,12 +137,13 @@ def find_split(dataset: Any, indices: Sequence[Any] | None = None, *, raw: bool 
                 (convention, cut(description, tuple({**chosen, number: convention}.values()), raw=raw))
                 for convention in conventions
             )
-            chosen[number], size = _first_proved(dataset, tries, to_read[number])
-            sizes.append(size)
+            chosen[number], sizes_of_leaf = _first_proved(dataset, tries, to_read[number])
+            sizes.append(sizes_of_leaf)
         if not sizes:
             raise SplitRefused("it holds no example to prove a split on")
         stages = make(cut(description, tuple(chosen.values()), raw=raw), dataset)
-        return Split(stages.reused, stages.redone, max(sizes), tuple(chosen.values()), raw)
+        live_bytes, packed_bytes = map(max, zip(*sizes, strict=True))
+        return Split(stages.reused, stages.redone, live_bytes, tuple(chosen.values()), raw, packed_bytes)
 
 
 @contextmanager
@@ -154,8 +157,10 @@ def _refused(raw: bool) -> Iterator[None]:
         raise ReadRefused(refused.reason) from refused.__cause__
 
 
-def _first_proved(dataset: Any, tries: Iterator[tuple[Convention, Cut]], indices: Sequence[Any]) -> tuple[Convention, int]:
-    """Returns the first convention whose cut proves right, and the bytes of an example."""
+def _first_proved(
+    dataset: Any, tries: Iterator[tuple[Convention, Cut]], indices: Sequence[Any]
+) -> tuple[Convention, tuple[int, int]]:
+    """Returns the first convention whose cut proves right, and what `prove` returns."""
     plain = read_plainly(dataset, list(dict.fromkeys(indices)))
     refusals: dict[Convention, SplitRefused] = {}
     for convention, where in tries:

@@ -51,8 +51,7 @@ def check(batch: list[tuple[int, bytes]]) -> None:
         assert content == bytes([index % 251]) * (1 + index * index % 60_000)
 
 
-def kill_one_worker(delay: float, before: set[int]) -> None:
-    time.sleep(delay)
+def kill_one_worker(before: set[int]) -> None:
     workers = {child.pid for child in psutil.Process().children()} - before
     for pid in sorted(workers)[:1]:
         with contextlib.suppress(ProcessLookupError):
@@ -67,17 +66,26 @@ def test_workers_killed_at_any_moment_of_filling_cost_no_byte_of_what_is_read() 
     killed = 0
     for _ in range(KILLS):
         before = {child.pid for child in psutil.Process().children()}
-        killer = threading.Thread(target=kill_one_worker, args=(moments.uniform(0.02, 0.12), before))
+        runs, delay = threading.Event(), moments.uniform(0, 0.1)
+
+        def kill(before: set[int] = before, runs: threading.Event = runs, delay: float = delay) -> None:
+            runs.wait()  # torch raises in the main thread, which must not be starting threads: Python does not stand that
+            time.sleep(delay)
+            kill_one_worker(before)
+
+        killer = threading.Thread(target=kill)
         killer.start()
         try:
             while killer.is_alive():
                 for batch in echoed:
+                    runs.set()
                     check(batch)
         except RuntimeError as error:
             if "is killed by signal: Killed" not in str(error):
                 raise
             killed += 1
         finally:
+            runs.set()  # a worker that was killed before may have ended this run at its beginning
             killer.join()
     assert killed >= KILLS // 2, "else the moments were none of filling"
     seen = set()
@@ -98,7 +106,7 @@ def test_a_worker_killed_in_the_middle_of_a_pass_ends_it_as_without_a_cache_and_
     batches = iter(echoed)
     for _ in range(6):
         check(next(batches))
-    kill_one_worker(0, before)
+    kill_one_worker(before)
     with pytest.raises(RuntimeError, match="is killed by signal: Killed"):
         list(map(check, batches))
     held = echoed.cache_counts

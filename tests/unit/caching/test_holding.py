@@ -4,10 +4,13 @@ import time
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 
 from lightning_echo import StagedDataset
 from lightning_echo.caching import holding
+from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.example_store import ExampleStore
 from lightning_echo.caching.holding import holds_of, quickest
 from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.splits import find_split, make_stages
@@ -100,6 +103,28 @@ def test_a_raw_item_before_a_loaded_example_is_only_decoded():
     assert held.stages.load(3) == bytes([3]) * 100
     assert torch.equal(held.finish(3, held.stages.load(3)), Texts().load(3))
     assert not held.may_draw
+
+
+class Pictures(StagedDataset):
+    """Images, which Pillow holds with four bytes per pixel and a record with three."""
+
+    def load(self, index):
+        return Image.new("RGB", (400, 100 + index))
+
+    def augment(self, example):
+        return example
+
+    def __len__(self):
+        return 5
+
+
+@pytest.mark.parametrize("dataset", [Pictures(), Texts()], ids=["images", "small raw items"])
+def test_the_bytes_of_a_hold_are_about_those_that_the_arena_takes(dataset):
+    hold = holds_of(dataset, None, None, "auto")[0]
+    arena = Arena.create(len(dataset), 2**22)
+    largest = len(dataset) - 1
+    assert ExampleStore(arena).put(largest, hold.make(dataset, uncut_stages(dataset)).stages.load(largest))
+    assert arena.counts.bytes == pytest.approx(hold.example_bytes, rel=0.01, abs=128)
 
 
 class TestQuickest:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from word_data import WORDS, OtherWords, Words
 
 from lightning_echo import StagedDataset
 from lightning_echo.caching import kept
@@ -106,32 +107,11 @@ class TestTheFile:
             open_kept(config, 21, lambda: (CONTENTS, {}))
 
 
-class Words(StagedDataset):
-    def __init__(self, words):
-        self.words = words
-
-    def load(self, index):
-        return self.words[index]
-
-    def augment(self, example):
-        return example
-
-    def __len__(self):
-        return len(self.words)
-
-
-class OtherWords(Words):
-    pass
-
-
 class SometimesNoise(Words):
     """Every third example draws where it should not."""
 
     def load(self, index):
         return f"{self.words[index]}{torch.rand(()).item() if index % 3 == 2 else ''}"
-
-
-WORDS = [f"word {number}" for number in range(20)]
 
 
 def cache_of(dataset, config, indices=None):

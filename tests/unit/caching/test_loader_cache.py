@@ -1,35 +1,14 @@
 """The cache of one loader: opened once, kept over restarts, given on to the loader after a reload if the data is the same."""
 
 import pytest
+from word_data import WORDS, OtherWords, Words
 
-from lightning_echo import StagedDataset
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.keys import NoKeysError
 from lightning_echo.caching.loader_cache import LoaderCache
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.splits import find_split, make_stages
 from lightning_echo.splitting.stages import uncut_stages
-
-
-class Words(StagedDataset):
-    def __init__(self, words):
-        self.words = words
-
-    def load(self, index):
-        return self.words[index]
-
-    def augment(self, example):
-        return example
-
-    def __len__(self):
-        return len(self.words)
-
-
-class OtherWords(Words):
-    pass
-
-
-WORDS = [f"word {number}" for number in range(20)]
 
 
 def cache_of(dataset, size="1MiB", *, whole=False, differs=False, **options):
@@ -112,7 +91,7 @@ class TestTheLine:
     def test_says_what_is_held_and_what_share_and_comes_once(self):
         cache = filled(Words([f"{number:100000}" for number in range(20)]), [])
         line = cache.describe()
-        assert line.startswith("cache: holds [load] (loaded), 97.7 KiB per example; 1 MiB hold 50% of 20 examples: ")
+        assert line.startswith("cache: holds [load] (loaded), 97.8 KiB per example; 1 MiB hold 50% of 20 examples: ")
         assert line.endswith("from the second pass on 50% are read, which makes reading 2 times faster")
         assert cache.describe() == ""
 

@@ -40,7 +40,7 @@ def test_keys_are_those_of_the_data_set():
 def test_a_size_beyond_the_free_memory_is_refused(monkeypatch):
     monkeypatch.setattr(node_cache, "free_memory_bytes", lambda: 3 * MIB)
     monkeypatch.setattr(node_cache, "held_in_memory", lambda: 0)  # by caches of other tests
-    with pytest.raises(ValueError, match=r"cache\.size='4MiB' is more than the 0\.00293 GiB of memory that are free: give less"):
+    with pytest.raises(ValueError, match=r"cache\.size='4MiB' is more than the 3 MiB of memory that are free: give less"):
         NodeCache.check(CacheConfig("4MiB"))
     NodeCache.check(CacheConfig("3MiB"))
     monkeypatch.setattr(node_cache, "held_in_memory", lambda: MIB)
@@ -62,7 +62,7 @@ class TestOnADisk:
             NodeCache.check(CacheConfig("1MiB", path=str(tmp_path / "nowhere")))
 
     def test_more_than_is_free_on_the_disk_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match=r"cache\.size is 1e\+06 GiB, but only .* GiB are free in cache\.path="):
+        with pytest.raises(ValueError, match=r"cache\.size is 1,000,000 GiB, but only .* GiB are free in cache\.path="):
             NodeCache.check(CacheConfig(10**6 * 2**30, path=str(tmp_path)))
 
     def test_a_folder_that_cannot_be_written_is_refused(self, tmp_path, monkeypatch):

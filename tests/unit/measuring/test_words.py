@@ -4,7 +4,6 @@ import pytest
 
 from lightning_echo.measuring.words import (
     busy,
-    bytes_in_words,
     fewer_fresh,
     no_workers,
     number_of,
@@ -32,21 +31,6 @@ def test_a_number_of_steps_that_is_not_known_is_left_out():
     assert over_last(1) == " (last 1 step)"
     assert busy(0.5) == "the accelerator is busy 50 % of the time"
     assert busy(0.5, last=20).endswith("of the time (last 20 steps)")
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (0, "0 bytes"),
-        (1023, "1,023 bytes"),
-        (1024, "1 KiB"),
-        (2**20 - 1, "1,024 KiB"),
-        (5 * 2**18, "1.25 MiB"),
-        (2**45, "32,768 GiB"),
-    ],
-)
-def test_bytes_have_the_largest_unit_of_which_there_is_one(number, words):
-    assert bytes_in_words(number) == words
 
 
 def test_shares_are_rounded_to_percent():

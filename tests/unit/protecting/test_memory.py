@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_echo.protecting.memory import nbytes
+from lightning_echo.protecting.memory import bytes_in_words, nbytes
 
 KIB = 1024
 
@@ -77,3 +77,18 @@ def test_what_is_held_twice_counts_once():
 )
 def test_images_weigh_what_pillow_holds_in_memory(mode, bytes_of_a_pixel):
     assert nbytes(Image.new(mode, (8, 5))) == 8 * 5 * bytes_of_a_pixel
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "0 bytes"),
+        (1023, "1,023 bytes"),
+        (1024, "1 KiB"),
+        (2**20 - 1, "1,024 KiB"),
+        (5 * 2**18, "1.25 MiB"),
+        (2**45, "32,768 GiB"),
+    ],
+)
+def test_bytes_have_the_largest_unit_of_which_there_is_one(number, words):
+    assert bytes_in_words(number) == words

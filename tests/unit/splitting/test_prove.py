@@ -133,7 +133,7 @@ class TestProof:
 
         dataset = Growing()
         for indices in ([1, 9], [9, 1]):
-            assert 9000 <= prove(dataset, uncut_stages, read_plainly(dataset, indices)) < 9200
+            assert 9000 <= prove(dataset, uncut_stages, read_plainly(dataset, indices))[0] < 9200
 
     def test_the_random_states_are_put_back_and_do_not_matter(self):
         class Noisy(Numbers):
@@ -164,7 +164,7 @@ class TestProof:
                 return "made" if is_first else "from disk"
 
         dataset = Saving()
-        assert prove(dataset, uncut_stages, read_plainly(dataset, [0, 1])) > 0
+        assert prove(dataset, uncut_stages, read_plainly(dataset, [0, 1]))[0] > 0
 
     def test_one_that_is_another_at_every_read_is_refused(self):
         reads = []
@@ -187,5 +187,5 @@ class TestProof:
                 return torch.ones(2)
 
         dataset = Ones()
-        assert prove(dataset, lambda _: stages, read_plainly(dataset, [0, 1])) >= 8
+        assert prove(dataset, lambda _: stages, read_plainly(dataset, [0, 1]))[0] >= 8
         assert loaded.tolist() == [0, 0]
