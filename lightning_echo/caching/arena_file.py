@@ -193,8 +193,10 @@ class ArenaFile:
     def record_at(self, offset: int) -> memoryview | bytes:
         """Returns a record. What a file has lost of it is missing in it."""
         begin = offset + _WORD.size
-        length = int.from_bytes(self.at(offset, _WORD.size), "little")
-        return self.at(begin, max(min(length, self.end - begin), 0))  # a length that was damaged leads to nothing outside
+        if self.in_memory:  # which no other program writes into
+            return self.view[begin : begin + _WORD.unpack_from(self.view, offset)[0]]
+        length = int.from_bytes(_read(self.fd, _WORD.size, offset), "little")
+        return _read(self.fd, max(min(length, self.end - begin), 0), begin)  # a length that was damaged leads to nothing outside
 
     def write_record(self, offset: int, size: int, parts: Sequence[Any]) -> None:
         """Writes a record of ``size`` bytes, which is given in parts."""

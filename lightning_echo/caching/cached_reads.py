@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from lightning_echo.caching.example_store import MISSING, ExampleStore, Lookups, StaleCacheError
+from lightning_echo.caching.example_store import ExampleStore, Lookups, StaleCacheError
 from lightning_echo.caching.keys import Keys
 from lightning_echo.caching.record import digest_of
 from lightning_echo.protecting.protect import copy_example
@@ -146,15 +146,7 @@ class CachedReads:
             self._check_data_set()
         store, self._found, self.reading = self._store, deque(), ""  # an error may have left some of the last batch
         keys = [self._key_of(index) for index in indices]
-        found: list[Any] = []
-        to_read: list[int] = []
-        audited: list[int] = []
-        for place, key in enumerate(keys):
-            found.append(store.get(key, is_fresh=are_fresh))
-            if found[place] is MISSING:
-                to_read.append(place)
-            elif store.must_audit:
-                audited.append(place)
+        found, to_read, audited = store.look_up(keys, are_fresh=are_fresh)
         if to_read or audited:
             read = self._read([indices[place] for place in (*to_read, *audited)])
             for place, example in zip(to_read, read, strict=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lightning_echo.caching.arena import Arena
@@ -9,10 +10,10 @@ from lightning_echo.caching.kept import refusal
 from lightning_echo.caching.record import decode, encode, is_whole
 from lightning_echo.protecting.difference import difference
 
-__all__ = ["MISSING", "ExampleStore", "Lookups", "StaleCacheError"]
+__all__ = ["MISSING", "ExampleStore", "LookedUp", "Lookups", "StaleCacheError"]
 
 MISSING = object()
-"""What `ExampleStore.get` returns for an example that is not held."""
+"""What `ExampleStore` returns for an example that is not held."""
 
 
 class StaleCacheError(RuntimeError):
@@ -29,6 +30,21 @@ class Lookups(NamedTuple):
 
     hits: int = 0
     misses: int = 0
+
+
+class LookedUp(NamedTuple):
+    """What `ExampleStore.look_up` has found.
+
+    Attributes:
+        found: For each key a copy of the example that nobody else has, or `MISSING`.
+        missing: Places in ``found`` of what is not held.
+        to_audit: Places of those hits that must be read once more and compared: the 1st, 10th, 100th ... that is counted in a
+            process.
+    """
+
+    found: list[Any]
+    missing: list[int]
+    to_audit: list[int]
 
 
 class ExampleStore:
@@ -61,47 +77,60 @@ class ExampleStore:
         """Hits and misses of this process."""
         return Lookups(self._hits, self._misses)
 
-    def get(self, key: int | None, *, is_fresh: bool = True) -> Any:
-        """Returns a copy of an example that nobody else has, or `MISSING`.
+    def look_up(self, keys: Sequence[int | None], *, are_fresh: bool = True) -> LookedUp:
+        """Looks several examples up.
 
         Args:
-            key: Its key; None if it has none, and so cannot be held.
-            is_fresh: Whether it is looked for as a fresh example. What is read again after a resume is not counted.
+            keys: Their keys; None for one that has no key, and so cannot be held.
+            are_fresh: Whether they are looked for as fresh examples. What is read again after a resume is not counted or audited.
 
         Raises:
             StaleCacheError: A kept record is damaged.
         """
-        data = None if key is None else self.arena.get(key)
-        if key is None or data is None:
-            self._misses += is_fresh
-            return MISSING
-        self._hits += is_fresh
-        if self.name is None:
-            return decode(data)
+        find, is_kept = self.arena.get, self.name is not None
+        found: list[Any] = []
+        missing: list[int] = []
+        for place, key in enumerate(keys):
+            record = None if key is None else find(key)
+            if key is None or record is None:
+                found.append(MISSING)
+                missing.append(place)
+            else:
+                found.append(self._of_file(key, record) if is_kept else decode(record))
+        if not are_fresh:
+            return LookedUp(found, missing, [])
+        before = self._hits
+        self._hits += len(keys) - len(missing)
+        self._misses += len(missing)
+        return LookedUp(found, missing, self._to_audit(before, found) if self._hits >= self._audit_at else [])
+
+    def get(self, key: int | None) -> Any:
+        """Returns what `look_up` finds for one example."""
+        return self.look_up([key]).found[0]
+
+    def _to_audit(self, hits_before: int, found: Sequence[Any]) -> list[int]:
+        hits = [place for place, example in enumerate(found) if example is not MISSING]
+        due = []
+        while self._audit_at <= self._hits:
+            due.append(hits[self._audit_at - hits_before - 1])
+            self._audit_at *= 10
+        return due
+
+    def _of_file(self, key: int, record: Any) -> Any:
+        """Returns the example of a record that may have been written by another job."""
         if not self._checked[key >> 3] & (bit := 1 << (key & 7)):
-            if not is_whole(data, key):
+            if not is_whole(record, key):
                 raise StaleCacheError(
                     f"the cache {self.name!r} is damaged: the record of example {key} is not what was written. Remove its file"
                 )
             self._checked[key >> 3] |= bit
-        return decode(data, trusted=False)
-
-    @property
-    def must_audit(self) -> bool:
-        """Whether the last hit must be read once more and compared: the 1st, 10th, 100th ... one that is counted in a process.
-
-        Asked after each hit, it is true for those alone.
-        """
-        if self._hits < self._audit_at:
-            return False
-        self._audit_at *= 10
-        return True
+        return decode(record, trusted=False)
 
     def audit(self, held: Any, read: Any, index: Any) -> None:
         """Compares an example that was held with the same one, read again.
 
         Args:
-            held: What `get` returned.
+            held: What was found.
             read: What the data set returns now.
             index: Its index in the data set, for the message.
 

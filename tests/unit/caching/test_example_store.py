@@ -38,8 +38,7 @@ class TestLookingUp:
         store.put(1, "a")
         assert store.get(0) is MISSING
         assert [store.get(1) for _ in range(3)] == ["a"] * 3
-        assert store.get(1, is_fresh=False) == "a"
-        assert store.get(2, is_fresh=False) is MISSING
+        assert store.look_up([1, 2], are_fresh=False) == (["a", MISSING], [1], [])
         assert store.lookups == Lookups(hits=3, misses=1)
 
     def test_an_example_without_a_key_is_a_miss(self):
@@ -87,15 +86,22 @@ class TestAudit:
         store.put(0, "a")
         due = []
         for number in range(1, 1001):
-            store.get(0)
-            if store.must_audit:
-                due.append(number)
+            due += [number] * len(store.look_up([0]).to_audit)
         assert due == [1, 10, 100, 1000]
 
-    def test_is_not_due_after_a_miss(self):
+    def test_is_due_for_that_hit_among_several_and_for_no_miss(self):
         store = make_store()
-        store.get(0)
-        assert not store.must_audit
+        store.put(0, "a")
+        assert store.look_up([5, 0, 0]) == ([MISSING, "a", "a"], [0], [1])
+        assert store.look_up([0, 0, 5, 0, 0]).to_audit == []  # hits 3 to 6
+        assert store.look_up([5, 0, 0, 5, 0, 0, 0]).to_audit == [5]  # hits 7 to 11
+        assert store.look_up([0] * 1000).to_audit == [100 - 12, 1000 - 12]
+
+    def test_is_not_due_for_what_is_not_counted(self):
+        store = make_store()
+        store.put(0, "a")
+        assert store.look_up([0], are_fresh=False).to_audit == []
+        assert store.look_up([0]).to_audit == [0]
 
     def test_finds_a_data_set_that_returns_something_else(self):
         store = make_store()
