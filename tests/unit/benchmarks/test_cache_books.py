@@ -129,10 +129,21 @@ def test_the_memory_of_all_ranks_is_half_of_the_data_where_each_has_a_part() -> 
 
 @pytest.mark.parametrize(("share", "factor", "required"), [(0.25, 1, 0.95), (0.75, 1, 0.88), (0.5, 2, 0.88), (0.5, 1, 0.95)])
 def test_less_is_required_where_source_and_step_are_balanced(share: float, factor: float, required: float) -> None:
-    times = {"base": [16.0], "plain": [16.0], str((share, factor)): [max(16 * (1 - share) / factor, 4)]}
-    row = cache._speed_row(share, factor, 4.0, times)
+    ours = max(16 * (1 - share) / factor, 4)
+    little = {cache._little(share, factor): [0.9 * ours]}
+    row = cache._speed_row(share, factor, 4.0, {"base": [16.0], "plain": [16.0], str((share, factor)): [ours], **little})
     assert row[7] == pytest.approx(1.0)  # reached
-    assert row[-2:] == (required, "yes")
+    assert row[10:12] == (required, "yes")
+    assert row[12:] == pytest.approx((900 * ours, 0.9))
+
+
+def test_of_a_source_that_sleeps_partly_so_many_examples_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("workloads.time.sleep", slept.append)
+    source = cache.PartlySleeping(0.5, 0.3)
+    assert [source.read(index) for index in range(1000)] == list(range(1000))
+    assert set(slept) == {0.5}
+    assert 250 < len(slept) < 350
 
 
 def test_files_are_of_the_size_that_is_said(tmp_path: Path) -> None:
