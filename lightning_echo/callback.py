@@ -100,6 +100,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             controller. None: 1 if there is a controller or another option; else the run is left as it is.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
+        reuse: Which examples are used again, ``"each"`` or ``"memory"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
             `EchoLoader`.
@@ -132,6 +133,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         factor: int | float | str | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | None = None,
+        reuse: str = "each",
         epoch_length: str = "fixed",
         seed: int | None = None,
         cache: CacheOptions = None,
@@ -147,6 +149,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             factor=factor,
             insertion_point=insertion_point,
             buffer_size=buffer_size,
+            reuse=reuse,
             epoch_length=epoch_length,
             seed=seed,
             cache=cache,

@@ -31,6 +31,7 @@ class EchoOptions(EchoConfig):
         insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
             after_transfer, or auto.
         buffer_size: Most live examples per rank (batches for after_batching and after_transfer). Default: chosen.
+        reuse: Which examples are used again: 'each' fresh one factor times, or any that 'memory' holds.
         epoch_length: 'fixed': as many steps as without echoing. 'full_pass': as many fresh examples as one pass over the data
             holds.
         seed: Seed of order, draws and augmentation. Default: that of seed_everything, else one is chosen.

@@ -49,6 +49,7 @@ class EchoConfig:
             decides on the factor, by a `TargetIdle` with its defaults, and begins with 1.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
+        reuse: Which examples are used again, ``"each"`` or ``"memory"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
             `EchoLoader`.
@@ -61,8 +62,8 @@ class EchoConfig:
         ValueError: A value is impossible.
 
     Example:
-        >>> EchoConfig(factor=4)
-        EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, epoch_length='fixed', seed=None, cache=None)
+        >>> EchoConfig(factor=4) EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, reuse='each',
+        epoch_length='fixed', seed=None, cache=None)
         >>> EchoConfig(cache=CacheConfig("8GiB")).cache, EchoConfig(cache=CacheConfig("8GiB", hold="raw")).cache
         ('8GiB', {'size': '8GiB', 'hold': 'raw'})
     """
@@ -70,6 +71,7 @@ class EchoConfig:
     factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it
     insertion_point: str = InsertionPoint.auto.value
     buffer_size: int | None = None
+    reuse: str = "each"
     epoch_length: str = "fixed"
     seed: int | None = None
     cache: Any = None  # OmegaConf 2.3 refuses a union with a mapping or a dataclass
@@ -78,6 +80,7 @@ class EchoConfig:
         self.factor = _number_or_auto(self.factor)
         self.insertion_point = options.check_point(self.insertion_point).value
         self.buffer_size = options.check_buffer_size(self.buffer_size)
+        self.reuse = options.check_reuse(self.reuse).value
         self.epoch_length = options.check_epoch_length(self.epoch_length)
         self.seed = options.check_seed(self.seed)
         self.cache = _plain_cache(self.cache)

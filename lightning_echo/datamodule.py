@@ -43,6 +43,7 @@ class EchoDataModule(StandIn):
             the Trainer decides, by its controller; if it has none, by a `TargetIdle` with its defaults.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
+        reuse: Which examples are used again, ``"each"`` or ``"memory"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else see `EchoLoader`. In a
             collection, each loader has a seed of its own, made from this one and the loader's name.
@@ -80,6 +81,7 @@ class EchoDataModule(StandIn):
         *,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | None = None,
+        reuse: str = "each",
         epoch_length: str = "fixed",
         seed: int | None = None,
         cache: CacheOptions = None,
@@ -92,6 +94,7 @@ class EchoDataModule(StandIn):
             factor=factor,
             insertion_point=insertion_point,
             buffer_size=buffer_size,
+            reuse=reuse,
             epoch_length=epoch_length,
             seed=seed,
             cache=cache,

@@ -26,9 +26,10 @@ from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, Exampl
 from lightning_echo.fetching.sampler_order import SamplerOrder
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.worker_processes import WorkerProcesses
-from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.hashing import mix
 from lightning_echo.planning.order import Order, SequentialOrder, ShuffledOrder
+from lightning_echo.planning.plan import Plan
+from lightning_echo.planning.plans import make_plan, plan_from_state
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.protecting.randomness import PreservingIterator
 from lightning_echo.workers.seconds import Report
@@ -176,11 +177,11 @@ def _requests(
     return BatchRequests(plan, BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass))
 
 
-def _plan(shape: PlanShape, launch: Launch) -> EachPlan:
+def _plan(shape: PlanShape, launch: Launch) -> Plan:
     """Returns the plan, at the batch to begin with."""
     if launch.state["plan"] is not None:
-        return EachPlan.from_state(shape, launch.state["plan"])
-    plan = EachPlan(shape, launch.factor)
+        return plan_from_state(shape, launch.state["plan"])
+    plan = make_plan(shape, launch.factor)
     plan.position, plan.number = launch.begin_at
     return plan
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from lightning_echo.fetching.source import Source
-from lightning_echo.planning.shape import PlanShape
+from lightning_echo.planning.shape import PlanShape, Reuse
 
 __all__ = ["Launch", "Layout", "Start", "layout_of", "shape_of", "shape_of_stream_worker"]
 
@@ -64,7 +64,7 @@ def layout_of(source: Source, replicas: int) -> Layout:
     return Layout(length, replicas, size, here - (batches - 1) * size, batches)
 
 
-def shape_of(source: Source, layout: Layout, buffer_size: int, seed: int, by_batches: bool) -> PlanShape:
+def shape_of(source: Source, layout: Layout, buffer_size: int, seed: int, by_batches: bool, reuse: Reuse) -> PlanShape:
     """Returns the sizes that the plan of a pipeline works with; of a plan over whole batches if ``by_batches``."""
     if by_batches:
         return PlanShape(
@@ -75,6 +75,7 @@ def shape_of(source: Source, layout: Layout, buffer_size: int, seed: int, by_bat
             buffer_size=buffer_size,
             seed=seed,
             distinct=False,
+            reuse=reuse,
         )
     return PlanShape(
         batch_size=layout.batch_size,
@@ -83,16 +84,18 @@ def shape_of(source: Source, layout: Layout, buffer_size: int, seed: int, by_bat
         workers=source.num_workers,
         buffer_size=buffer_size,
         seed=seed,
+        reuse=reuse,
     )
 
 
-def shape_of_stream_worker(source: Source, buffer_size: int, seed: int) -> PlanShape:
+def shape_of_stream_worker(source: Source, buffer_size: int, seed: int, reuse: Reuse) -> PlanShape:
     """Returns the sizes of one worker's plan, for its part of a stream. The length of that part is not known.
 
     Args:
         source: A stream's loader.
         buffer_size: Largest number of live examples in all workers together.
         seed: Seed of the draws.
+        reuse: The rule of reuse.
     """
     size = source.loader.batch_size
     return PlanShape(
@@ -103,6 +106,7 @@ def shape_of_stream_worker(source: Source, buffer_size: int, seed: int) -> PlanS
         buffer_size=buffer_size // max(source.num_workers, 1),
         seed=seed,
         distinct=False,
+        reuse=reuse,
     )
 
 

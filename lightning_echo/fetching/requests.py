@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, NamedTuple, Protocol
 
-from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.order import Order
-from lightning_echo.planning.plan import PlannedBatch
+from lightning_echo.planning.plan import Plan, PlannedBatch
+from lightning_echo.planning.plans import plan_from_state
 from lightning_echo.workers.dataset import RepeatedCall, Request
 
 __all__ = ["BatchRequests", "BatchedOrder", "ExampleRequests", "ItemOrder", "Step"]
@@ -108,7 +108,7 @@ class _PlannedRequests:
         delivered: How many batches the training loop has been given, at least; set by the pipeline.
     """
 
-    def __init__(self, plan: EachPlan, order: ItemOrder, begin_spreading: Callable[[], None] | None = None) -> None:
+    def __init__(self, plan: Plan, order: ItemOrder, begin_spreading: Callable[[], None] | None = None) -> None:
         self.plan, self.order = plan, order
         self.delivered = plan.number
         self._lock = threading.RLock()
@@ -138,10 +138,10 @@ class _PlannedRequests:
         """
         with self._lock:
             snapshot = next(state for state in reversed(self._snapshots) if state["number"] <= delivered)
-            plan = EachPlan.from_state(self.plan.shape, snapshot)
+            plan = plan_from_state(self.plan.shape, snapshot)
             while plan.number < delivered:
                 plan.next_batch()
-            return {"plan": plan.state(), "order": self.order.state(_oldest_call(plan))}
+            return {"plan": plan.state(), "order": self.order.state(plan.oldest_call)}
 
     def _next_batch(self) -> tuple[PlannedBatch, list[Any]]:
         """Returns the next batch of the plan, and the items of its fresh positions."""
@@ -169,7 +169,7 @@ class _PlannedRequests:
             snapshots.append(self.plan.state())
         while len(snapshots) > 1 and snapshots[1]["number"] < self.delivered:  # `state` may be asked for one batch before
             snapshots.popleft()
-        self.order.prune(_oldest_call(EachPlan.from_state(self.plan.shape, snapshots[0])))
+        self.order.prune(plan_from_state(self.plan.shape, snapshots[0]).oldest_call)
 
 
 class ExampleRequests(_PlannedRequests):
@@ -181,7 +181,7 @@ class ExampleRequests(_PlannedRequests):
         whole_calls: Whether the data set reads whole batches, so that only a whole call can be repeated.
     """
 
-    def __init__(self, plan: EachPlan, order: Order, *, whole_calls: bool) -> None:
+    def __init__(self, plan: Plan, order: Order, *, whole_calls: bool) -> None:
         super().__init__(plan, order, order.begin_spreading)
         self._whole_calls = whole_calls
         self._items_of_call: dict[int, list[Any]] = {}  # of the calls to repeat, by the position of their first item
@@ -249,7 +249,7 @@ class BatchRequests(_PlannedRequests):
         not_held: Positions that are live, but held nowhere, when the run begins: they are read again.
     """
 
-    def __init__(self, plan: EachPlan, order: ItemOrder) -> None:
+    def __init__(self, plan: Plan, order: ItemOrder) -> None:
         super().__init__(plan, order)
         self.not_held = list(self._to_read_again)
         self._items = {position: self._items[position] for position in self._to_read_again}
@@ -288,8 +288,3 @@ class BatchRequests(_PlannedRequests):
         if is_read and size >= 0:  # the worker sees a batch of fresh examples of which none is used again; number: for its seed
             self._reads.append(Request(position, [position], size, indices, bytes(size)))
         self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
-
-
-def _oldest_call(plan: EachPlan) -> int:
-    """Returns the first position of the oldest call that a live item was read in."""
-    return min((item.call.first for item in plan.live()), default=plan.position)

@@ -303,6 +303,7 @@ class EchoRun:
             layout=conditions.layout,
             workers=conditions.workers,
             buffer_size=conditions.buffer_size,
+            reuse=conditions.reuse,
             seed=self.seed,
             factor=factor.value,
             constructed_factor=factor.constructed,

@@ -47,6 +47,9 @@ class EchoLoader:
             examples. Default: 16 batches, or 4 in device memory; at most a quarter of a pass, at least two batches per worker,
             and fewer if memory is short. A larger buffer lets the model learn from fewer fresh examples. If the buffer hardly
             holds a batch, single examples get up to three uses more or fewer than the factor.
+        reuse: Which examples are used again. ``"each"``: each fresh example is used ``factor`` times, as in the paper.
+            ``"memory"``: echoes are drawn from all examples that the buffer holds, and an example leaves it when it is full, the
+            oldest first. The share of fresh examples is the same.
         epoch_length: ``"fixed"``: an epoch has as many steps as without echoing. ``"full_pass"``: an epoch has
             ``round(factor * steps)`` steps, so that it delivers as many fresh examples as one pass over the data holds. An epoch
             of a stream then ends when the stream ends. An epoch of a loader without a length always does.
@@ -90,6 +93,7 @@ class EchoLoader:
         *,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | None = None,
+        reuse: str = "each",
         epoch_length: str = "fixed",
         seed: int | None = None,
         num_replicas: int | None = None,
@@ -105,7 +109,7 @@ class EchoLoader:
         ranks = options.check_ranks(num_replicas, rank)
         seed = options.check_seed(seed)
         self._cache = read_cache_config(cache)
-        self._setting = Setting(loader, point, buffer_size, factor, ranks, epoch_length, cache=self._cache)
+        self._setting = Setting(loader, point, buffer_size, factor, ranks, epoch_length, self._cache, options.check_reuse(reuse))
         self._run = EchoRun(self._setting, factor, seed)
         self._iterations = Iterations()
         self._told_length: int | None = None
@@ -138,6 +142,11 @@ class EchoLoader:
     def seed(self) -> int | None:
         """The seed in use; None until the first batch, if none was given."""
         return self._run.seed
+
+    @property
+    def reuse(self) -> str:
+        """Which examples are used again: ``"each"`` or ``"memory"``."""
+        return self._setting.reuse.value
 
     @property
     def epoch_length(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.planning.ratio import MOST_FACTOR
+from lightning_echo.planning.shape import Reuse
 
 __all__ = [
     "EPOCH_LENGTHS",
@@ -16,6 +17,7 @@ __all__ = [
     "check_factor",
     "check_point",
     "check_ranks",
+    "check_reuse",
     "check_seed",
 ]
 
@@ -77,6 +79,21 @@ def check_epoch_length(epoch_length: Any) -> str:
     if epoch_length not in EPOCH_LENGTHS:
         raise ValueError(f"epoch_length must be 'fixed' or 'full_pass', got {epoch_length!r}")
     return str(epoch_length)
+
+
+def check_reuse(reuse: Any) -> Reuse:
+    """Returns the rule of reuse as an enum member.
+
+    Raises:
+        ValueError: There is no such rule.
+    """
+    try:
+        return Reuse(reuse)
+    except ValueError:
+        raise ValueError(
+            "reuse must be 'each' (each fresh example is used factor times) or 'memory' (echoes are drawn from all examples that "
+            f"the buffer holds), got {reuse!r}"
+        ) from None
 
 
 def check_ranks(num_replicas: Any, rank: Any) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ named tuple            a list with one entry for each field
 ``int``                an integer >= 0: a count, a position, a number
 ``float``              an echo factor
 ``bool``, an enum      True or False; the value of a member
+``str``                a text
 ``Any``                an object of the user's, which is not looked into
 ``Annotated[X, mark]``  `Least`: an integer with another smallest value; `ROW`: a dataclass that is written as a list
 =====================  ========================================================================================
@@ -124,7 +125,8 @@ def _form_of(hint: Any) -> _Form:
         return _list(get_args(base)[0])
     if get_origin(base) in (Union, UnionType):
         return _or_none(next(one for one in get_args(base) if one not in (type(None), LeftOut)))
-    return {int: _Form(_integer(0)), float: _Form(_factor), bool: _Form(_truth), Any: _Form(lambda value, path: value)}[base]
+    forms = {int: _integer(0), float: _factor, bool: _truth, str: _text, Any: lambda value, path: value}
+    return _Form(forms[base])
 
 
 _form: Callable[[Any], _Form] = cache(_form_of)
@@ -150,6 +152,11 @@ def _factor(value: Any, path: Path) -> Any:
 
 def _truth(value: Any, path: Path) -> Any:
     require(isinstance(value, bool), path, "True or False", value)
+    return value
+
+
+def _text(value: Any, path: Path) -> Any:
+    require(isinstance(value, str), path, "a text", value)
     return value
 
 
@@ -198,7 +205,12 @@ def _record(cls: type[Any]) -> _Form:
     names = {field.name.rstrip("_"): field.name for field in fields(cls)}  # the key "pass" cannot be a name in Python
     forms = {key: _form(hints[name]) for key, name in names.items()}
     required = [field.name.rstrip("_") for field in fields(cls) if field.default is MISSING]
-    may_lack = {field.name.rstrip("_"): field.default for field in fields(cls) if field.default in (None, LEFT_OUT)}
+    # What has such a default is left out of the file, so that older versions can read it where they know no such field.
+    may_lack = {
+        field.name.rstrip("_"): field.default
+        for field in fields(cls)
+        if field.default in (None, LEFT_OUT) or isinstance(field.default, Enum)
+    }
 
     def read(value: Any, path: Path) -> Any:
         require(isinstance(value, Mapping), path, "a dictionary", value)

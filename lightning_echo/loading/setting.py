@@ -22,7 +22,8 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading.ranks import data_parallel, world
 from lightning_echo.loading.sizing import BufferSizing
 from lightning_echo.loading.state import Conditions
-from lightning_echo.planning.each_plan import EachPlan
+from lightning_echo.planning.plans import make_plan
+from lightning_echo.planning.shape import Reuse
 from lightning_echo.protecting.objects import is_stateful
 
 __all__ = ["Setting"]
@@ -39,12 +40,14 @@ class Setting:
         ranks: Number of ranks and number of this rank; None: ask ``torch.distributed``.
         epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes the second if the length of a pass is not known.
         cache: The options of a cache; None: nothing is kept.
+        reuse: The rule of reuse.
 
     Attributes:
         source: The user's loader, taken apart.
         choice: The insertion point that was chosen, never ``auto``.
         buffer_size: Largest number of live items.
         epoch_length: How epochs end.
+        reuse: As given.
         warning: A message for the user; empty if there is none.
         cache: The cache; None: nothing is kept.
 
@@ -62,8 +65,9 @@ class Setting:
         ranks: tuple[int, int] | None,
         epoch_length: str = "fixed",
         cache: CacheConfig | None = None,
+        reuse: Reuse = Reuse.each,
     ) -> None:
-        self._ranks = ranks
+        self._ranks, self.reuse = ranks, reuse
         self.source = Source(loader)
         self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
         if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
@@ -117,11 +121,12 @@ class Setting:
         """Returns one line about the loader, for people."""
         choice, what = self.choice, "batches" if self.by_batches else "examples"
         memory = f", {choice.item_bytes * self.buffer_size / 2**20:.3g} MiB" if choice.item_bytes else ""
+        rule = ", echoes from all of them" if self.reuse is Reuse.memory else ""
         if memory and choice.point.on_device:
             memory += " of device memory"
         return (
             f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
-            f"{self.buffer_size:,} live {what}{memory}; {self.source.num_workers} workers"
+            f"{self.buffer_size:,} live {what}{memory}{rule}; {self.source.num_workers} workers"
         )
 
     def remark(self) -> str:
@@ -192,7 +197,7 @@ class Setting:
         """Returns the number of passes in the first batches of a run, by planning them; None for a stream."""
         if self.by_streams or not self.items_per_pass():
             return None
-        plan = EachPlan(shape_of(self.source, self.layout(), self.buffer_size, 0, self.by_batches), factor)
+        plan = make_plan(shape_of(self.source, self.layout(), self.buffer_size, 0, self.by_batches, self.reuse), factor)
         for _ in range(batches):
             plan.next_batch()
         return plan.position / self.items_per_pass()
@@ -209,7 +214,7 @@ class Setting:
 
     def conditions(self) -> Conditions:
         """Returns what must be the same for a run to continue exactly."""
-        return Conditions(self.choice.point, self.layout(), self.source.num_workers, self.buffer_size)
+        return Conditions(self.choice.point, self.layout(), self.source.num_workers, self.buffer_size, self.reuse)
 
     # ------------------------------------------------------------------ running
 
@@ -218,7 +223,9 @@ class Setting:
         return lookahead(self.source, self.by_batches, largest_factor)
 
     def filling_batches(self) -> int:
-        """Returns the number of batches after which the buffer has been filled, however it is filled."""
+        """Returns the number of batches after which each one has its share of fresh examples, however the buffer is filled."""
+        if self.reuse is Reuse.memory:
+            return 1 if self.by_batches else max(self.source.num_workers, 1)
         return self.buffer_size if self.by_batches else -(-self.buffer_size // self.layout().batch_size)
 
     def start(self, launch: Launch) -> Pipeline:
@@ -229,10 +236,10 @@ class Setting:
         """
         key = rank_key(launch.seed, self._noise_rank())
         if self.by_streams:
-            shape = shape_of_stream_worker(self.source, self.buffer_size, launch.seed)
+            shape = shape_of_stream_worker(self.source, self.buffer_size, launch.seed, self.reuse)
             return start_stream_pipeline(self.source, shape, launch, key=key)
         layout = self.layout()
-        shape = shape_of(self.source, layout, self.buffer_size, launch.seed, self.by_batches)
+        shape = shape_of(self.source, layout, self.buffer_size, launch.seed, self.by_batches, self.reuse)
         caching = None if self.cache is None else self.cache.caching()
         rank = self._shards()[1]
         return start_index_pipeline(self.source, self.choice, layout, shape, launch, rank=rank, key=key, caching=caching)

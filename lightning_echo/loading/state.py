@@ -19,6 +19,9 @@ from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.schema import LEFT_OUT, ROW, EchoStateError, Least, LeftOut, plain, read, require
+from lightning_echo.planning.buffer import Call
+from lightning_echo.planning.memory_plan import unpack_calls
+from lightning_echo.planning.shape import Reuse
 
 __all__ = [
     "STATE_VERSION",
@@ -93,8 +96,35 @@ class BufferState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryState:
+    """What one worker holds, see ``planning/memory_plan.py``.
+
+    Attributes:
+        delivered: Items delivered since the error diffusion began anew.
+        fresh: Fresh items among those.
+        held: Number of held items.
+        calls: The calls in which they were read, compressed.
+    """
+
+    delivered: int
+    fresh: int
+    held: int
+    calls: str
+
+    @property
+    def oldest(self) -> int:
+        """Position of the oldest held item."""
+        left = self.held
+        for call in reversed(unpack_calls(self.calls)):
+            if left <= call.size:
+                return call.first + call.size - left
+            left -= call.size
+        raise ValueError(f"{self.held} items are held, and the calls have {self.held - left}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanState:
-    """Which item is used when, see ``planning/plan.py``.
+    """Which item is used when, see ``planning/plan.py``. It has either buffers or memories, by the rule of reuse.
 
     Attributes:
         number: Number of the next batch.
@@ -102,13 +132,22 @@ class PlanState:
         factor: The echo factor that applies to the next batch.
         pending: Changes of the factor that are still to come.
         buffers: One for each worker. There is a single one without workers, and if whole batches are reused.
+        memories: The same where echoes are drawn from all that memory holds.
     """
 
     number: int
     position: int
     factor: float
     pending: tuple[FactorChange, ...]
-    buffers: tuple[BufferState, ...]
+    buffers: tuple[BufferState, ...] | None = None
+    memories: tuple[MemoryState, ...] | None = None
+
+    @property
+    def oldest(self) -> int | None:
+        """Position of the oldest live item; None if there is none."""
+        live = [item.position for buffer in self.buffers or () for item in buffer.live]
+        live += [memory.oldest for memory in self.memories or () if memory.held]
+        return min(live, default=None)
 
 
 class Distance(NamedTuple):
@@ -246,10 +285,13 @@ class Conditions(NamedTuple):
     layout: Layout
     workers: int
     buffer_size: int
+    reuse: Reuse
 
     def differences(self, now: Conditions) -> str:
         """Returns what has changed, for people; empty if nothing has."""
-        before, after = ({**each._asdict(), "insertion_point": each.insertion_point.value} for each in (self, now))
+        before, after = (
+            {**each._asdict(), "insertion_point": str(each.insertion_point), "reuse": str(each.reuse)} for each in (self, now)
+        )
         first, then = before.pop("layout").state(), after.pop("layout").state()
         found = [f"{name}={before[name]!r} (now {after[name]!r})" for name in before if before[name] != after[name]]
         found += [f"{name}={first[name]} (now {then[name]})" for name in sorted(first) if first[name] != then[name]]
@@ -271,6 +313,7 @@ class EchoState:
         layout: How a pass is cut into batches and divided among the ranks.
         workers: Number of worker processes.
         buffer_size: Largest number of live items on a rank.
+        reuse: The rule of reuse. Not in the file if it is that of the paper.
         seed: Seed in use; None before the first batch, if none was given.
         factor: The echo factor that was set last.
         constructed_factor: The factor with which the loader was made.
@@ -297,6 +340,7 @@ class EchoState:
     layout: Layout
     workers: int
     buffer_size: Size
+    reuse: Reuse = Reuse.each
     seed: Integer | None
     factor: float
     constructed_factor: float
@@ -363,7 +407,7 @@ class EchoState:
     @property
     def conditions(self) -> Conditions:
         """What must be the same for a run to continue exactly."""
-        return Conditions(self.insertion_point, self.layout, self.workers, self.buffer_size)
+        return Conditions(self.insertion_point, self.layout, self.workers, self.buffer_size, self.reuse)
 
     @property
     def position(self) -> int:
@@ -419,7 +463,7 @@ def _check(state: EchoState, *, by_index: bool) -> None:
     by_batches = state.insertion_point.by_batches
     if plan is not None and order is not None:
         buffers = 1 if by_batches else max(state.workers, 1)
-        require(len(plan.buffers) == buffers, "plan.buffers", f"a list of {buffers}", plan.buffers)
+        _check_workers(plan, "plan", buffers, state.reuse)
         _check_plan(plan, "plan", plan.number * (1 if by_batches else layout.batch_size))
         _check_order(order, plan.position, layout, by_index)
     elif order is not None:  # a pass begins whose length is not known
@@ -427,7 +471,7 @@ def _check(state: EchoState, *, by_index: bool) -> None:
         require(may_be, "order", "None without a plan", order)
         _check_order(order, state.begin_at.position, layout, by_index)
     if stream is not None:
-        _check_stream(stream, max(state.workers, 1), layout)
+        _check_stream(stream, max(state.workers, 1), layout, state.reuse)
 
 
 def _check_order(order: OrderState, position: int, layout: Layout, by_index: bool) -> None:
@@ -441,7 +485,7 @@ def _check_order(order: OrderState, position: int, layout: Layout, by_index: boo
         require(follows and passes[-1].first <= position, "order.passes", "passes in order, begun already", passes)
 
 
-def _check_stream(stream: StreamState, workers: int, layout: Layout) -> None:
+def _check_stream(stream: StreamState, workers: int, layout: Layout, reuse: Reuse) -> None:
     """Checks the lists about workers, each worker's plan, and the factors."""
     for name in ("batches", "workers"):
         found = getattr(stream, name)
@@ -450,7 +494,7 @@ def _check_stream(stream: StreamState, workers: int, layout: Layout) -> None:
     for number, worker in enumerate(stream.workers):
         if worker is not None:
             path, its = f"stream.workers[{number}].plan", worker.plan
-            require(len(its.buffers) == 1, f"{path}.buffers", "a list of 1", its.buffers)
+            _check_workers(its, path, 1, reuse)
             _check_plan(its, path, its.number * layout.batch_size)
             _check_pulled(worker.pulled, its, f"stream.workers[{number}].pulled")
     since = stream.factors[0].number if stream.factors else None
@@ -461,15 +505,46 @@ def _check_pulled(pulled: Sequence[Pulled], plan: PlanState, path: str) -> None:
     """Checks that what was pulled from a stream has no gap, and that all live examples are among it."""
     starts = [*[row.position for row in pulled[1:]], plan.position] if pulled else []
     follows = all(row.position <= start <= row.position + row.wanted for row, start in zip(pulled, starts, strict=True))
-    live = [item.position for buffer in plan.buffers for item in buffer.live]
-    holds = not live or (bool(pulled) and pulled[0].position <= min(live))
+    oldest = plan.oldest
+    holds = oldest is None or (bool(pulled) and pulled[0].position <= oldest)
     require(follows and holds, path, "rows without a gap, from the oldest live example on", pulled)
+
+
+def _check_workers(plan: PlanState, path: str, workers: int, reuse: Reuse) -> None:
+    """Checks that a plan has what its rule of reuse needs, buffers or memories, one for each worker, and not the other."""
+    held: dict[str, tuple[BufferState | MemoryState, ...] | None] = {"buffers": plan.buffers, "memories": plan.memories}
+    needed = "buffers" if reuse is Reuse.each else "memories"
+    for name, there in held.items():
+        if name != needed:
+            require(there is None, f"{path}.{name}", f"None with reuse={reuse}", there)
+        else:
+            require(
+                there is not None and len(there) == workers, f"{path}.{name}", f"a list of {workers} with reuse={reuse}", there
+            )
+
+
+def _check_memory(memory: MemoryState, path: str, position: int) -> None:
+    """Checks what one worker holds; all of it stands before a position."""
+    try:
+        calls = unpack_calls(memory.calls)
+    except ValueError:
+        calls = [Call(-1, 0)]
+    ends = [call.first + call.size for call in calls]
+    follows = all(call.size >= 1 and call.first >= end for call, end in zip(calls, [0, *ends], strict=False))
+    require(
+        follows and max(ends, default=0) <= position, f"{path}.calls", "calls in order, before the plan's position", memory.calls
+    )
+    newer = sum(call.size for call in calls[1:])
+    fits = newer < memory.held <= newer + calls[0].size if calls else memory.held == 0
+    require(fits, f"{path}.held", "the number of items of the calls, without some of the first", memory.held)
 
 
 def _check_plan(plan: PlanState, path: str, most: int) -> None:
     """Checks the fields of a plan; at most ``most`` fresh items can have been delivered in its batches."""
     require(plan.position <= most, f"{path}.position", f"at most {most}, by its number of batches", plan.position)
-    for number, buffer in enumerate(plan.buffers):
+    for number, memory in enumerate(plan.memories or ()):
+        _check_memory(memory, f"{path}.memories[{number}]", plan.position)
+    for number, buffer in enumerate(plan.buffers or ()):
         where, live, uses = f"{path}.buffers[{number}].live", buffer.live, buffer.uses_left
         require(uses is None or uses == sum(item.left for item in live), where, f"items with uses_left={uses} in all", live)
         for item in live:

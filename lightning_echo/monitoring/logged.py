@@ -52,6 +52,7 @@ def _options(loader: EchoLoader) -> dict[str, Any]:
         "factor": loader.factor,
         "insertion_point": loader.insertion_point.value,
         "buffer_size": loader.buffer_size,
+        "reuse": loader.reuse,
         "epoch_length": loader.epoch_length,
         "seed": loader.seed,
         "cache": None if loader.cache is None else {"size": loader.cache.size, "hold": loader.cache.hold},

@@ -68,6 +68,10 @@ class EachPlan(Plan):
     def live(self) -> list[LiveItem]:
         return sorted(LiveItem(item.position, item.call) for item in chain.from_iterable(self._buffers))
 
+    @property
+    def oldest_call(self) -> int:
+        return min((item.call.first for item in chain.from_iterable(self._buffers)), default=self.position)
+
     def state(self) -> dict[str, Any]:
         return {**super().state(), "buffers": [buffer.state() for buffer in self._buffers]}
 

@@ -23,8 +23,8 @@ import base64
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from lightning_echo.planning.buffer import Call
@@ -32,7 +32,7 @@ from lightning_echo.planning.plan import LiveItem, Plan, PlannedBatch
 from lightning_echo.planning.ratio import EchoRatio
 from lightning_echo.planning.shape import PlanShape
 
-__all__ = ["MemoryPlan"]
+__all__ = ["MemoryPlan", "pack_calls", "unpack_calls"]
 
 
 class _Memory:
@@ -59,8 +59,15 @@ class _Memory:
         """Position of the oldest item."""
         return self._positions[self._start]
 
+    @property
+    def oldest_call(self) -> int:
+        """First position of the call in which the oldest item was read."""
+        return self._calls[0].first
+
     def add(self, call: Call) -> None:
-        """Holds the fresh items of a batch."""
+        """Holds the fresh items of a batch, if there are any."""
+        if not call.size:
+            return
         self._positions.extend(range(call.first, call.first + call.size))
         self._calls.append(call)
 
@@ -102,23 +109,46 @@ class _Memory:
 
     def state(self) -> dict[str, Any]:
         """Returns plain types: the counts, the oldest item, and where each call begins and how many items it has."""
-        numbers = [number for call in self._calls for number in call]
-        differences = array("q", [after - before for before, after in pairwise([0, 0, *numbers][::2])])
-        sizes = array("q", numbers[1::2])
-        packed = base64.b85encode(zlib.compress(differences.tobytes() + sizes.tobytes(), 9)).decode()
-        return {"delivered": self.delivered, "fresh": self.fresh, "held": len(self), "calls": packed}
+        return {"delivered": self.delivered, "fresh": self.fresh, "held": len(self), "calls": pack_calls(self._calls)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> _Memory:
         """Returns the memory whose `state` it was."""
         memory = cls()
         memory.delivered, memory.fresh = state["delivered"], state["fresh"]
-        numbers = array("q", zlib.decompress(base64.b85decode(state["calls"])))
-        half = len(numbers) // 2
-        for first, size in zip(accumulate(numbers[:half]), numbers[half:], strict=True):
-            memory.add(Call(first, size))
+        for call in unpack_calls(state["calls"]):
+            memory.add(call)
         memory.drop(len(memory) - state["held"])
         return memory
+
+
+def pack_calls(calls: Iterable[Call]) -> str:
+    """Returns calls as a text: where each begins, as the difference to the one before it, and how many items it has.
+
+    >>> unpack_calls(pack_calls([Call(3, 8), Call(20, 2)]))
+    [Call(first=3, size=8), Call(first=20, size=2)]
+    """
+    firsts, sizes = array("q"), array("q")
+    before = 0
+    for first, size in calls:
+        firsts.append(first - before)
+        sizes.append(size)
+        before = first
+    return base64.b85encode(zlib.compress(firsts.tobytes() + sizes.tobytes(), 9)).decode()
+
+
+def unpack_calls(text: str) -> list[Call]:
+    """Returns the calls of which `pack_calls` made a text.
+
+    Raises:
+        ValueError: The text is damaged.
+    """
+    try:
+        numbers = array("q", zlib.decompress(base64.b85decode(text)))
+    except zlib.error as error:
+        raise ValueError(f"the calls are damaged: {error}") from error
+    half = len(numbers) // 2
+    return list(map(Call, accumulate(numbers[:half]), numbers[half:]))
 
 
 class MemoryPlan(Plan):
@@ -142,6 +172,10 @@ class MemoryPlan(Plan):
 
     def live(self) -> list[LiveItem]:
         return sorted(item for memory in self._memories for item in memory.items())
+
+    @property
+    def oldest_call(self) -> int:
+        return min((memory.oldest_call for memory in self._memories if len(memory)), default=self.position)
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "memories": [memory.state() for memory in self._memories]}

@@ -102,6 +102,11 @@ class Plan(ABC):
     def live(self) -> list[LiveItem]:
         """Returns the live items of all workers, oldest first."""
 
+    @property
+    @abstractmethod
+    def oldest_call(self) -> int:
+        """First position of the oldest call in which a live item was read; the next fresh position if nothing is live."""
+
     @abstractmethod
     def wanted_fresh(self) -> int:
         """Returns how many fresh items the next batch wants. Ask before `next_batch` if the source may have fewer."""

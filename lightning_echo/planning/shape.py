@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
 from lightning_echo.planning.ratio import EchoRatio
 
-__all__ = ["PlanShape", "smallest_buffer"]
+__all__ = ["PlanShape", "Reuse", "smallest_buffer"]
+
+
+class Reuse(str, Enum):
+    """Which items are used again, see ``plan.py``."""
+
+    each = "each"
+    """Each fresh item is used ``e`` times."""
+
+    memory = "memory"
+    """Echoes are drawn from all items that memory holds."""
+
+    def __str__(self) -> str:
+        return self.value
 
 
 def smallest_buffer(batch_size: int, factor: float, workers: int) -> int:
@@ -27,6 +41,7 @@ class PlanShape:
         buffer_size: The most live items of a rank.
         seed: Seed of the draws.
         distinct: Whether a batch must not hold an index twice. It makes no difference for whole batches.
+        reuse: The rule of reuse.
     """
 
     batch_size: int
@@ -36,6 +51,7 @@ class PlanShape:
     buffer_size: int
     seed: int
     distinct: bool = True
+    reuse: Reuse = Reuse.each
 
     @property
     def pass_length(self) -> int:

@@ -1,7 +1,7 @@
 """Echoes a stream inside the workers: plan, buffer and stream side by side in each of them.
 
 A stream has no index that could be asked for again, and only the process that reads it learns when it ends. So each worker runs
-an `EachPlan` of its own: it plans a batch, pulls its fresh examples from the stream, and takes the others from the live ones.
+a plan of its own: it plans a batch, pulls its fresh examples from the stream, and takes the others from the live ones.
 The main process only says which pass is meant and which factor counts (`StreamRequest`). The worker answers with the batch, its
 report and a `StreamNote`: whether its stream has ended, and the state to go on from. As with a plain ``DataLoader``, a worker
 whose stream has ended waits for the others (answers without a batch). Then all begin their streams anew. Live examples stay
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.hashing import mix
 from lightning_echo.planning.plan import PlannedBatch
+from lightning_echo.planning.plans import make_plan, plan_from_state
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.seeding import BATCH, Seeding
@@ -151,7 +151,7 @@ class StreamEcho:
         info = get_worker_info()
         self._worker = 0 if info is None else info.id
         self._shape = replace(self._shape, seed=mix(self._shape.seed, self._worker))
-        self._plan = EachPlan(self._shape, 1.0)
+        self._plan = make_plan(self._shape, 1.0)
         self._seeding = Seeding(self.dataset, mix(self._key, self._worker))
         self._reader = StreamReader(self.dataset, self._seeding, self._turn)
         if info is None:  # a worker begins with the data set as it was, this process with what is left of it
@@ -209,7 +209,7 @@ class StreamEcho:
             self._plan.number = resume
             return
         state = pickle.loads(resume)
-        self._plan, self._ended = EachPlan.from_state(self._shape, state["plan"]), state["ended"]
+        self._plan, self._ended = plan_from_state(self._shape, state["plan"]), state["ended"]
         last_pass = max((pass_number for *_, pass_number in state["pulled"]), default=state["stream_pass"])
         self._reader.resume(state["stream"], state["stream_pass"], last_pass + 1)
         live = {item.position for item in self._plan.live()}

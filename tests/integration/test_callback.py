@@ -135,6 +135,7 @@ def test_hyperparameters_say_what_echoing_amounts_to_in_plain_types() -> None:
         "factor": 2.0,
         "insertion_point": "before_augmentation",
         "buffer_size": 8,
+        "reuse": "each",
         "epoch_length": "fixed",
         "seed": 3,
         "cache": None,

@@ -58,7 +58,9 @@ def test_every_keyword_reaches_the_loader() -> None:
 
 def test_without_a_factor_options_are_those_to_begin_with_from_factor_one() -> None:
     run = fit(Data(), callbacks=[EchoCallback(buffer_size=9)], max_epochs=1)
-    assert (loader_of(run).factor, loader_of(run).buffer_size) == (1, 9)
+    assert (loader_of(run).factor, loader_of(run).buffer_size, loader_of(run).reuse) == (1, 9, "each")
+    run = fit(Data(), callbacks=[EchoCallback(factor=2, reuse="memory")], max_epochs=1)
+    assert loader_of(run).reuse == "memory"
     run = fit(Data(), callbacks=[EchoCallback(FactorSchedule({0: 3.0}), insertion_point=InsertionPoint.after_batching)])
     assert (loader_of(run).factor, str(loader_of(run).insertion_point)) == (3, "after_batching")
 
@@ -71,6 +73,7 @@ def test_without_a_factor_options_are_those_to_begin_with_from_factor_one() -> N
         ("factor", "auto"),
         ("insertion_point", "after_read"),
         ("buffer_size", 8),
+        ("reuse", "memory"),
         ("epoch_length", "full_pass"),
         ("seed", 0),
         ("cache", "8GiB"),

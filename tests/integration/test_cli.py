@@ -209,7 +209,7 @@ def test_what_print_config_shows_is_a_config(capsys: pytest.CaptureFixture[str],
     assert controller["class_path"].endswith("TargetIdle")
     assert controller["init_args"] == {"target": 0.05, "min_factor": 1.0, "max_factor": 4.0}
     expected = {"factor": 2.5, "insertion_point": "after_augmentation", "buffer_size": None, "epoch_length": "fixed", "seed": 7}
-    expected["cache"] = None
+    expected |= {"cache": None, "reuse": "each"}
     assert echo == {**expected, "loaders": None, "enabled": True}
     (tmp_path / "config.yaml").write_text(printed)
     (callback,) = echo_callbacks(run("fit", f"--config={tmp_path / 'config.yaml'}", "--trainer.max_epochs=1"))

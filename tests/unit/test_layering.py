@@ -235,6 +235,7 @@ def test_planning_is_arithmetic_without_torch_or_input_and_output():
             "base64",
             "bisect",
             "collections",
+            "enum",
             "dataclasses",
             "fractions",
             "functools",

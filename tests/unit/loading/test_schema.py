@@ -66,6 +66,10 @@ LOADERS = {
     "without a length": lambda: loader(Batches()),
     "stateful batches": lambda: loader(Stateful()),
     "a stream": lambda: loader(DataLoader(Stream(30), batch_size=4)),
+    "from memory": lambda: loader(
+        DataLoader(Numbers(), batch_size=4, shuffle=True), insertion_point="after_augmentation", reuse="memory"
+    ),
+    "a stream from memory": lambda: loader(DataLoader(Stream(30), batch_size=4), reuse="memory"),
 }
 WRONG = [None, True, "1", "", -1, 0, 0.5, math.nan, math.inf, -math.inf, 10**30, [], [1], {}, {"a": 1}]
 
@@ -146,7 +150,7 @@ def named(path):
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_state_that_lacks_anything_is_refused_by_its_name(name):
     state = saved(name)
-    optional = {"factor_before", "factor_since", "passes_over", "uses_left", "sampler", "passes", "loader", "distances"}
+    optional = {"factor_before", "factor_since", "passes_over", "uses_left", "sampler", "passes", "loader", "distances", "reuse"}
     accepted = []
     for path in paths(state):
         if path and path != ("version",) and not is_refused(name, changed(state, path), named(path)):

@@ -9,10 +9,11 @@ from states import echo_state, plan_state
 from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.state import Conditions, EchoState, FactorChange, OrderState, StreamState
+from lightning_echo.planning.shape import Reuse
 
 
 def conditions(**changes):
-    return Conditions(InsertionPoint.after_augmentation, Layout(103, 2, 4, 4, 13), 2, 16)._replace(**changes)
+    return Conditions(InsertionPoint.after_augmentation, Layout(103, 2, 4, 4, 13), 2, 16, Reuse.each)._replace(**changes)
 
 
 def test_nothing_is_said_of_a_run_that_is_the_same():
@@ -26,6 +27,7 @@ def test_each_difference_is_named_with_both_values():
     )
     now = conditions(insertion_point=InsertionPoint.after_batching)
     assert conditions().differences(now) == "insertion_point='after_augmentation' (now 'after_batching')"
+    assert conditions().differences(conditions(reuse=Reuse.memory)) == "reuse='each' (now 'memory')"
 
 
 def stream_state(*pending):

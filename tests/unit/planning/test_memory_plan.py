@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger import Ledger, plain_batch_sizes, shape_of
 
-from lightning_echo.planning.memory_plan import MemoryPlan
+from lightning_echo.planning.memory_plan import MemoryPlan, unpack_calls
 from lightning_echo.planning.shape import smallest_buffer
 
 FACTORS = st.sampled_from([1, 1.25, 1.5, 2, 2.37, 4, 8, 16.5, 100])
@@ -170,6 +170,15 @@ def test_where_the_source_has_fewer_the_batch_is_shorter_and_the_share_stays(mis
     assert batch.fresh == 2 - missing
     # Nine batches of 8 with 2 fresh ones each came before it, and one that is not counted.
     assert len(batch.positions) <= 4 * (9 * 2 + batch.fresh + 1) - 1 - 9 * 8
+
+
+def test_batches_without_a_fresh_item_add_nothing_to_the_state():
+    plan = MemoryPlan(plan_shape(10**6, 8, 1, 64), 1000)
+    fresh = [batch.fresh for batch in batches(plan, 400)]
+    assert fresh[0] == 8
+    assert sum(fresh) == 8 + 399 * 8 // 1000
+    (memory,) = plan.state()["memories"]
+    assert len(unpack_calls(memory["calls"])) == 1 + sum(fresh) - 8
 
 
 @pytest.mark.parametrize("held", [1_000, 100_000])

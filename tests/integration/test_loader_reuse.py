@@ -1,0 +1,214 @@
+"""``reuse="memory"``: an `EchoLoader` draws echoes from all that its buffer holds, exactly and resumably.
+
+The model beside it is a list: of each worker the examples that it has read last, as many as it may hold. At ``after_batching``
+one process holds whole batches.
+"""
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+from loader_cases import POINTS, LoggedDataset, Noisy, ReadLog, case_id, pairwise, same, take
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from lightning_echo import EchoLoader
+
+BATCH = 4
+CASES = pairwise(point=POINTS, workers=(0, 1, 3), factor=(1.5, 2.37, 4, 16), shuffle=(True, False))
+
+
+def echo(dataset, factor, workers=0, point="before_augmentation", reuse="memory", buffer_size=None, seed=3, **options):
+    plain = DataLoader(dataset, BATCH, num_workers=workers, **{"shuffle": True, **options})
+    size = buffer_size or (6 if point == "after_batching" else 8 * BATCH * max(workers, 1))
+    return EchoLoader(plain, factor, insertion_point=point, buffer_size=size, reuse=reuse, seed=seed)
+
+
+def items_of(batch, point):
+    """What is reused: (index, number of its read) of each example, or all of these of a batch."""
+    examples = [tuple(row) for row in batch[:, :2].tolist()]
+    return [tuple(examples)] if point == "after_batching" else examples
+
+
+def check_share(sizes, fresh, factor):
+    """Of all items that one process delivers, ``1 / factor`` are fresh. The first batch is all fresh, and counts for none."""
+    exact, delivered, read = Fraction(str(factor)), 0, 0
+    assert fresh[0] == sizes[0]
+    for size, new in zip(sizes[1:], fresh[1:], strict=True):
+        delivered, read = delivered + size, read + new
+        assert abs(read - delivered / exact) < 1
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_echoes_are_among_what_was_read_last_and_the_share_of_fresh_examples_is_exact(case, tmp_path):
+    dataset, point, factor = LoggedDataset(1000, ReadLog(tmp_path / "reads")), case["point"], case["factor"]
+    loader = echo(dataset, factor, case["workers"], point, shuffle=case["shuffle"])
+    holders = 1 if point == "after_batching" else max(case["workers"], 1)
+    most = loader.buffer_size // holders
+    held, sizes, fresh = ([[] for _ in range(holders)] for _ in range(3))
+    for number, batch in enumerate(take(loader, 120)):
+        holder, items = number % holders, items_of(batch, point)
+        assert len(set(items)) == len(items), "nothing is in a batch twice"
+        new = [item for item in items if not any(item in others for others in held)]
+        assert set(items) - set(new) <= set(held[holder][-most:]), "echoes are what this worker has read last"
+        assert loader.last_batch_counts is not None
+        held[holder] += new
+        sizes[holder].append(len(items))
+        fresh[holder].append(len(new))
+    loader.close()
+    for of_holder in zip(sizes, fresh, strict=True):
+        check_share(*of_holder, factor)
+    counts = loader.counts
+    assert counts.fresh == sum(map(sum, fresh)) * (BATCH if point == "after_batching" else 1)
+    assert counts.refetched == 0
+
+
+def uses(reuse):
+    loader = echo(Noisy(1000), 4, buffer_size=16, reuse=reuse)
+    counted = Counter(index for batch in take(loader, 200) for index in batch[:, 0].tolist())
+    loader.close()
+    return Counter(counted.values())
+
+
+def test_uses_follow_chance_and_not_the_factor_while_the_mean_is_the_factor():
+    each, memory = uses("each"), uses("memory")
+    assert max(each) == 4
+    assert max(memory) > 4
+    assert 1 in memory, "an example may leave the buffer without an echo"
+    assert sum(count * times for times, count in memory.items()) == sum(count * times for times, count in each.items()) == 800
+    assert 800 / sum(memory.values()) == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_resumed_after_any_batch_goes_on_bit_equally(point, workers):
+    def make():
+        return echo(Noisy(23), 2.37, workers, point, buffer_size=4 if point == "after_batching" else 8)
+
+    running = make()
+    states, batches = [running.state_dict()], []
+    while len(batches) < 24:
+        for batch in running:
+            batches.append((batch, running.last_batch_counts.fresh))
+            states.append(running.state_dict())
+            if len(batches) == 10:
+                running.factor = 4
+    running.close()
+    for step in range(0, 24, 1 if workers == 0 else 5):
+        resumed = make()
+        resumed.load_state_dict(states[step])
+        if step == 10:  # saved just before the factor was set
+            resumed.factor = 4
+        rest = []
+        while step + len(rest) < 24:
+            for batch in resumed:
+                rest.append((batch, resumed.last_batch_counts.fresh))
+                if step + len(rest) == 10:
+                    resumed.factor = 4
+        resumed.close()
+        assert same(rest, batches[step:]), f"resumed after {step} batches"
+
+
+class Stateful(IterableDataset):
+    """Numbers without end, dealt out to the workers."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        worker = get_worker_info()
+        number, of = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        while True:
+            self.at += 1
+            yield torch.tensor([of * (self.at - 1) + number])
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_is_echoed_from_memory_and_resumed_bit_equally(workers):
+    def make():
+        plain = DataLoader(Stateful(), BATCH, num_workers=workers)
+        return EchoLoader(plain, 4, buffer_size=8 * max(workers, 1), reuse="memory", seed=1)
+
+    running, batches, states = make(), [], []
+    for batch in running:
+        batches.append(batch)
+        states.append(running.state_dict())
+        if len(batches) == 60:
+            break
+    running.close()
+    holders, counted = max(workers, 1), Counter(number for batch in batches for number in batch[:, 0].tolist())
+    assert max(counted.values()) > 4
+    for holder in range(holders):
+        own = [set(batch[:, 0].tolist()) for batch in batches[holder::holders]]
+        assert not any(own[0] & set(other[:, 0].tolist()) for other in batches[holder + 1 :: holders]) or holders == 1
+        fresh = [len(batch - set().union(*own[:number])) for number, batch in enumerate(own)]
+        check_share([BATCH] * len(own), fresh, 4)
+    for at in (4, 25, 58):
+        resumed = make()
+        resumed.load_state_dict(states[at])
+        rest = [batch for batch, _ in zip(resumed, range(59 - at), strict=False)]
+        resumed.close()
+        assert same(rest, batches[at + 1 :])
+
+
+def test_ranks_read_disjoint_shares_and_draw_alike():
+    plain = DataLoader(Noisy(200), BATCH, shuffle=True)
+    ranks = [
+        EchoLoader(
+            plain, 4, insertion_point="before_augmentation", buffer_size=16, reuse="memory", seed=5, num_replicas=2, rank=rank
+        )
+        for rank in range(2)
+    ]
+    seen, fresh = [], []
+    for loader in ranks:
+        counts, read = [], set()
+        for batch in take(loader, 50):
+            counts.append(loader.last_batch_counts)
+            read |= set(batch[:, 0].tolist())
+        fresh.append(counts)
+        seen.append(read)
+        loader.close()
+    assert not seen[0] & seen[1]
+    assert fresh[0] == fresh[1], "the plan is the same on all ranks"
+
+
+@pytest.mark.parametrize(("saved", "now"), [("each", "memory"), ("memory", "each")])
+def test_a_state_of_the_other_rule_goes_on_at_its_place_and_says_so(saved, now):
+    before = echo(Noisy(64), 2, reuse=saved, buffer_size=8)
+    read = {index for batch in take(before, 8) for index in batch[:, 0].tolist()}
+    state = before.state_dict()
+    before.close()
+    after = echo(Noisy(64), 2, reuse=now, buffer_size=8)
+    after.load_state_dict(state)
+    with pytest.warns(UserWarning, match=rf"was saved with reuse='{saved}' \(now '{now}'\)"):
+        first = next(iter(after))
+    again = len(read & set(first[:, 0].tolist()))
+    assert again == len(read) % BATCH, "the run goes on at a whole batch of the pass, and leaves nothing out"
+    after.close()
+
+
+def test_a_state_that_says_no_rule_is_one_of_the_papers_rule():
+    before = echo(Noisy(64), 2, reuse="each", buffer_size=8)
+    batches = take(before, 12)
+    before.close()
+    again = echo(Noisy(64), 2, reuse="each", buffer_size=8)
+    take(again, 5)
+    state = again.state_dict()
+    again.close()
+    assert "reuse" not in state, "older versions know no such field"
+    resumed = echo(Noisy(64), 2, reuse="each", buffer_size=8)
+    resumed.load_state_dict(state)
+    assert same(take(resumed, 7), batches[5:])
+    resumed.close()
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match=r"reuse must be 'each' .* or 'memory' .*, got 'all'"):
+        EchoLoader(DataLoader(range(64), 4), 2, reuse="all")
