@@ -22,6 +22,7 @@ from __future__ import annotations
 import base64
 import zlib
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -96,9 +97,9 @@ class _Memory:
         positions, start = self._positions, self._start
         return [positions[start + place] for place in places]
 
-    def held(self) -> array[int]:
-        """Returns the positions of all items, oldest first."""
-        return self._positions[self._start :]
+    def count_up_to(self, position: int) -> int:
+        """Returns how many items have this position or an earlier one."""
+        return bisect_right(self._positions, position, self._start) - self._start
 
     def items(self) -> Iterator[LiveItem]:
         """Yields all items, oldest first."""
@@ -234,7 +235,7 @@ class MemoryPlan(Plan):
             return memory, size, size
         fresh = self._fresh_count(memory, size)
         while len(memory) and memory.oldest <= (too_old := self.position + fresh - 1 - self.shape.max_age):
-            memory.forget += memory.drop(sum(1 for position in memory.held() if position <= too_old))
+            memory.forget += memory.drop(memory.count_up_to(too_old))
             fresh = self._fresh_count(memory, size)
         return memory, size, fresh
 
