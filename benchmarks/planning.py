@@ -5,6 +5,7 @@ The only benchmark that looks inside: nothing public does the planning alone.
 
 from __future__ import annotations
 
+import json
 import pickle
 import statistics
 import time
@@ -15,11 +16,15 @@ from workloads import WORKERS
 
 from lightning_echo.fetching.requests import ExampleRequests
 from lightning_echo.planning.each_plan import EachPlan
+from lightning_echo.planning.memory_plan import MemoryPlan
 from lightning_echo.planning.order import ShuffledOrder
-from lightning_echo.planning.shape import PlanShape
+from lightning_echo.planning.plan import Plan
+from lightning_echo.planning.shape import PlanShape, Reuse
 
 _LENGTHS = (10**4, 10**8)
 _REQUIRED_MICROSECONDS = 3.0
+_HELD = (10**3, 10**5, 10**6)  # examples in memory
+_REQUIRED_FROM_MEMORY = 2.0  # microseconds
 
 
 def planning(quick: bool) -> Table:
@@ -43,6 +48,33 @@ def planning(quick: bool) -> Table:
     )
     columns = ("examples", "batch", "e", "us per example", "bytes", "required", "passed")
     return Table("planning", text, columns, rows)
+
+
+def planning_memory(quick: bool) -> Table:
+    """The plan that draws echoes from all that memory holds, when memory is full."""
+    rows = []
+    for held in _HELD[:2] if quick else _HELD:
+        progress(f"planning from a memory of {held:,} examples")
+        plan = MemoryPlan(_shape(_LENGTHS[1], 32, held, Reuse.memory), 4)
+        requests = _requests_of(MemoryPlan(plan.shape, 4))
+        while plan.live_count < held:
+            plan.next_batch()
+            requests.delivered = next(requests).number
+        alone, asked = [], []
+        for _ in range(3 if quick else 11):
+            began = time.thread_time()
+            for _ in range(500):
+                plan.next_batch()
+            alone.append((time.thread_time() - began) / 500 / 32)
+            asked.append(_seconds_per_example(requests, 500, 32))
+        middle, began = statistics.median(alone) * 1e6, time.thread_time()
+        state = plan.state()
+        taken = (time.thread_time() - began) * 1e3
+        found = (middle, statistics.median(asked) * 1e6, len(json.dumps(state)), taken)
+        rows.append((held, *found, _REQUIRED_FROM_MEMORY, verdict(middle <= _REQUIRED_FROM_MEMORY)))
+    columns = ("held", "plan us per example", "with order and request", "bytes of state", "state ms", "required", "passed")
+    text = f"processor time, batch 32, factor 4, {WORKERS} workers; what is required is of the plan alone"
+    return Table("planning_memory", text, columns, rows)
 
 
 def start(quick: bool) -> Table:
@@ -70,17 +102,25 @@ def start(quick: bool) -> Table:
 
 
 def _requests(length: int, batch_size: int, factor: float) -> ExampleRequests:
+    return _requests_of(EachPlan(_shape(length, batch_size, 2 * batch_size * WORKERS), factor))
+
+
+def _shape(length: int, batch_size: int, buffer_size: int, reuse: Reuse = Reuse.each) -> PlanShape:
     batches = -(-length // batch_size)
-    shape = PlanShape(
+    return PlanShape(
         batch_size=batch_size,
         last_batch_size=length - (batches - 1) * batch_size,
         batches_per_pass=batches,
         workers=WORKERS,
-        buffer_size=2 * batch_size * WORKERS,
+        buffer_size=buffer_size,
         seed=1,
+        reuse=reuse,
     )
-    order = ShuffledOrder(length, shape.pass_length, 1, 0, shape.max_age, seed=2)
-    return ExampleRequests(EachPlan(shape, factor), order, whole_calls=False)
+
+
+def _requests_of(plan: Plan) -> ExampleRequests:
+    order = ShuffledOrder(plan.shape.pass_length, plan.shape.pass_length, 1, 0, plan.shape.max_age, seed=2)
+    return ExampleRequests(plan, order, whole_calls=False)
 
 
 def _seconds_per_example(requests: ExampleRequests, batches: int, batch_size: int) -> float:

@@ -18,7 +18,7 @@ from echoes import echoes
 from factor_one import factor_one
 from measuring import measuring
 from memory import memory
-from planning import planning, start
+from planning import planning, planning_memory, start
 from protection import protection
 from report import Table, machine
 from speedup import speedup
@@ -30,6 +30,7 @@ _RUNS = (
     speedup,
     factor_one,
     planning,
+    planning_memory,
     start,
     memory,
     protection,
