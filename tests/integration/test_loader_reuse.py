@@ -212,3 +212,28 @@ def test_a_state_that_says_no_rule_is_one_of_the_papers_rule():
 def test_an_unknown_rule_is_refused():
     with pytest.raises(ValueError, match=r"reuse must be 'each' .* or 'memory' .*, got 'all'"):
         EchoLoader(DataLoader(range(64), 4), 2, reuse="all")
+
+
+@pytest.mark.parametrize("point", ["before_augmentation", "after_batching"])
+def test_its_fresh_share_is_level_after_the_first_batch_of_each_worker(point, caplog):
+    loader = echo(Noisy(400), 4, 3, point)
+    assert loader.settled_at == (1 if point == "after_batching" else 3)
+    fresh = [loader.last_batch_counts.fresh for _ in take_one_by_one(loader, 20)]
+    loader.close()
+    assert fresh[: loader.settled_at] == [BATCH] * loader.settled_at
+    assert sum(fresh[loader.settled_at :][:16]) == 16
+    with caplog.at_level("INFO", "lightning_echo"):
+        take(again := echo(Noisy(64), 4, 0, point), 1)
+    again.close()
+    assert f"{again.buffer_size} live {'batches' if point == 'after_batching' else 'examples'}" in caplog.text
+    assert ", echoes from all of them; 0 workers" in caplog.text
+
+
+def take_one_by_one(loader, count):
+    """The next batches, each before the next one is asked for."""
+    while count:
+        for batch in loader:
+            yield batch
+            count -= 1
+            if not count:
+                return
