@@ -5,6 +5,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from stat import S_ISFIFO
 
 import pytest
 import torch
@@ -15,6 +16,29 @@ settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(trylast=True)  # pytest's own plugins make copies of standard error
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets no forked process hold the pipes between a process of pytest-xdist and the one that has started it.
+
+    Those who wait for tests learn that their process has ended by the end of its pipe. A process that a test has forked, and that
+    outlives it, would hold that open: they would wait forever, and say nothing.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    found = {
+        int(fd): os.stat(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")
+    }
+    pipes = {fd: status.st_ino for fd, status in found.items() if fd > 2 and S_ISFIFO(status.st_mode)}
+    nothing = os.open(os.devnull, os.O_RDWR)
+
+    def let_go() -> None:
+        for fd, inode in pipes.items():
+            if os.fstat(fd).st_ino == inode:
+                os.dup2(nothing, fd, inheritable=False)
+
+    os.register_at_fork(after_in_child=let_go)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -50,7 +50,7 @@ class Arena:
     Args:
         fd: A descriptor of a file that `create` or `create_file` has made; it belongs to this object from now on.
         reserve_bytes: Memory that must stay free. Below it the arena is frozen.
-        is_alone: Whether no other process has the file, and this one has it locked.
+        looks_over: Whether the file is looked over, if no other process has it.
 
     Attributes:
         shortage: Why this process has frozen the arena before it was full; empty if it has not.
@@ -63,9 +63,9 @@ class Arena:
         (b'some bytes', None, 1)
     """
 
-    def __init__(self, fd: int, *, reserve_bytes: int = 0, is_alone: bool = False) -> None:
+    def __init__(self, fd: int, *, reserve_bytes: int = 0, looks_over: bool = False) -> None:
         self._reserve, self.shortage = reserve_bytes, ""
-        self._file, key = have(fd, is_alone=is_alone)
+        self._file, key = have(fd, looks_over=looks_over)
         weakref.finalize(self, leave, key)
 
     @classmethod
@@ -141,8 +141,7 @@ class Arena:
             OSError: The file cannot be opened.
             ArenaError: The file is no arena, is damaged, or other users may have written into it.
         """
-        fd, is_alone = open_own(path)
-        return cls(fd, is_alone=is_alone)
+        return cls(open_own(path), looks_over=True)
 
     # ------------------------------------------------------------------ what it holds
 
@@ -195,7 +194,7 @@ class Arena:
         if self._file.words[key] != ABSENT or self.counts.is_frozen:
             return False
         size = sum(memoryview(part).nbytes for part in parts)
-        offset = self._reserve_space(key, WORD_BYTES + size)
+        offset = self._file.locked(lambda: self._reserve_space(key, WORD_BYTES + size))
         if offset is None:
             return False
         try:
@@ -206,36 +205,43 @@ class Arena:
             if self.freeze():
                 self.shortage = f"no more can be written: {error.strerror}"
             return False
-        with self._file.locked():
-            self._file.set_word(key, offset)
-            self._change_counts(records=1)
+        self._file.locked(lambda: self._show(key, offset))
         return True
+
+    def _show(self, key: int, offset: int) -> None:
+        """Lets a record be found that is written. Under the lock."""
+        self._file.set_word(key, offset)
+        self._change_counts(records=1)
 
     def freeze(self) -> bool:
         """Lets nothing be added any more. Returns whether this call did so."""
-        with self._file.locked():
-            was_frozen = self.counts.is_frozen
-            self._change_counts(freezes=True)
+        return self._file.locked(self._freeze)
+
+    def _freeze(self) -> bool:
+        was_frozen = self.counts.is_frozen
+        self._change_counts(freezes=True)
         return not was_frozen
 
     def _reserve_space(self, key: int, size: int) -> int | None:
-        """Claims a key, and returns where its record is to be written; None if somebody else has it, or there is no room."""
+        """Claims a key, and returns where its record is to be written; None if somebody else has it, or there is no room.
+
+        Under the lock.
+        """
         file = self._file
-        with file.locked():
-            if file.words[key] != ABSENT:
-                return None
-            taken, frozen = self.counts.bytes, self.counts.is_frozen
-            end = aligned(taken + size, ALIGNMENT)
-            if frozen:
-                return None
-            if end > file.budget or (file.in_memory and not self._may_grow(taken, end)):
-                if end <= file.budget:
-                    self.shortage = "memory is running short"
-                if end <= file.budget or file.budget - taken <= SPARE * file.budget:
-                    self._change_counts(freezes=True)
-                return None
-            file.set_word(key, CLAIMED)
-            self._change_counts(taken=end - taken)
+        if file.words[key] != ABSENT:
+            return None
+        taken, frozen = self.counts.bytes, self.counts.is_frozen
+        end = aligned(taken + size, ALIGNMENT)
+        if frozen:
+            return None
+        if end > file.budget or (file.in_memory and not self._may_grow(taken, end)):
+            if end <= file.budget:
+                self.shortage = "memory is running short"
+            if end <= file.budget or file.budget - taken <= SPARE * file.budget:
+                self._change_counts(freezes=True)
+            return None
+        file.set_word(key, CLAIMED)
+        self._change_counts(taken=end - taken)
         return file.start + taken
 
     def _may_grow(self, taken: int, end: int) -> bool:
@@ -247,10 +253,11 @@ class Arena:
 
     def add_lookups(self, hits: int, misses: int) -> None:
         """Counts lookups, for all processes."""
-        file = self._file
-        with file.locked():
-            before = file.lookups
-            file.lookups = before[0] + hits, before[1] + misses
+        self._file.locked(lambda: self._add_lookups(hits, misses))
+
+    def _add_lookups(self, hits: int, misses: int) -> None:
+        before = self._file.lookups
+        self._file.lookups = before[0] + hits, before[1] + misses
 
     @property
     def lookups(self) -> tuple[int, int]:

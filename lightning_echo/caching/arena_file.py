@@ -31,9 +31,10 @@ import struct
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from stat import S_ISREG
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -56,6 +57,8 @@ __all__ = [
     "open_own",
     "write",
 ]
+
+T = TypeVar("T")
 
 _MAGIC = b"lightecho1"
 _HEADER = struct.Struct("<10s?5xQQ")  # magic, whether it is on a disk, number of keys, bytes that records may take
@@ -204,13 +207,16 @@ class ArenaFile:
 
     # ------------------------------------------------------------------ locks
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Excludes all other threads and processes."""
+    def locked(self, change: Callable[[], T]) -> T:
+        """Calls a function while all other threads and processes are excluded, and returns what it returns.
+
+        An interrupt, or torch's error about a dead worker, may come between any two steps. It must not leave the file locked:
+        all other processes would wait for it. So this is no context manager, which may be left between lock and body.
+        """
         with self.threads:
-            fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, 0)
             try:
-                yield
+                fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, 0)
+                return change()
             finally:
                 fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, 0)
 
@@ -227,13 +233,14 @@ class ArenaFile:
 # ---------------------------------------------------------------------- the files that this process has
 
 _open: dict[tuple[int, int], ArenaFile] = {}  # by device and inode: a second descriptor would drop the lock when it is closed
-_opening = threading.RLock()  # again by the same thread, when garbage is collected meanwhile
+_opening = threading.Lock()  # for `_open` and what is in it
+_left: deque[tuple[int, int]] = deque()  # files of which a user has gone, to be counted down by whoever can
 
 
 def _renew_locks() -> None:
     """In a forked process, a lock that a thread of its parent had would never be given back."""
     global _opening
-    _opening = threading.RLock()
+    _opening = threading.Lock()
     for each in _open.values():
         each.threads = threading.Lock()
 
@@ -241,17 +248,25 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def have(fd: int, *, is_alone: bool = False) -> tuple[ArenaFile, tuple[int, int]]:
+def have(fd: int, *, looks_over: bool = False) -> tuple[ArenaFile, tuple[int, int]]:
     """Returns the file of a descriptor, which belongs to it from now on, and the key for `leave`.
 
     There is one `ArenaFile` in a process for each file, however often that is opened.
+
+    Args:
+        fd: The descriptor.
+        looks_over: Whether the file is looked over, if no other process has it.
+
+    Raises:
+        ArenaError: The file is no arena, or is damaged.
     """
     status = os.fstat(fd)
     key = (status.st_dev, status.st_ino)
     with _opening:
         if (known := _open.get(key)) is None:
             try:
-                known = _open[key] = ArenaFile(fd, is_alone=is_alone)
+                # Not before `_opening`: another thread that opens the file has that, and waits for this lock to end.
+                known = _open[key] = ArenaFile(fd, is_alone=looks_over and lock_alone(fd))
             except BaseException:
                 os.close(fd)
                 raise
@@ -259,23 +274,40 @@ def have(fd: int, *, is_alone: bool = False) -> tuple[ArenaFile, tuple[int, int]
             with known.threads:  # closing a descriptor drops the lock: no thread may have it
                 os.close(fd)
         known.users += 1
+    _close_left()
     return known, key
 
 
 def leave(key: tuple[int, int]) -> None:
-    """Closes a file that no arena of this process uses any more."""
-    with _opening:
-        file = _open[key]
-        file.users -= 1
-        if not file.users:
-            del _open[key]
-            file.close()
+    """Closes a file that no arena of this process uses any more.
+
+    It never waits. It runs when an arena is collected, which may be anywhere: in a thread that has a lock of a file, for which
+    the thread that has `_opening` waits, or in the middle of `have`.
+    """
+    _left.append(key)
+    _close_left()
+
+
+def _close_left() -> None:
+    """Closes what was left, unless somebody has `_opening`, who does it then."""
+    while _left and _opening.acquire(blocking=False):
+        try:
+            while _left:
+                file = _open[key := _left.popleft()]
+                file.users -= 1
+                if not file.users:
+                    del _open[key]
+                    file.close()
+        finally:
+            _opening.release()
 
 
 def held_in_memory() -> int:
     """Returns the bytes of records that the arenas of this process hold in memory."""
     with _opening:
-        return sum(_COUNTS.unpack_from(file.view, _COUNTS_AT)[0] for file in _open.values() if file.in_memory)
+        held: int = sum(_COUNTS.unpack_from(file.view, _COUNTS_AT)[0] for file in _open.values() if file.in_memory)
+    _close_left()
+    return held
 
 
 # ---------------------------------------------------------------------- making, opening and looking over
@@ -314,8 +346,8 @@ def formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: byt
     return fd
 
 
-def open_own(path: str) -> tuple[int, bool]:
-    """Opens a file that only this user can have written, and returns its descriptor, and whether no other process has it.
+def open_own(path: str) -> int:
+    """Opens a file that only this user can have written, and returns its descriptor.
 
     Raises:
         OSError: The file cannot be opened.
@@ -330,10 +362,10 @@ def open_own(path: str) -> tuple[int, bool]:
             raise ArenaError(f"{path} is no file: give another path or name")
         if status.st_mode & 0o022:
             raise ArenaError(f"{path} can be written by other users, who could have written anything into it: remove it")
-        return fd, lock_alone(fd)
     except BaseException:
         os.close(fd)
         raise
+    return fd
 
 
 def lock_alone(fd: int) -> bool:

@@ -296,11 +296,10 @@ def test_a_writer_that_is_killed_with_the_lock_loses_it(make):
     reader, writer = os.pipe()
 
     def hold():
-        with arena._file.locked():
-            os.write(writer, b"x")
-            time.sleep(60)
+        os.write(writer, b"x")
+        time.sleep(60)
 
-    killed = multiprocessing.get_context("fork").Process(target=hold)
+    killed = multiprocessing.get_context("fork").Process(target=arena._file.locked, args=(hold,))
     killed.start()
     os.read(reader, 1)
     os.kill(killed.pid, signal.SIGKILL)
