@@ -87,7 +87,8 @@ def equal(left, right):
 def test_batches_are_those_of_the_data_set_itself_and_are_read_once(make, workers, method, options):
     dataset = make()
     cached = CachedDataset(dataset, "1MiB")
-    equal(batches_of(make(), workers, method, **options), batches_of(cached, workers, method, **options))
+    # A worker's seed does not depend on how it is started, and a fork is quicker.
+    equal(batches_of(make(), workers, method and "fork", **options), batches_of(cached, workers, method, **options))
     counts = cached.cache_counts
     assert (counts.examples, counts.hits, counts.misses) == (COUNT, 2 * COUNT, COUNT)
     audits = 2 * max(workers, 1) * (2 if workers and not options else 1)  # the 1st and 10th hit of each process
@@ -209,6 +210,7 @@ class TestUnderAName:
             gc.collect()
         assert os.listdir(tmp_path) == ["val.cache"]
 
+    @pytest.mark.program
     def test_ranks_that_each_make_their_own_have_one_file(self, tmp_path):
         program = (
             "import sys, torch.distributed\n"

@@ -42,7 +42,8 @@ def beside(first: Callable[[Standing], Any], second: Callable[[], Any]) -> Stand
         second()
     finally:
         model.may_go_on.set()
-        thread.join()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
     return model
 
 

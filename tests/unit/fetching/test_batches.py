@@ -89,6 +89,13 @@ class TestEchoingBatches:
         assert seen == list(range(len(seen)))
         assert len(seen) == pytest.approx(90 / factor, abs=4)
 
+    def test_what_reading_looked_up_counts_for_fresh_examples_and_what_it_says_always_reaches_the_user(self):
+        steps = step(0, fresh=True, stays_live=True), step(0), step(1, read=True, stays_live=True), step(1)
+        batches = BatchEcho(Steps(*steps), lambda position: (torch.zeros(4), Report(note=f"about {position}", hits=3, misses=1)))
+        reports = [report for _, report in (next(batches) for _ in steps)]
+        assert [report.note for report in reports] == ["about 0", "", "about 1", ""]
+        assert [(report.hits, report.misses) for report in reports] == [(3, 1), (0, 0), (0, 0), (0, 0)]
+
     def test_uses_of_a_batch_are_equal(self):
         batches = echo(step(0, fresh=True, stays_live=True), step(1, fresh=True), step(0, stays_live=True), step(0))
         assert [batch.tolist() for batch, _ in (next(batches) for _ in range(4))] == [[0.0] * 4, [1.0] * 4, [0.0] * 4, [0.0] * 4]

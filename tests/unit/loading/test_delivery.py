@@ -123,6 +123,20 @@ def test_what_was_fetched_and_not_used_is_the_first_of_the_next_iteration(used, 
     assert delivery.seconds.source == 0.5 * (used + 1 if used == 2 else used + 2)
 
 
+def test_the_lookups_of_a_batch_are_counted_once_also_if_it_is_used_in_a_later_iteration():
+    delivery, counted = Delivery(), []
+    delivery.add_lookups = lambda *lookups: counted.append(lookups)
+    reports = iter([Report(2, hits=2), Report(2, misses=2), Report(0, 2), Report(3, hits=1, misses=2)])
+    trainer = Trainer(delivery, lambda delivered: ("batch", next(reports)))
+    trainer.begin()
+    trainer.take()
+    trainer.begin()  # the second batch was fetched, and not used
+    assert counted == [(2, 0), (0, 2)]
+    trainer.take()
+    trainer.take()
+    assert counted == [(2, 0), (0, 2), (1, 2)]
+
+
 @pytest.mark.parametrize("length", [1, 3])
 def test_one_of_several_loaders_that_begins_again_within_an_epoch_repeats_nothing(length):
     """Its end is told by its length, so that nothing was fetched in vain; one batch long, it ends before a batch is taken."""
