@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, random_split
 from torchvision.transforms.v2 import CenterCrop
 
-from lightning_echo import CacheConfig, CachedDataset, StagedDataset
-from lightning_echo.caching import arena_file, cached_dataset
+from lightning_echo import CacheConfig, CachedDataset, EchoLoader, StagedDataset
+from lightning_echo.caching import arena, arena_file, cached_dataset
 from lightning_echo.caching.example_store import StaleCacheError
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.randomness import random_states, seed_all
@@ -80,6 +80,23 @@ class Whole(Dataset):
 
     def __len__(self):
         return len(self.reads)
+
+
+class DecodesInPlace(StagedDataset):
+    """Decoding changes what was read, and draws for one example."""
+
+    def read(self, index):
+        return [index]
+
+    def decode(self, raw):
+        raw.append(7)
+        return torch.tensor([*raw, random.random()] if raw[0] == 5 else raw)
+
+    def augment(self, example):
+        return example
+
+    def __len__(self):
+        return COUNT
 
 
 class DrawsSometimes(Staged):
@@ -203,7 +220,8 @@ class TestReading:
         dataset = Named()
         cached = cached_of(dataset)
         with pytest.warns(UserWarning, match="the cache cannot hold example '3'"):
-            assert [cached["3"]["name"], cached["3"]["name"]] == ["example 3"] * 2
+            assert cached["3"]["name"] == "example 3"
+        assert cached["3"]["name"] == "example 3", "without a word"
         assert (dataset.reads[3], cached.cache_counts.examples) == (2, 0)
 
     def test_an_edit_does_not_reach_the_cache(self):
@@ -231,6 +249,57 @@ class TestReading:
                 cached[3]
         finally:
             Convention.__getitem__ = before
+
+    def test_a_batch_after_one_that_has_failed_is_its_own(self):
+        class FailsOnce(Staged):
+            failing = True
+
+            def augment(self, example):
+                if example["name"] == "example 5" and self.failing:
+                    self.failing = False
+                    raise OSError("once")
+                return super().augment(example)
+
+        cached = cached_of(FailsOnce())
+        with pytest.raises(OSError, match="once"):
+            cached.__getitems__([5, 6, 7])
+        assert [example["name"] for example in cached.__getitems__([8, 5])] == ["example 8", "example 5"]
+
+    def test_that_memory_has_run_short_is_told_once(self, monkeypatch):
+        cached = cached_of(Staged())
+        monkeypatch.setattr(arena, "free_memory_bytes", lambda: 0)
+        with pytest.warns(
+            UserWarning, match="the cache is full with 0 examples, before it has reached its size: memory is running"
+        ):
+            cached.__getitems__([1, 2])
+        assert cached.__getitems__([3])[0]["name"] == "example 3", "without a word"
+
+    def test_a_call_for_many_that_gives_fewer_is_an_error(self):
+        class Fewer(Whole):
+            def __getitems__(self, indices):
+                return [self[index] for index in indices[:2]]
+
+        cached = cached_of(Fewer(), hold="whole")
+        with pytest.raises(ValueError, match="__getitems__ of the data set returned 2 examples for 3 indices"):
+            cached.__getitems__([1, 2, 3])
+
+    @pytest.mark.filterwarnings("ignore:example .* does not fit the split")
+    def test_misfits_that_are_read_in_each_pass_are_a_share_of_what_is_held_too(self):
+        cached = cached_of(DrawsSometimes())
+        for _ in range(100):  # of the reads beside the hits, nearly all are misfits
+            cached.__getitems__(list(range(COUNT)))
+        assert cached.cache_counts.misses == 100 * 4 + 8
+
+    @pytest.mark.filterwarnings("ignore:example .* does not fit the split")
+    def test_a_held_raw_item_that_is_decoded_twice_since_another_one_draws_is_decoded_as_it_was_read(self):
+        def batches(cache):
+            loader = DataLoader(DecodesInPlace(), batch_size=4, collate_fn=list)
+            return list(EchoLoader(loader, 1, seed=0, cache=cache))
+
+        expected = [[index, 7] for index in range(COUNT) if index != 5]
+        for cache in (None, {"size": "1MiB", "hold": "raw"}):
+            found = [example.tolist() for batch in batches(cache) for example in batch]
+            assert [example for example in found if example[0] != 5] == expected
 
     def test_a_misfit_is_told_once(self):
         cached = cached_of(DrawsSometimes())
