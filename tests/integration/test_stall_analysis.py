@@ -180,7 +180,7 @@ class Files(Dataset):
 def test_before_the_real_run_the_files_are_dropped_from_memory(tmp_path, monkeypatch):
     events = []
     monkeypatch.setattr("lightning_echo.analysis.analyzer.drop_pages", lambda paths: events.append(sorted(map(str, paths))))
-    analyzer = StallAnalyzer(BoringModel(), loader_of(Files(tmp_path)), trainer_kwargs=CPU, say=events.append)
+    analyzer = StallAnalyzer(BoringModel(), loader_of(Files(tmp_path), workers=0), trainer_kwargs=CPU, say=events.append)
     analyzer.run(10)
     assert events[-2].startswith("the training as it is")
     assert events[-1] == sorted(str(tmp_path / str(index)) for index in range(40))
@@ -207,7 +207,7 @@ def test_a_few_small_files_do_not_hold_the_data_and_a_share_of_it_cannot_be_in_m
             return torch.full((32,), float((tmp_path / "label").read_text()))
 
     (tmp_path / "label").write_text("7")
-    analyzer, found = analyze(BoringModel(), loader_of(Remote()))
+    analyzer, found = analyze(BoringModel(), loader_of(Remote(), workers=0))
     assert found.notes[0].startswith("fetch rate: no file was seen to be opened")
     assert analyzer._training.phases.files == ()
     with pytest.raises(ValueError, match="cached_fraction cannot be tried, only predicted: this data set opens fewer than two"):
@@ -217,19 +217,20 @@ def test_a_few_small_files_do_not_hold_the_data_and_a_share_of_it_cannot_be_in_m
 def test_the_models_own_loader_and_what_is_echoed_already_are_looked_at_without_echoing():
     class WithLoader(BoringModel):
         def train_dataloader(self):
-            return loader_of(Staged())
+            return loader_of(Staged(), workers=0)
 
-    module = EchoDataModule.from_dataloaders(loader_of(Staged()), factor=3)
-    for model, data in ((WithLoader(), None), (BoringModel(), module), (BoringModel(), EchoLoader(loader_of(Staged()), 3))):
+    module = EchoDataModule.from_dataloaders(loader_of(Staged(), workers=0), factor=3)
+    echoed = EchoLoader(loader_of(Staged()), 3)
+    for model, data, workers in ((WithLoader(), None, 0), (BoringModel(), module, 0), (BoringModel(), echoed, 1)):
         _, found = analyze(model, data)
-        assert found.stages.workers == 1
+        assert found.stages.workers == workers
         assert found.stages.points[0] == "after_read"
 
 
 def test_hooks_of_the_data_module_are_part_of_a_step_and_see_a_batch_as_in_a_training():
     class OnDevice(pl.LightningDataModule):
         def train_dataloader(self):
-            return loader_of(Staged())
+            return loader_of(Staged(), workers=0)
 
         def on_after_batch_transfer(self, batch, dataloader_idx):
             assert not batch.requires_grad, "it has been here before"
@@ -243,7 +244,7 @@ def test_hooks_of_the_data_module_are_part_of_a_step_and_see_a_batch_as_in_a_tra
 def test_a_hook_before_the_transfer_sees_each_batch_once():
     class Named(pl.LightningDataModule):
         def train_dataloader(self):
-            return loader_of([{"x": torch.ones(32), "name": str(index)} for index in range(200)])
+            return loader_of([{"x": torch.ones(32), "name": str(index)} for index in range(200)], workers=0)
 
         def on_before_batch_transfer(self, batch, dataloader_idx):
             batch.pop("name")
@@ -260,7 +261,7 @@ def test_a_schedule_that_monitors_validation_goes_without_it():
             schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
 
-    _, found = analyze(Plateau(), loader_of(Staged()))
+    _, found = analyze(Plateau(), loader_of(Staged(), workers=0))
     assert found.step_seconds > 0
 
 
@@ -273,7 +274,7 @@ def test_callbacks_of_the_model_take_no_part_and_its_logger_may_be_written_to():
             self.logger.experiment.add_scalar("a", 1)
             return super().training_step(batch, batch_idx)
 
-    _, found = analyze(Watched(), loader_of(Staged()))
+    _, found = analyze(Watched(), loader_of(Staged(), workers=0))
     assert found.step_seconds > 0
 
 
@@ -289,7 +290,7 @@ class Uneven:
 
 def test_batches_of_a_users_sampler_have_their_mean_size():
     dataset = Staged(read_seconds=5 * MS)
-    _, found = analyze(Slept(), DataLoader(dataset, batch_sampler=Uneven(), num_workers=1), 20)
+    _, found = analyze(Slept(), DataLoader(dataset, batch_sampler=Uneven()), 20)
     assert found.stages.batch_size == 4
     assert 4 * MS < found.stages.read.median < 20 * MS
     assert found.stages.points == ("after_batching", "after_transfer")
@@ -299,7 +300,7 @@ def test_batches_of_a_users_sampler_have_their_mean_size():
 def test_a_data_module_that_echoes_by_itself_is_looked_at_without_echoing():
     class Echoes(pl.LightningDataModule):
         def train_dataloader(self):
-            return EchoLoader(loader_of(Staged()), 3)
+            return EchoLoader(loader_of(Staged(), workers=0), 3)
 
     _, found = analyze(BoringModel(), Echoes())
     assert found.stages.points[0] == "after_read"
@@ -372,7 +373,7 @@ def test_progress_is_told():
 
 def test_progress_is_in_lightnings_log_by_default(caplog):
     with caplog.at_level("INFO"):
-        StallAnalyzer(BoringModel(), loader_of(Staged()), trainer_kwargs=CPU).run(4)
+        StallAnalyzer(BoringModel(), loader_of(Staged(), workers=0), trainer_kwargs=CPU).run(4)
     assert "lightning_echo: analyzing: ingestion rate: the step alone (" in caplog.text
 
 
@@ -394,7 +395,7 @@ def test_an_echoed_trial_counts_only_once_its_buffer_is_full(monkeypatch):
 
 def test_what_a_trial_takes_is_the_mean_over_fresh_and_echoed_batches(monkeypatch):
     """One step of 8 ms and three of 1: each four of them take 2.75 ms in the mean, wherever a block ends."""
-    analyzer, found = analyze(BoringModel(), loader_of(Staged()))
+    analyzer, found = analyze(BoringModel(), loader_of(Staged(), workers=0))
     seconds = [8 * MS, 1 * MS, 1 * MS, 1 * MS] * 8
     monkeypatch.setattr(type(analyzer._training), "clock_echoed", lambda *_, **__: SimpleNamespace(seconds=seconds[:30]))
     checked = analyzer.check(found, factor=4, insertion_point="after_batching").checked[0]
@@ -447,7 +448,7 @@ def test_what_a_model_does_at_the_end_of_a_training_is_not_done():
 
         on_fit_end = on_train_end
 
-    _, found = analyze(Ends(), loader_of(Staged()))
+    _, found = analyze(Ends(), loader_of(Staged(), workers=0))
     assert found.step_seconds > 0
 
 

@@ -14,7 +14,7 @@ from lightning_echo.analysis.verdict import VerdictKind
 def test_a_loader_shorter_than_the_steps_asked_for_is_refused():
     with pytest.raises(ValueError, match="steps must be at most 25, the batches of the training loader, got 26"):
         analyze(BoringModel(), loader_of(Staged(length=100)), 26)
-    _, found = analyze(BoringModel(), loader_of(Staged(length=100)), 25)
+    _, found = analyze(BoringModel(), loader_of(Staged(length=100), workers=0), 25)
     assert any("too short for examples that were not read before" in note for note in found.notes)
 
 
@@ -64,11 +64,11 @@ def test_what_the_model_raises_comes_through():
             raise RuntimeError("a mistake of the model's")
 
     with pytest.raises(RuntimeError, match="a mistake of the model's"):
-        analyze(Failing(), loader_of(Staged()))
+        analyze(Failing(), loader_of(Staged(), workers=0))
 
 
 def test_nothing_can_be_checked_before_it_was_analyzed():
-    _, found = analyze(BoringModel(), loader_of(Staged()))
+    _, found = analyze(BoringModel(), loader_of(Staged(), workers=0))
     with pytest.raises(RuntimeError, match=r"call run\(\) first"):
         StallAnalyzer(BoringModel(), loader_of(Staged())).check(found)
 
@@ -76,6 +76,6 @@ def test_nothing_can_be_checked_before_it_was_analyzed():
 def test_options_of_a_training_that_would_end_or_disturb_it_are_left_out(tmp_path):
     kwargs = {**CPU, "fast_dev_run": True, "max_steps": 3, "min_epochs": 5, "val_check_interval": 1000, "max_time": "00:00:00:01"}
     kwargs |= {"default_root_dir": tmp_path, "limit_train_batches": 2, "profiler": "simple", "overfit_batches": 1}
-    found = StallAnalyzer(BoringModel(), loader_of(Staged()), trainer_kwargs=kwargs, say=str).run(20)
+    found = StallAnalyzer(BoringModel(), loader_of(Staged(), workers=0), trainer_kwargs=kwargs, say=str).run(20)
     assert found.verdict.kind in VerdictKind
     assert list(tmp_path.iterdir()) == []
