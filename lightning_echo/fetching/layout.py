@@ -64,7 +64,9 @@ def layout_of(source: Source, replicas: int) -> Layout:
     return Layout(length, replicas, size, here - (batches - 1) * size, batches)
 
 
-def shape_of(source: Source, layout: Layout, buffer_size: int, seed: int, by_batches: bool, reuse: Reuse) -> PlanShape:
+def shape_of(
+    source: Source, layout: Layout, buffer_size: int, seed: int, by_batches: bool, reuse: Reuse = Reuse.each
+) -> PlanShape:
     """Returns the sizes that the plan of a pipeline works with; of a plan over whole batches if ``by_batches``."""
     if by_batches:
         return PlanShape(
@@ -88,7 +90,7 @@ def shape_of(source: Source, layout: Layout, buffer_size: int, seed: int, by_bat
     )
 
 
-def shape_of_stream_worker(source: Source, buffer_size: int, seed: int, reuse: Reuse) -> PlanShape:
+def shape_of_stream_worker(source: Source, buffer_size: int, seed: int, reuse: Reuse = Reuse.each) -> PlanShape:
     """Returns the sizes of one worker's plan, for its part of a stream. The length of that part is not known.
 
     Args:
