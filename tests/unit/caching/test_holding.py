@@ -11,8 +11,9 @@ from lightning_echo import StagedDataset
 from lightning_echo.caching import holding
 from lightning_echo.caching.arena import Arena
 from lightning_echo.caching.example_store import ExampleStore
-from lightning_echo.caching.holding import holds_of, quickest
+from lightning_echo.caching.holding import holds_of, quickest, read_held
 from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.fallback import WHOLE
 from lightning_echo.splitting.splits import find_split, make_stages
 from lightning_echo.splitting.stages import uncut_stages
 
@@ -44,6 +45,22 @@ class Whole(Dataset):
 
 
 RAW, LOADED = find_split(Texts(), raw=True), find_split(Texts())
+
+
+def test_where_no_example_fits_one_is_taken_all_the_same():
+    holds = holds_of(Texts(), None, None, "auto")
+    assert quickest(Texts(), holds, uncut_stages, range(20), 1) in holds
+
+
+def test_of_examples_that_are_looked_at_one_that_draws_is_not_what_is_held():
+    class DrawsOnce(Texts):
+        def decode(self, raw):
+            return super().decode(raw) + (torch.rand(1) if raw[0] == 7 else 0)
+
+    hold = holds_of(DrawsOnce(), None, None, "auto")[-1]  # of one that was asked for, it is an error
+    examples, seconds = read_held(DrawsOnce(), hold, uncut_stages, [6, 7, 8])
+    assert [example is WHOLE for example in examples] == [False, True, False]
+    assert len(seconds) == 3
 
 
 @pytest.mark.parametrize(("split", "names"), [(RAW, ["raw"]), (LOADED, ["raw", "loaded"]), (None, ["raw", "loaded"])])

@@ -68,6 +68,13 @@ class TestAReload:
         assert "another one now" in said
         assert after.counts.examples == 0
 
+    def test_that_cannot_hold_what_was_held_begins_anew(self):
+        before = cache_of(Words(WORDS), whole=True, hold="whole")
+        before.open()
+        after, said = followed_by(before, Words(WORDS))
+        assert "another one now" in said
+        assert after.counts.hold == "loaded"
+
     def test_before_anything_is_held_goes_on_with_nothing(self):
         after, said = followed_by(filled(Words(WORDS), []), Words(WORDS[::-1]))
         assert (said, after.counts.examples) == ("", 0)
@@ -85,6 +92,14 @@ def test_a_cache_smaller_than_an_example_says_so_once():
     cache = cache_of(Words(["x" * 2**21] * 2))
     assert "the cache of 1 MiB holds nothing: an example takes 2 MiB. Give it a larger size" in cache.open()
     assert cache.open() == ""
+    assert followed_by(cache, Words(["x" * 2**21] * 2))[1] == "", "it was said before the reload"
+
+
+def test_a_kept_file_begins_empty_where_only_workers_have_the_data_set(tmp_path):
+    for differs, examples in ((False, 8), (True, 0)):
+        cache = cache_of(Words(WORDS), differs=differs, path=str(tmp_path), name=f"differs_{differs}")
+        cache.open()
+        assert cache.counts.examples == examples
 
 
 class TestTheLine:
@@ -97,6 +112,16 @@ class TestTheLine:
 
     def test_of_a_cache_for_everything_says_that_nothing_is_read_any_more(self):
         assert "hold 100% of 20 examples: nothing is read from the second pass on" in filled(Words(WORDS)).describe()
+
+    def test_counts_examples_and_not_indices_that_lead_to_them(self):
+        split, words = find_split(Words(WORDS)), Words(WORDS)
+
+        def watched(data):
+            return WatchedStages(make_stages(data, split.conventions), data, refusal=None)
+
+        cache = LoaderCache(CacheConfig("1MiB"), words, [*range(20)] * 3, split, watched, differs_in_workers=False)
+        cache.open()
+        assert "hold 100% of 20 examples" in cache.describe()
 
     def test_names_the_disk(self, tmp_path):
         cache = cache_of(Words(WORDS), path=str(tmp_path))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lightning_echo.caching import node_cache
+from lightning_echo.caching import arena, node_cache
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.kept import Contents
 from lightning_echo.caching.node_cache import CacheCounts, NodeCache
@@ -45,6 +45,17 @@ def test_a_size_beyond_the_free_memory_is_refused(monkeypatch):
     NodeCache.check(CacheConfig("3MiB"))
     monkeypatch.setattr(node_cache, "held_in_memory", lambda: MIB)
     NodeCache.check(CacheConfig("4MiB"))
+
+
+@pytest.mark.parametrize("free", [100 * MIB, 2**40])
+def test_a_fifth_of_the_free_memory_and_at_most_2_gib_stays_free_whoever_adds(monkeypatch, free):
+    monkeypatch.setattr(node_cache, "free_memory_bytes", lambda: free)
+    step, reserve = 64 * MIB, min(free // 5, 2**31)  # an arena asks for 64 MiB at once
+    for fits in (True, False):
+        monkeypatch.setattr(arena, "free_memory_bytes", lambda fits=fits: step + reserve - (not fits))
+        makers = [NodeCache.make(CacheConfig("1MiB"), "raw", 10) for _ in range(2)]
+        for cache in (makers[0], NodeCache.attach(makers[1].address)):
+            assert cache.store().put(3, b"some bytes") is fits
 
 
 class TestOnADisk:

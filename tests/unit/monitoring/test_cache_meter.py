@@ -161,7 +161,7 @@ def test_a_loader_that_was_made_anew_counts_from_where_it_is() -> None:
     assert job.end()[""].hit_fraction == 0.5
 
 
-@pytest.mark.parametrize(("hits", "misses"), [(0, 12), (3, 9), (3, 400)])
+@pytest.mark.parametrize(("hits", "misses"), [(0, 12), (3, 9), (3, 400), (40, 5)])
 def test_a_cache_that_begins_anew_within_an_epoch_counts_from_0(hits: int, misses: int) -> None:
     """A reload has brought other data, which is found out when the first batch is fetched."""
     job, (loader,), _ = nodes(1)
