@@ -465,7 +465,7 @@ def test_two_callbacks_are_refused() -> None:
         ({"echo": 4}, "echo must be an EchoConfig, a dict .*or None, got int"),
         (
             {"echo": {"fator": 4}},
-            "echo has no option 'fator': its options are factor, insertion_point, buffer_size, epoch_length",
+            "echo has no option 'fator': its options are factor, insertion_point, buffer_size, reuse, epoch_length",
         ),
         (
             {"factor": "TargetIdle"},

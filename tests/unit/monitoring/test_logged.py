@@ -75,6 +75,7 @@ def test_hyperparameters_are_what_auto_and_defaults_came_to_in_plain_types(tmp_p
                 "factor": 2.0,
                 "insertion_point": "after_augmentation",
                 "buffer_size": 16,
+                "reuse": "each",
                 "epoch_length": "full_pass",
                 "seed": 7,
                 "cache": None,
