@@ -189,6 +189,15 @@ class EchoDataModule(StandIn):
     def factor(self, value: float) -> None:
         self._echo.factor = value
 
+    def set_factor(self, value: float, since: int | None = None) -> None:
+        """Sets the factor of all loaders that are echoed.
+
+        Args:
+            value: The factor.
+            since: Number of the first batch of the run to which it applies. None: the first that is not planned yet.
+        """
+        self._echo.set_factor(value, since)
+
     def expect_factor(self, value: float) -> None:
         """Warns once if a factor, set during training, would make the run longer than a schedule of the learning rate expects."""
         self._echo.expect_factor(value)

@@ -89,6 +89,11 @@ class EchoRun:
             return self.delivery.counts.fresh / items
         return float(self.state().position / items)
 
+    @property
+    def planned_ahead(self) -> int:
+        """Most batches that are planned after the delivered one."""
+        return self._setting.lookahead(self.factor.largest)
+
     def length(self) -> int:
         """Returns the number of batches in the next epoch on this rank; -1 if it is not known, because a pass ends it."""
         if not self._setting.has_length:
@@ -96,10 +101,26 @@ class EchoRun:
         kept = self.delivery.progress.kept_length
         return self.delivery.trainers_length(self._setting.epoch_batches(self.factor.value)) if kept is None else kept
 
-    def change_factor(self, value: float) -> None:
-        """Applies a factor from the first batch that is not planned yet."""
+    def change_factor(self, value: float, since: int | None = None) -> None:
+        """Applies a factor from the first batch that is not planned yet, or from a later one.
+
+        Args:
+            value: The factor.
+            since: Number of the first batch of the run to which it applies. None: the first that is not planned yet.
+
+        Raises:
+            ValueError: Batch ``since`` may be planned already.
+        """
         fetched = self.delivery.progress.delivered
-        number = fetched + self._setting.lookahead(self.factor.largest)
+        is_planned = self._pipeline.started is not None or self.state().pending is not None
+        earliest = fetched + (self.planned_ahead if is_planned else 0)
+        number = earliest if since is None or not is_planned else since
+        if number < earliest:
+            raise ValueError(
+                f"since must be the number of a batch that is not planned yet, here {earliest} or more, got {number}: "
+                f"{fetched} batches are delivered, and the workers may have been asked for {earliest - fetched} more. With a "
+                "smaller prefetch_factor fewer are planned ahead"
+            )
         if self._pipeline.started is None:
             self._pipeline.wait_with(self.state().with_change(number, value).pipeline())
         else:

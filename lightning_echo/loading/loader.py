@@ -190,11 +190,20 @@ class EchoLoader:
         self._setting.check_buffer(value)
         return value
 
-    def set_factor(self, value: float) -> None:
-        """Sets the factor, also if there is a `factor_owner`."""
+    def set_factor(self, value: float, since: int | None = None) -> None:
+        """Sets the factor, also if there is a `factor_owner`.
+
+        Args:
+            value: The factor.
+            since: Number of the first batch of the run to which it applies. None: the first that is not planned yet.
+
+        Raises:
+            TypeError: The factor is no number.
+            ValueError: The factor is below 1, or needs a larger buffer, or batch ``since`` may be planned already.
+        """
         value = self.check_factor(value)
         if value != self.factor:
-            self._run.change_factor(value)
+            self._run.change_factor(value, since)
 
     @property
     def factor_in_force(self) -> float:
@@ -205,6 +214,11 @@ class EchoLoader:
     def factor_since(self) -> int:
         """Number of the first batch of the run to which `factor` applies."""
         return self._run.factor.since
+
+    @property
+    def planned_ahead(self) -> int:
+        """Most batches that are planned after the delivered one: those that workers and thread have been asked for."""
+        return self._run.planned_ahead
 
     @property
     def settled_at(self) -> int:

@@ -112,13 +112,22 @@ class TrainingEcho:
 
     @factor.setter
     def factor(self, value: float) -> None:
+        self.set_factor(value)
+
+    def set_factor(self, value: float, since: int | None = None) -> None:
+        """Sets the factor of all loaders.
+
+        Args:
+            value: The factor.
+            since: Number of the first batch of the run to which it applies. None: the first that is not planned yet.
+        """
         value = options.check_factor(value)
         if self._echoed is None:
             self._waiting_factor = value
         elif set(self.factors.values()) != {value}:
-            self._change_factor(self._echoed, value)
+            self._change_factor(self._echoed, value, since)
 
-    def _change_factor(self, echoed: Echoed, value: float) -> None:
+    def _change_factor(self, echoed: Echoed, value: float, since: int | None) -> None:
         trainer = self._attached.trainer
         is_training = trainer is not None and trainer.training
         full_passes = [part for part in self._parts.values() if part.epoch_length == "full_pass" and is_training]
@@ -132,7 +141,7 @@ class TrainingEcho:
             for loader in full_passes:
                 loader.keep_length()
         for loader in self._parts.values():
-            loader.set_factor(value)
+            loader.set_factor(value, since)
         if full_passes:
             self._reload.order()
 

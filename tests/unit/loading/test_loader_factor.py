@@ -31,6 +31,30 @@ class TestSettingTheFactor:
             resumed.load_state_dict(loader.state_dict())
             assert resumed.factor_since == since
 
+    def test_it_may_count_from_a_later_batch(self):
+        late, later = (echo(1, loader=plain_loader(num_workers=2)) for _ in range(2))
+        with closing(late), closing(later):
+            played(late, 1)
+            played(later, 1)
+            at = late.planned_ahead + STEPS
+            assert at > STEPS
+            with pytest.raises(ValueError, match=rf"not planned yet, here {at} or more, got {at - 1}.*smaller prefetch_factor"):
+                late.set_factor(3, since=at - 1)
+            assert late.factor == 1
+            late.set_factor(3, since=at + 4)
+            assert (late.factor, late.factor_since, late.factor_in_force) == (3, at + 4, 1)
+            epoch = iter(later)
+            first = [next(epoch) for _ in range(4)]
+            later.factor = 3
+            assert later.factor_since == at + 4
+            assert [batch.tolist() for batch in [*first, *epoch]] == [batch.tolist() for batch in late]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_before_the_first_batch_it_counts_from_the_first_one(self, workers):
+        loader = echo(2, loader=plain_loader(num_workers=workers))
+        loader.factor = 4
+        assert (loader.factor_since, loader.factor_in_force) == (0, 4)
+
     def test_before_the_first_batch_it_counts_from_there(self):
         changed, plain = echo(2), echo(4, buffer_size=echo(2).buffer_size)
         changed.factor = 4
