@@ -1,20 +1,22 @@
 """`EchoCallback`: one line adds echoing to a Trainer, measures it, logs it, and lets a controller decide on the factor.
 
 It only brings others together, in Lightning's hooks: `Attachment` puts echoing into the run, `RunMeter` measures, `Decider`
-asks a `Controller`, and an `EpochReport` holds what is known of an epoch.
+asks a `Controller`, `AskingSteps` says when within an epoch, and an `EpochReport` holds what is known of an epoch.
 
 ====================== ======================================================================================
 ``setup``              attaches echoing, sets the controller's first factor
 ``on_train_start``     makes sure that an echoed loader is in use
-``on_train_batch_*``   clocks; logs counts every ``log_every_n_steps``
+``on_train_batch_*``   clocks; logs counts every ``log_every_n_steps``; after some steps decides, sets the factor
 ``on_train_epoch_end`` measures, decides, logs, sets the factor
 ``on_fit_end``         prints the summary
-``teardown``           takes echoing away
+``teardown``           takes echoing away, writes ``echo_summary.json``
 ====================== ======================================================================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import lightning.pytorch as pl
@@ -26,15 +28,27 @@ from lightning_echo.checkpoints import adapt_checkpoint
 from lightning_echo.config import CacheOptions, EchoConfig, Options, given_options, read_options, without_auto
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.measuring.control import Controller, Decision, Observation
+from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.measuring.control import Controller, Decision, Moment, Observation
+from lightning_echo.measuring.echo_summary import FactorUse, RunSummary
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.summary import advise, summarize
 from lightning_echo.measuring.target_idle import TargetIdle
+from lightning_echo.monitoring.asking import AskingSteps
 from lightning_echo.monitoring.cache_meter import metrics_of_parts
 from lightning_echo.monitoring.decider import Decider
-from lightning_echo.monitoring.logged import ProgressText, log_hyperparameters, log_metrics, report_of, steps_taken
+from lightning_echo.monitoring.logged import (
+    ProgressText,
+    log_directory,
+    log_hyperparameters,
+    log_metrics,
+    package_versions,
+    report_of,
+    steps_taken,
+    write_summary,
+)
 from lightning_echo.monitoring.run_meter import RunMeter
-from lightning_echo.training.collection import Echoed, echoed_in, parts_of
+from lightning_echo.training.collection import Echoed, EchoLoaders, echoed_in, parts_of
 from lightning_echo.training.refusals import refuse_second_fit
 from lightning_echo.training.training_echo import TrainingEcho
 
@@ -50,7 +64,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``EchoCallback()``                                 changes nothing: it measures the run as it is, and the summary says
                                                        whether echoing pays
     ``EchoCallback(factor=4)``                         every fresh example is used four times
-    ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor from epoch to epoch
+    ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor: after about 60 steps, and then
+                                                       from epoch to epoch
     ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
     ``EchoCallback(factor=2, controller=controller)``  begins with that factor
     ``EchoCallback(cache="8GiB")``                     what fits into that memory is read once; with a factor, too, the rest is
@@ -90,12 +105,15 @@ class EchoCallback(DecidesFactor, pl.Callback):
     loader can be told: all loaders are echoed, by the same factor, all with workers or all without, and each step takes a batch
     of each.
 
+    At the end of ``fit``, also if it was interrupted, `reports` and `decisions` are written to ``echo_summary.json`` in
+    ``trainer.log_dir``, if the Trainer has a logger that keeps files. `FactorSchedule.from_summary` replays such a run.
+
     The metrics are in ``trainer.callback_metrics`` too, those of an epoch from its end on: let ``EarlyStopping`` look there by
     ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``.
 
     Args:
-        controller: Decides on the factor from epoch to epoch; in a collection, on one factor for all loaders. None: the factor
-            stays as it is.
+        controller: Decides on the factor from epoch to epoch, and within epochs if it asks for that; in a collection, on one
+            factor for all loaders. None: the factor stays as it is.
         factor: Echo factor, a real number >= 1: uses per fresh example; or ``"auto"``: a `TargetIdle` with its defaults is the
             controller. None: 1 if there is a controller or another option; else the run is left as it is.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
@@ -115,6 +133,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     Attributes:
         attachment: Puts echoing into the run; its ``echo`` has the loader in use and its factor.
         reports: An `EpochReport` for each epoch so far.
+        decisions: A `FactorUse` for each factor of the run so far, that of its beginning first.
 
     Raises:
         TypeError: An argument has a wrong type.
@@ -163,6 +182,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self.controller, self.summary = TargetIdle() if is_auto else controller, summary
         self.attachment = Attachment(config)
         self.reports: list[EpochReport] = []
+        self.decisions: list[FactorUse] = []
         self._echoes = config is not None or self.controller is not None
         self._default_controller = TargetIdle()  # for an EchoDataModule with factor="auto"
         self._controller_in_force = self.controller  # in this fit
@@ -170,8 +190,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._begin_fit()
 
     def _begin_fit(self) -> None:
-        self.reports = []
+        self.reports, self.decisions = [], []
         self._meter, self._decider = RunMeter(), Decider(self._controller_in_force)
+        self._asking = AskingSteps(self._controller_in_force)
+        self._log_directory: str | None = None
         self._progress = ProgressText()
         self._loader: Echoed | None = None
         self._epoch = self._last_step = 0
@@ -212,7 +234,11 @@ class EchoCallback(DecidesFactor, pl.Callback):
                 self._echo_of(trainer).expect_factor(largest)
         self._last_step = steps_taken(trainer)
         self._meter.start(trainer, pl_module, self._loader)
+        if not self.decisions:
+            self.decisions.append(FactorUse(trainer.fit_loop.total_batch_idx + 1, _delivered(self._loader), self._factor_set))
         self._catch_up(trainer, pl_module)
+        self._asking.start(self._loader, self._meter.largest)
+        self._log_directory = log_directory(trainer)
         log_hyperparameters(trainer, self._loader, self._controller_in_force)
         self._progress.show(trainer)
         self._show_progress()
@@ -232,7 +258,17 @@ class EchoCallback(DecidesFactor, pl.Callback):
         if self._trainer is trainer:  # else this Trainer was refused
             self._trainer = None
             self._stop_measuring()
+            self._write_summary(trainer)
             self.attachment.detach()
+
+    def _write_summary(self, trainer: pl.Trainer) -> None:
+        """Writes what is known of the run, if there is a place for it.
+
+        No rank must wait for another here, because one may have failed alone.
+        """
+        if self._log_directory is not None and trainer.is_global_zero and (self.reports or len(self.decisions) > 1):
+            self._note_factor()
+            write_summary(self._log_directory, RunSummary(self.reports, self.decisions, package_versions()))
 
     def _stop_measuring(self) -> None:
         """Leaves the Trainer's profiler and progress bar as they were."""
@@ -255,6 +291,11 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._meter.end_step(self._loader, batch)
+        if self._controller_in_force is not None:
+            ends_epoch = trainer.is_last_batch or 0 <= trainer.max_steps <= trainer.global_step
+            in_epoch, in_run = trainer.fit_loop.batch_idx + 1, trainer.fit_loop.total_batch_idx + 1
+            if (moment := self._asking.after_step(in_epoch, in_run, ends_epoch=ends_epoch)) is not None:
+                self._decide_within_epoch(trainer, pl_module, moment)
         step, every = steps_taken(trainer), trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not every or step % every or step == self._last_step:
             return
@@ -286,7 +327,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def _end_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> None:
         loader = self._loader
         measures = self._meter.end_epoch(loader)
-        observation = self._decider.observe(trainer, pl_module, epoch, 1.0 if loader is None else loader.factor, measures)
+        measured = measures.judged, measures.costs
+        observation = self._decider.observe(trainer, pl_module, epoch, self._factor_set, measured)
         decision = None if loader is None else self._decider.decide(trainer, observation)
         lately = self._decider.joined_with_recent(observation)
         recommended = self._decider.recommend(loader, lately, decision)
@@ -296,9 +338,32 @@ class EchoCallback(DecidesFactor, pl.Callback):
         of_parts = {**self._meter.part_metrics(loader, passes=True), **metrics_of_parts(measures.caches)}
         log_metrics(trainer, {**report.logged(), **of_parts})
         self._show_progress()
-        if decision is not None and decision.factor != observation.factor:
-            rank_zero_info(f"lightning_echo: factor {observation.factor:g} -> {decision.factor:g} ({decision.message})")
-            self._echo_of(trainer).factor = decision.factor
+        if decision is not None:
+            self._apply(trainer, observation, decision)
+
+    def _decide_within_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, moment: Moment) -> None:
+        last = self._asking.first_after_steps if moment is Moment.early else None
+        measured = self._meter.end_stretch(self._loader, last)
+        observation = self._decider.observe(trainer, pl_module, trainer.current_epoch, self._factor_set, measured, moment)
+        self._decider.joined_with_recent(observation)
+        decision = self._decider.decide(trainer, observation)
+        assert decision is not None  # there is a controller that wanted to be asked
+        self._apply(trainer, observation, decision)
+
+    def _apply(self, trainer: pl.Trainer, observation: Observation, decision: Decision) -> None:
+        self._asking.has_asked = True
+        self._note_factor()
+        if decision.factor == observation.factor:
+            return
+        rank_zero_info(f"lightning_echo: factor {observation.factor:g} -> {decision.factor:g} ({decision.message})")
+        self._echo_of(trainer).set_factor(decision.factor, decision.since)
+        reason, message = decision.reason.value, decision.message
+        self.decisions.append(FactorUse(observation.batches, _since(self._loader), decision.factor, reason, message))
+
+    def _note_factor(self) -> None:
+        """Notes a factor that somebody else has set."""
+        if self._factor_set != self.decisions[-1].factor:
+            self.decisions.append(FactorUse(None, _since(self._loader), self._factor_set, message="not set by the controller"))
 
     # ------------------------------------------------------------------ state
 
@@ -317,6 +382,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
             "controller": self._decider.state_dict(),
             "recent": self._decider.recent_state(),
             "reports": [report.state() for report in self.reports],
+            "decisions": [asdict(use) for use in self.decisions],
+            "asked": self._asking.has_asked,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -328,6 +395,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._decider.load_recent_state(state_dict.get("recent", {}))  # older checkpoints have none
         self._decider.load_metrics_state(state_dict.get("metrics", {}))
         self.reports = [EpochReport(**report) for report in state_dict["reports"]]
+        self.decisions = [FactorUse(**use) for use in state_dict.get("decisions", [])]  # older checkpoints have none
+        self._asking.has_asked = state_dict.get("asked", bool(self.reports))
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["callbacks"][self.state_key]["metrics"] = self._decider.metrics_state(trainer)
@@ -344,6 +413,11 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def _factor(self) -> float:
         """The factor in force; 1 if nothing is echoed."""
         return 1.0 if self._loader is None else self._loader.factor_in_force
+
+    @property
+    def _factor_set(self) -> float:
+        """The factor that was set last; 1 if nothing is echoed."""
+        return 1.0 if self._loader is None else self._loader.factor
 
     def _echo_of(self, trainer: pl.Trainer) -> EchoDataModule | TrainingEcho:
         """Returns the object on which the factor is set."""
@@ -388,6 +462,21 @@ def _datamodule(trainer: Any) -> Any:
 def _loaders_in_use(trainer: pl.Trainer) -> Echoed | None:
     loaders = trainer.train_dataloader
     return None if loaders is None else echoed_in(loaders)
+
+
+def _delivered(loader: Echoed | None) -> int | dict[str, int]:
+    """Returns the number of the next batch of the run; of several loaders by name."""
+    return _of_each(loader, lambda part: part.delivered_batches)
+
+
+def _since(loader: Echoed | None) -> int | dict[str, int]:
+    """Returns the number of the first batch with the factor that was set last; of several loaders by name."""
+    return _of_each(loader, lambda part: part.factor_since)
+
+
+def _of_each(loader: Echoed | None, number: Callable[[EchoLoader], int]) -> int | dict[str, int]:
+    numbers = {name: number(part) for name, part in parts_of(loader).items()}
+    return numbers if isinstance(loader, EchoLoaders) else numbers.get("", 0)
 
 
 def _go_on_after_reload(before: Echoed | None, now: Echoed | None) -> None:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from lightning_echo.measuring.cost import PipelineCosts
 
-__all__ = ["Controller", "Decision", "Observation", "Reason", "as_number", "load_state_by_kind", "state_by_kind"]
+__all__ = [
+    "Controller",
+    "Decision",
+    "Moment",
+    "Observation",
+    "Reason",
+    "as_count",
+    "as_number",
+    "load_state_by_kind",
+    "state_by_kind",
+]
 
 
 class Reason(Enum):
@@ -37,21 +47,32 @@ class Reason(Enum):
         return self not in (Reason.not_measured, Reason.scheduled, Reason.guarded, Reason.custom)
 
 
+class Moment(Enum):
+    """When a controller is asked."""
+
+    early = "early"  # once in a run, in its first epoch: `Controller.first_after_steps`
+    within_epoch = "within_epoch"  # `Controller.every_n_steps`, or a step of `Controller.asked_after`
+    epoch_end = "epoch_end"
+
+
 @dataclass(frozen=True)
 class Observation:
-    """What is known at the end of an epoch. It is the same on all ranks.
+    """What is known at the end of an epoch, or within one. It is the same on all ranks.
 
     Attributes:
-        epoch: Number of the epoch that has ended, from 0.
+        epoch: Number of the epoch, from 0.
         factor: Echo factor that was set last.
         steps: Number of steps that `idle_fraction` and `step_seconds` were measured over: those steps of the epoch that were
-            planned with this factor. A few steps tell little.
+            planned with this factor, from the last decision on. A few steps tell little.
         idle_fraction: Idle fraction of the job over these steps; None if there are no such steps.
         step_seconds: Time per step over them, waiting included; None if there are no such steps.
         costs: Measured costs of the pipeline, of the slowest rank. None if the workers cannot be measured and no step waited.
         metrics: Everything in ``trainer.callback_metrics``.
         logged: Names of the metrics that were logged since the last decision.
         validated: Whether validation has run in this ``fit``, or is switched off.
+        moment: When the controller is asked.
+        batches: Number of batches of the run so far.
+        idle_low: Lower end of the 95 % interval of `idle_fraction`. None if there are too few steps for one.
 
     Example:
         >>> seen = Observation(epoch=3, factor=2.0, steps=100, idle_fraction=0.25, step_seconds=0.02, metrics={"val_loss": 0.5})
@@ -68,16 +89,20 @@ class Observation:
     metrics: Mapping[str, float] = field(default_factory=dict)
     logged: frozenset[str] = frozenset()
     validated: bool = True
+    moment: Moment = Moment.epoch_end
+    batches: int = 0
+    idle_low: float | None = None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The factor from the next epoch on.
+    """The factor from now on.
 
     Attributes:
         factor: Echo factor, >= 1.
         reason: The reason, for programs.
         message: The reason for people, with the values that led to it.
+        since: Number of the first batch of the run with this factor. None: the first batch that is not planned yet.
 
     Raises:
         TypeError: The factor is not a number, or the reason is not a `Reason`.
@@ -91,6 +116,7 @@ class Decision:
     factor: float
     reason: Reason
     message: str
+    since: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, Reason):
@@ -101,9 +127,21 @@ class Decision:
 
 
 class Controller(ABC):
-    """Decides on the echo factor between epochs. Subclass it and write `decide`.
+    """Decides on the echo factor. Subclass it and write `decide`.
 
     Each rank gives its controller the same observation. The decision of rank 0 is used on all ranks.
+
+    It is asked at the end of each epoch. To be asked within epochs, too, set one of the attributes. All count batches, so that
+    accumulated gradients make no difference. With ``epoch_length="full_pass"`` and a known length it is asked at ends alone,
+    because the Trainer cannot be told a new length within an epoch. At an epoch's last batch it is asked once: at the end.
+
+    Attributes:
+        first_after_steps: In the first epoch of a run, it is asked after this number of steps, if it has not been asked before
+            (`Moment.early`). Steps that tell nothing yet come before them and are not counted: those whose batches were queued
+            at the start, or fill a buffer, and ten more. None: it is not.
+        every_n_steps: It is asked after each so many batches of an epoch (`Moment.within_epoch`). An epoch that never ends needs
+            this. The ranks exchange what they have measured each time. None: it is not.
+        asked_after: Further numbers of batches of the run after which it is asked (`Moment.within_epoch`).
 
     Example:
         >>> class Halve(Controller):
@@ -113,9 +151,13 @@ class Controller(ABC):
         1.5
     """
 
+    first_after_steps: int | None = None
+    every_n_steps: int | None = None
+    asked_after: Collection[int] = ()
+
     @abstractmethod
     def decide(self, observation: Observation) -> Decision:
-        """Returns the factor from the next epoch on."""
+        """Returns the factor from now on: from the next epoch on at the end of an epoch, as nearly as queues allow."""
 
     def initial_factor(self) -> float | None:
         """Returns the factor of the first epoch; None leaves the factor that the loader has."""
@@ -145,6 +187,22 @@ def load_state_by_kind(controller: Controller, state: dict[str, Any]) -> None:
     """Restores the state that `state_by_kind` returned; it ignores the state of another class of controller."""
     if (own := state.get(type(controller).__name__)) is not None:
         controller.load_state_dict(own)
+
+
+def as_count(name: str, value: Any) -> int | None:
+    """Returns a number of steps as an int, or None.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is below 1.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be a number of steps (an integer), or None, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be a number of steps >= 1, got {value!r}; None: the controller is not asked then")
+    return int(value)
 
 
 def as_number(name: str, value: Any) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from lightning_echo.measuring.control import (
     Controller,
     Decision,
+    Moment,
     Observation,
     Reason,
     as_number,
@@ -21,7 +23,8 @@ __all__ = ["MetricGuard"]
 class MetricGuard(Controller):
     """Puts a ceiling on another controller's factor, which it lowers while a metric gets no better.
 
-    A *check* is a decision before which the metric was logged anew.
+    A *check* is a decision before which the metric was logged anew. It is asked whenever the other controller is, also within
+    epochs, and the ceiling holds there, too.
 
     * After ``patience`` checks in a row without improvement, the ceiling is multiplied by ``shrink``.
     * After ``patience`` checks in a row with improvement, it is divided by ``shrink``, until it is back at its first value and
@@ -82,6 +85,18 @@ class MetricGuard(Controller):
         options = f"monitor={self.monitor!r}, mode={self.mode!r}, patience={self.patience}"
         return f"MetricGuard({self.controller!r}, {options}, min_delta={self.min_delta:g}, shrink={self.shrink:g})"
 
+    @property
+    def first_after_steps(self) -> int | None:  # type: ignore[override]  # that of the controller, read only
+        return self.controller.first_after_steps
+
+    @property
+    def every_n_steps(self) -> int | None:  # type: ignore[override]
+        return self.controller.every_n_steps
+
+    @property
+    def asked_after(self) -> Collection[int]:  # type: ignore[override]
+        return self.controller.asked_after
+
     def initial_factor(self) -> float | None:
         return self.controller.initial_factor()
 
@@ -107,11 +122,11 @@ class MetricGuard(Controller):
         return self._check(value, observation.factor) if is_new else f"{self.monitor} {value:.4g} is not new"
 
     def _check_known(self, observation: Observation) -> None:
-        """Raises if the metric was missing twice.
+        """Raises if the metric was missing at the ends of two epochs. Within an epoch it need not have been logged.
 
         A metric that the module logs in its own ``on_train_epoch_end`` is known to callbacks one epoch late.
         """
-        self._missing += observation.validated
+        self._missing += observation.validated and observation.moment is Moment.epoch_end
         if self._missing > 1:
             known = ", ".join(sorted(observation.metrics)) or "none"
             raise ValueError(f"monitor={self.monitor!r} is not logged. Logged are: {known}. Log it, or choose one of them")

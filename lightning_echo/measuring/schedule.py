@@ -1,13 +1,16 @@
-"""`FactorSchedule`: a fixed echo factor for each epoch."""
+"""`FactorSchedule`: a fixed echo factor for each epoch, or the factors of an earlier run for the same batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, as_number
+from lightning_echo.measuring.echo_summary import FactorUse, RunSummary
 
 __all__ = ["FactorSchedule"]
 
@@ -31,6 +34,25 @@ class FactorSchedule(Controller):
     def __init__(self, factors: dict[int, float]) -> None:
         self.factors = _check_schedule(factors)
 
+    @classmethod
+    def from_summary(cls, path: str | PathLike[str]) -> FactorSchedule:
+        """Returns a schedule that replays the decisions of an earlier run batch by batch.
+
+        The run gets the very batches of the earlier one, also if it is resumed in between, if these are the same: data, seed,
+        batch size, number of ranks, insertion point, buffer size, reuse, epoch length and number of workers. (If whole batches
+        are echoed, the number of workers may differ.) ``prefetch_factor`` may be smaller, but not larger, since a factor that
+        was decided on within an epoch would come too late; with several loaders it must be the same. The length of epochs
+        may differ with ``epoch_length="fixed"``.
+
+        Args:
+            path: An ``echo_summary.json``, which `EchoCallback` writes. All ranks must be able to read it.
+
+        Raises:
+            ValueError: The file is damaged, does not tell how the run began, or holds a factor that somebody else than the
+                controller has set.
+        """
+        return _Replay(path)
+
     def __repr__(self) -> str:
         return f"FactorSchedule({self.factors})"
 
@@ -46,6 +68,65 @@ class FactorSchedule(Controller):
         if not entries:
             return Decision(observation.factor, Reason.scheduled, f"no entry up to epoch {following}")
         return Decision(self.factors[entries[-1]], Reason.scheduled, f"scheduled from epoch {entries[-1]} on")
+
+
+class _Replay(FactorSchedule):
+    """Decides what an earlier run has decided, after the same batches.
+
+    Args:
+        path: The earlier run's ``echo_summary.json``.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self._path = Path(path)
+        try:
+            self._uses = _check_uses(RunSummary.from_json(self._path.read_text(encoding="utf-8")).decisions)
+        except ValueError as error:
+            raise ValueError(f"{self._path} cannot be replayed: {error}") from error
+        self.asked_after = frozenset(step for step in self._uses if step)
+
+    def __repr__(self) -> str:
+        return f"FactorSchedule.from_summary({str(self._path)!r})"
+
+    def initial_factor(self) -> float | None:
+        return self._uses[0].factor
+
+    def largest_factor(self) -> float | None:
+        return max(use.factor for use in self._uses.values())
+
+    def decide(self, observation: Observation) -> Decision:
+        after = observation.batches
+        before = max((step for step in self._uses if step < after), default=0)
+        if observation.factor != (expected := self._uses[before].factor):
+            raise ValueError(
+                f"{self._path} has factor {expected:g} from the decision after batch {before} on, but after batch {after} the "
+                f"factor is {observation.factor:g}: here nobody was asked after batch {before}, or somebody else has set the "
+                "factor. Use the epoch_length of the earlier run"
+            )
+        if (use := self._uses.get(after)) is None:
+            return Decision(observation.factor, Reason.scheduled, f"no decision after batch {after} of {self._path}")
+        since = use.batch if isinstance(use.batch, int) else None
+        return Decision(use.factor, Reason.scheduled, f"as after batch {after} of {self._path}", since)
+
+
+def _check_uses(decisions: Sequence[FactorUse]) -> dict[int, FactorUse]:
+    """Returns the decisions by the number of batches after which they were made.
+
+    Raises:
+        ValueError: They cannot be replayed.
+    """
+    if not decisions or decisions[0].step != 0:
+        raise ValueError("it does not tell with which factor the run began")
+    uses: dict[int, FactorUse] = {}
+    for use in decisions:
+        if use.step is None:
+            raise ValueError(f"factor {use.factor:g} from batch {use.batch} on was not decided on by the controller")
+        if isinstance(use.step, bool) or not isinstance(use.step, int):
+            raise ValueError(f"a step must be a number of batches, got {use.step!r}")
+        if not 1 <= as_number("factor", use.factor) < math.inf:
+            raise ValueError(f"a factor must be a finite number >= 1, got {use.factor!r}")
+        uses[use.step] = use
+    return uses
 
 
 def _check_schedule(factors: Any) -> dict[int, float]:

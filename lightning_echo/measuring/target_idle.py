@@ -3,6 +3,8 @@
 It predicts with the cost model, measures, and corrects the prediction. If the device waits although the model says that it should
 not, the host is taken to be as slow as it was measured. So the first decision is close, and the second one is right.
 
+* In the first epoch it decides early, so that the epoch is not lost. By then little has been measured, so that it only raises
+  the factor, and only if the waiting is no chance.
 * Epochs that are too short to be judged alone are joined (`RecentSteps`).
 * A larger factor that brought far less than predicted is taken back (`Trials`).
 """
@@ -10,10 +12,11 @@ not, the host is taken to be as slow as it was measured. So the first decision i
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from lightning_echo.insertion import STAGES, InsertionPoint
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, as_number
+from lightning_echo.measuring.control import Controller, Decision, Moment, Observation, Reason, as_count, as_number
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.recent import RecentSteps
 from lightning_echo.measuring.trials import TakenBack, Trials, share_gained
@@ -26,6 +29,7 @@ LARGE_FACTOR = 4.0  # with larger ones the paper did not see gains throughout, s
 # Times the factor that just feeds the device: a little jitter must not bring idle over the target again. With 1.1, rounding up
 # could bring the factor more than 10 % over the smallest one that is enough.
 AIM = 1.07
+FIRST_AFTER_STEPS = 50  # enough to see a starved device, and hardly any time beside that of an epoch which is worth raising it in
 _CHANGE = 1.1  # while idle is under the target, the factor is not lowered by less than this
 _NEAR_TARGET = 2.0  # up to this many times the target is a little waiting
 _LATELY = 16  # steps in which a device that waits can be seen to wait, also if several batches come at once
@@ -48,9 +52,14 @@ class TargetIdle(Controller):
         target: Idle fraction to stay under, in (0, 1).
         min_factor: Smallest factor to choose, >= 1.
         max_factor: Largest factor to choose.
+        first_after_steps: In the first epoch it decides after this number of steps, see `Controller.first_after_steps`. It then
+            only raises the factor, and only if the lower end of the idle fraction's 95 % interval lies above the target. Fewer
+            than ten steps have no interval. None: at the ends of epochs only.
+        every_n_steps: It decides after each so many batches of an epoch, too, as at the end of an epoch. An epoch that never ends
+            needs this, else the factor stays as the first decision left it. None: it does not.
 
     Raises:
-        TypeError: An option is not a number.
+        TypeError: An option is not a number, or a number of steps is not an integer.
         ValueError: An option has an impossible value.
 
     Example:
@@ -61,7 +70,15 @@ class TargetIdle(Controller):
         (3.05, 'starved')
     """
 
-    def __init__(self, target: float = TARGET, *, min_factor: float = 1.0, max_factor: float = LARGE_FACTOR) -> None:
+    def __init__(
+        self,
+        target: float = TARGET,
+        *,
+        min_factor: float = 1.0,
+        max_factor: float = LARGE_FACTOR,
+        first_after_steps: int | None = FIRST_AFTER_STEPS,
+        every_n_steps: int | None = None,
+    ) -> None:
         self.target = as_number("target", target)
         self.min_factor, self.max_factor = as_number("min_factor", min_factor), as_number("max_factor", max_factor)
         if not 0 < self.target < 1:
@@ -72,21 +89,41 @@ class TargetIdle(Controller):
             raise ValueError(
                 f"max_factor must be a finite number >= min_factor={min_factor!r}, got {max_factor!r}; 4 is the default"
             )
+        self.first_after_steps = as_count("first_after_steps", first_after_steps)
+        self.every_n_steps = as_count("every_n_steps", every_n_steps)
         # How many times slower than its measured costs the host was when the device last waited, and the smallest such number
         # that explains every wait so far.
         self._slowness = self._least_slowness = 1.0
         self._recent, self._lately, self._trials = RecentSteps(), RecentSteps(_LATELY), Trials(self.target)
 
     def __repr__(self) -> str:
-        return f"TargetIdle({self.target:g}, min_factor={self.min_factor:g}, max_factor={self.max_factor:g})"
+        options = f"min_factor={self.min_factor:g}, max_factor={self.max_factor:g}"
+        if self.first_after_steps != FIRST_AFTER_STEPS:
+            options += f", first_after_steps={self.first_after_steps}"
+        if self.every_n_steps is not None:
+            options += f", every_n_steps={self.every_n_steps}"
+        return f"TargetIdle({self.target:g}, {options})"
 
     def largest_factor(self) -> float | None:
         return self.max_factor
 
     def decide(self, observation: Observation) -> Decision:
+        is_early, low = observation.moment is Moment.early, observation.idle_low
+        lately, joined = self._note(observation)
+        if is_early and (low is None or low <= self.target):
+            seen = "not known" if low is None else f"at least {low * 100:.3g} %"
+            message = f"idle of the first {observation.steps} steps is {seen}, target {self.target * 100:.3g} %: more will tell"
+            return Decision(observation.factor, Reason.not_measured, message)
+        decision = self._decide(lately, joined)
+        return replace(decision, factor=max(decision.factor, observation.factor)) if is_early else decision
+
+    def _note(self, observation: Observation) -> tuple[Observation, Observation]:
+        """Adds an observation, and returns it joined with the last few steps, and with as many as are judged together."""
         if observation.idle_fraction is not None and observation.steps:
             self._trials.add(observation)
-        lately, observation = self._lately.joined(observation), self._recent.joined(observation)
+        return self._lately.joined(observation), self._recent.joined(observation)
+
+    def _decide(self, lately: Observation, observation: Observation) -> Decision:
         idle, factor, costs = observation.idle_fraction, observation.factor, observation.costs
         if idle is None or observation.step_seconds is None:
             return self._within_bounds(

@@ -9,10 +9,19 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason, load_state_by_kind, state_by_kind
+from lightning_echo.measuring.control import (
+    Controller,
+    Decision,
+    Moment,
+    Observation,
+    Reason,
+    load_state_by_kind,
+    state_by_kind,
+)
+from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.measuring.metrics import JobSteps
 from lightning_echo.measuring.recent import RecentSteps
 from lightning_echo.measuring.target_idle import recommend
-from lightning_echo.monitoring.run_meter import EpochMeasures
 from lightning_echo.training.collection import Echoed, EchoLoaders, common_factor, parts_of
 from lightning_echo.training.lengths import check_factor_during_training
 
@@ -20,7 +29,7 @@ __all__ = ["Decider"]
 
 
 class Decider:
-    """Asks a controller at the end of each epoch. All ranks must call its methods together.
+    """Asks a controller at the end of each epoch, and within epochs. All ranks must call its methods together.
 
     Args:
         controller: None: epochs are observed, but nothing is decided.
@@ -57,24 +66,42 @@ class Decider:
             check_factor_during_training(trainer, loader, largest)
 
     def observe(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int, factor: float, measures: EpochMeasures
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        epoch: int,
+        factor: float,
+        measured: tuple[JobSteps | None, PipelineCosts | None],
+        moment: Moment = Moment.epoch_end,
     ) -> Observation:
-        """Returns what is known at the end of an epoch; it is the same on all ranks."""
+        """Returns what is known at a moment; it is the same on all ranks.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: The model.
+            epoch: Number of the epoch.
+            factor: The factor that was set last.
+            measured: The steps that are judged, and what the pipeline costs.
+            moment: When the controller is asked.
+        """
         logged = self._logged(trainer)
         names = trainer.strategy.broadcast(sorted(logged))
         anew = frozenset(trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)]))
         self._logged_last.update(logged)
-        judged = measures.judged
+        judged, costs = measured
         return Observation(
             epoch=epoch,
             factor=factor,
             steps=0 if judged is None else judged.steps,
             idle_fraction=None if judged is None else judged.idle_fraction,
             step_seconds=None if judged is None else judged.wait_seconds + judged.step_seconds,
-            costs=measures.costs,
+            costs=costs,
             metrics=_mean_over_ranks(pl_module, names, logged),
             logged=anew,
             validated=self.validated or not trainer.enable_validation,
+            moment=moment,
+            batches=trainer.fit_loop.total_batch_idx + 1,
+            idle_low=None if judged is None else judged.idle_low,
         )
 
     def decide(self, trainer: pl.Trainer, observation: Observation) -> Decision | None:
@@ -88,11 +115,12 @@ class Decider:
         decision = self._controller.decide(observation)
         if not isinstance(decision, Decision):
             raise TypeError(f"{type(self._controller).__name__}.decide must return a Decision, got {decision!r}")
-        factor, reason, message = trainer.strategy.broadcast((decision.factor, decision.reason.value, decision.message))
-        return Decision(factor, Reason(reason), message)
+        said = (decision.factor, decision.reason.value, decision.message, decision.since)
+        factor, reason, message, since = trainer.strategy.broadcast(said)
+        return Decision(factor, Reason(reason), message, since)
 
     def joined_with_recent(self, observation: Observation) -> Observation:
-        """Returns the epoch, joined with the epochs before it if it is short; must be called once for each epoch."""
+        """Returns an observation, joined with those before it if it has few steps; must be called once for each observation."""
         return self._recent.joined(observation)
 
     def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:

@@ -81,6 +81,10 @@ class LoaderMeter:
         if loader.delivered_batches == self._workers_started_at:
             self._mark(loader)  # the workers' first batches include their start
 
+    def begin_stretch(self, loader: EchoLoader) -> None:
+        """Notes that a stretch of the epoch begins, which is measured by itself."""
+        self._mark(loader)
+
     def batches(self, loader: EchoLoader) -> int:
         """Returns the number of batches delivered in the epoch."""
         return loader.delivered_batches - self._at_epoch_start
@@ -90,7 +94,10 @@ class LoaderMeter:
         return loader.delivered_batches - max(loader.settled_at, self._workers_started_at)
 
     def measure(self, loader: EchoLoader) -> SecondsPerBatch:
-        """Returns the seconds since the epoch's start; if no batch counts, those measured before; else `NOT_KNOWN`."""
+        """Returns the seconds since the start of the epoch, or of the stretch.
+
+        If no batch counts, they are those measured before; else `NOT_KNOWN`.
+        """
         spent = loader.seconds - self._seconds_before
         if spent.examples and spent.batches:
             batch_size = (loader.counts.delivered - self._examples_before) / (loader.delivered_batches - self._batches_before)

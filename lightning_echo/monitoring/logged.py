@@ -1,20 +1,35 @@
-"""What a run shows of echoing: metrics and hyperparameters in loggers, an `EpochReport`, a short text in the progress bar."""
+"""What a run shows of echoing: what goes to loggers, an `EpochReport`, a short text in the progress bar, a file at the end."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import lightning
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.pytorch.utilities import rank_zero_warn
 
+import lightning_echo
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.measuring.control import Controller, Decision, Observation
+from lightning_echo.measuring.echo_summary import FILE_NAME, RunSummary
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.monitoring.cache_meter import together
 from lightning_echo.monitoring.run_meter import EpochMeasures, RunMeter
 from lightning_echo.training.collection import Echoed
 
-__all__ = ["ProgressText", "log_hyperparameters", "log_metrics", "report_of", "steps_taken"]
+__all__ = [
+    "ProgressText",
+    "log_directory",
+    "log_hyperparameters",
+    "log_metrics",
+    "package_versions",
+    "report_of",
+    "steps_taken",
+    "write_summary",
+]
 
 
 def steps_taken(trainer: pl.Trainer) -> int:
@@ -57,6 +72,33 @@ def _options(loader: EchoLoader) -> dict[str, Any]:
         "seed": loader.seed,
         "cache": None if loader.cache is None else {"size": loader.cache.size, "hold": loader.cache.hold},
     }
+
+
+def log_directory(trainer: pl.Trainer) -> str | None:
+    """Returns where loggers keep the files of this run. All ranks must call this together.
+
+    None without a logger, or if the first one keeps no files; and in a ``fast_dev_run``.
+    """
+    if trainer.fast_dev_run or not trainer.loggers:  # type: ignore[attr-defined]
+        return None
+    return trainer.log_dir
+
+
+def package_versions() -> dict[str, str]:
+    """Returns the versions that a run depends on, by the names of the packages."""
+    return {"lightning_echo": lightning_echo.__version__, "lightning": lightning.__version__, "torch": str(torch.__version__)}
+
+
+def write_summary(directory: str, summary: RunSummary) -> None:
+    """Writes ``echo_summary.json``, local or remote. It warns if that is impossible: no training must fail for it."""
+    path = os.path.join(directory, FILE_NAME)
+    try:
+        files = get_filesystem(directory)
+        files.makedirs(directory, exist_ok=True)  # as Lightning's own callbacks do: a logger may not have written yet
+        with files.open(path, "w", encoding="utf-8") as file:
+            file.write(summary.to_json())
+    except (OSError, ImportError, ValueError) as error:  # the last two: no package, or no file system, for such a URL
+        rank_zero_warn(f"lightning_echo: {path} could not be written: {error}")
 
 
 def report_of(

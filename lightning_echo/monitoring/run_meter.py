@@ -1,7 +1,9 @@
 """`RunMeter`: measures a training epoch by epoch, and joins the ranks' measurements.
 
 It stands between Lightning's hooks and the clocks and metrics of ``measuring/``. Ranks exchange a few numbers at the end of an
-epoch, and the counts whenever they are logged. In a step they exchange nothing.
+epoch and where a controller decides within one, and the counts whenever they are logged. In other steps they exchange nothing.
+
+What a controller is shown is a *stretch*: the steps from its last decision on, but not beyond the start of the epoch.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class EpochMeasures:
 
     Attributes:
         whole: All its steps; None if no fetch was seen.
-        judged: The steps that were planned with the factor in force; None if there are none.
+        judged: The steps of the last stretch that were planned with the factor in force; None if there are none.
         costs: Costs of the slowest rank's pipeline; None if the workers cannot be measured and no step waited.
         first_batch_seconds: Wait for the first batch, if workers had to start for it: of the rank that waited longest.
         fresh: Fresh examples in the epoch, all ranks.
@@ -72,6 +74,7 @@ class RunMeter:
         self.idle, self.counts = IdleFraction(), RunCounts()
         self.part_counts: dict[str, RunCounts] = {}
         self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
+        self._stretch_start = 0  # the epoch's steps before the stretch under way
         self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
         self._cache_meter = CacheMeter()
@@ -180,6 +183,31 @@ class RunMeter:
                 found[f"echo/{name}/passes"] = part.passes
         return found
 
+    def largest(self, value: int) -> int:
+        """Returns the largest of the ranks' values."""
+        return int(self._gather([value], dtype=torch.int64).max())
+
+    def end_stretch(self, loader: Echoed | None, last: int | None = None) -> tuple[JobSteps | None, PipelineCosts | None]:
+        """Ends a stretch within an epoch, and returns what was measured in it, as in `EpochMeasures`: ``judged`` and ``costs``.
+
+        On CUDA this waits until the device has passed the last step, so that all ranks have measured the same steps.
+
+        Args:
+            loader: What is trained on.
+            last: The stretch has only so many steps, the last ones. None: all from the last decision on.
+        """
+        self.timer.settle()
+        self.idle.update(*self.timer.take())
+        if last is not None:
+            self._stretch_start = max(self._stretch_start, self.idle.per_step.shape[-1] - last)
+        judged = self._judged(loader)
+        of_ranks, _ = self._gather_seconds(loader)
+        costs = self._costs(of_ranks, loader, judged)
+        self._stretch_start = self.idle.per_step.shape[-1]
+        for name, part in parts_of(loader).items():
+            self._loader_meters[name].begin_stretch(part)
+        return judged, costs
+
     def end_epoch(self, loader: Echoed | None) -> EpochMeasures:
         """Returns what was measured in the epoch."""
         self.timer.settle()
@@ -189,8 +217,9 @@ class RunMeter:
         caches = self._cache_meter.end_epoch(parts_of(loader), partial(self._gather, dtype=torch.int64))
         with self.idle.sync_context():
             whole = self.idle.steps()
-            judged = None if whole is None else self.idle.steps(self._first_judged(loader, whole.steps))
+        judged = self._judged(loader)
         self.idle.reset()
+        self._stretch_start = 0
         of_ranks, first_batch = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged or whole)
         return EpochMeasures(whole, judged, costs, first_batch, now.fresh - before.fresh, now.echoed - before.echoed, caches)
@@ -208,6 +237,7 @@ class RunMeter:
             "parts": {name: counts.state(self.world_size) for name, counts in self.part_counts.items()},
             "at_epoch_start": list(self._at_epoch_start or self.totals),
             "per_step": self.idle.per_step.cpu(),
+            "stretch_start": self._stretch_start,
             "stages": {name: tuple(each) for name, each in seconds.items()},
         }
 
@@ -220,6 +250,7 @@ class RunMeter:
             counts.load(state["parts"][name])
         self._at_epoch_start = Examples(*state["at_epoch_start"])
         self.idle.update(*state["per_step"])
+        self._stretch_start = state.get("stretch_start", 0)  # older checkpoints have none
         saved = state["stages"] or {}
         by_name = saved if isinstance(saved, dict) else {"": saved}  # checkpoints from before collections have one loader's
         self._saved_seconds = {name: SecondsPerBatch(*seconds) for name, seconds in by_name.items()}
@@ -260,6 +291,16 @@ class RunMeter:
         self.counts.update(self._delivered(loader))
         for name, part in self._counted_parts(loader).items():
             self.part_counts[name].update(self._delivered(part))
+
+    def _judged(self, loader: Echoed | None) -> JobSteps | None:
+        """Returns those steps of the stretch under way that show the factor in force, joined over the ranks."""
+        stretch = IdleFraction().to(self.idle.device)
+        stretch.update(*self.idle.per_step[:, self._stretch_start :])
+        if not stretch.per_step.shape[-1]:
+            return None
+        first = self._first_judged(loader, self.idle.per_step.shape[-1])
+        with stretch.sync_context():
+            return stretch.steps(max(0, first - self._stretch_start))
 
     def _first_judged(self, loader: Echoed | None, steps: int) -> int:
         """Returns the first step of the epoch that shows the factor in force, and came from workers that had started."""

@@ -304,6 +304,42 @@ def scenario_controller(folder: Path) -> Any:
     return found
 
 
+class AsksEarly(LocalDecisions):
+    """Is asked within epochs, too; would decide differently on each rank there."""
+
+    first_after_steps, every_n_steps = 3, 25
+
+    def decide(self, observation: Observation) -> Decision:
+        self.seen.append((observation.batches, observation.moment.value, observation.steps, observation.idle_fraction))
+        return Decision(1 + len(self.seen) / 2 + self.rank, Reason.custom, f"of rank {self.rank}")
+
+
+def scenario_early(folder: Path) -> Any:
+    """Decisions within epochs, of ranks that wait at different times; and a run that is resumed after the first of them."""
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    (folder / "early").mkdir(exist_ok=True)
+    save = SaveAt(folder / "early", [24], dies=True)
+
+    def run(*callbacks: Any, ckpt_path: Any = None) -> Any:
+        controller = AsksEarly(rank)
+        echo = EchoCallback(controller, echo=EchoConfig(1, "after_augmentation", seed=7))
+        done = Run(
+            TwoRankRecorder(),
+            echo.attachment.echo,
+            trainer(strategy="ddp", devices=2, max_epochs=2, callbacks=[echo, *callbacks]),
+        )
+        done.trainer.fit(done.model, datamodule=Data(2, length=321, delay=0.002 * rank), ckpt_path=ckpt_path)
+        uses = [(use.step, use.batch, use.factor, use.message) for use in echo.decisions]
+        return {**seen(done), "shown": controller.seen, "uses": uses}
+
+    found = {"whole": run()}
+    try:
+        run(save)
+    except Killed:
+        found["resumed"] = run(ckpt_path=save.path(24))
+    return found
+
+
 def scenario_reports_resumed(folder: Path) -> Any:
     """Counts of all ranks, when a run was saved in the middle of an epoch and goes on."""
     (folder / "reports").mkdir(exist_ok=True)

@@ -207,7 +207,8 @@ def test_what_print_config_shows_is_a_config(capsys: pytest.CaptureFixture[str],
     echo = yaml.safe_load(printed)["echo"]
     controller = echo.pop("controller")
     assert controller["class_path"].endswith("TargetIdle")
-    assert controller["init_args"] == {"target": 0.05, "min_factor": 1.0, "max_factor": 4.0}
+    steps = {"first_after_steps": 50, "every_n_steps": None}
+    assert controller["init_args"] == {"target": 0.05, "min_factor": 1.0, "max_factor": 4.0, **steps}
     expected = {"factor": 2.5, "insertion_point": "after_augmentation", "buffer_size": None, "epoch_length": "fixed", "seed": 7}
     expected |= {"cache": None, "reuse": "each"}
     assert echo == {**expected, "loaders": None, "enabled": True}

@@ -410,3 +410,34 @@ def test_hits_of_two_ranks_that_share_a_cache_count_once_and_both_log_the_same(r
         assert 25 <= figures[0][1] < 2**20 / 2**15
     assert reports[0][0]["cache_hit_fraction"] == 0
     assert 0.3 < reports[0][-1]["cache_hit_fraction"] < 0.7
+
+
+def test_ranks_decide_within_an_epoch_at_the_same_step_and_alike(ranks: Ranks) -> None:
+    one, two = ranks.of("early", "whole")
+    assert one["shown"] == two["shown"], "both ranks are shown what is of the job"
+    ahead = 2 * 2 + 2
+    epoch = 41  # 161 of 321 examples in batches of 4
+    at = [
+        (ahead + 10 + 3, "early"),
+        (25, "within_epoch"),
+        (epoch, "epoch_end"),
+        (epoch + 25, "within_epoch"),
+        (2 * epoch, "epoch_end"),
+    ]
+    assert [tuple(each[:2]) for each in one["shown"]] == at
+    factors = [1, *(1 + number / 2 for number in range(1, 6))]
+    assert [use[:3] for use in one["uses"]] == [
+        (step, step + (ahead if step else 0), factor)
+        for step, factor in zip([0, *(step for step, _ in at)], factors, strict=True)
+    ]
+    assert one["uses"] == two["uses"]
+    assert {use[3] for use in two["uses"][1:]} == {"of rank 0"}
+    assert one["weights"] == two["weights"]
+    assert one["counts"] == two["counts"]
+    assert one["counts"][1] > 0
+
+
+def test_ranks_resumed_after_an_early_decision_get_the_same_batches(ranks: Ranks) -> None:
+    for whole, resumed in zip(ranks.of("early", "whole"), ranks.of("early", "resumed"), strict=True):
+        assert resumed["batches"][: 25 + 6 - 24] == whole["batches"][24 : 25 + 6]
+        assert resumed["uses"][:2] == whole["uses"][:2]

@@ -139,7 +139,7 @@ def test_a_data_module_that_leaves_the_factor_open_is_decided_for_by_a_callback_
 def test_the_state_says_whether_the_loader_was_echoed_here_and_where_it_stands() -> None:
     callback, data = EchoCallback(factor=4), Data()
     trainer = set_up(callback, data)
-    keys = {"epoch", "attached", "wrapped", "loader", "meter", "controller", "recent", "reports"}
+    keys = {"epoch", "attached", "wrapped", "loader", "meter", "controller", "recent", "reports", "decisions", "asked"}
     state = callback.state_dict()
     assert set(state) == keys
     assert (state["attached"], state["wrapped"], state["loader"]) == (True, False, None)

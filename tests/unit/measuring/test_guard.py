@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
+from lightning_echo.measuring.control import Controller, Decision, Moment, Observation, Reason
 from lightning_echo.measuring.guard import MetricGuard
 from lightning_echo.measuring.schedule import FactorSchedule
 from lightning_echo.measuring.target_idle import TargetIdle
@@ -321,3 +321,32 @@ def test_the_state_of_another_kind_of_wrapped_controller_is_left_alone():
     factors_of(before, [0.5, 0.6])
     resumed.load_state_dict(before.state_dict())
     assert resumed.state_dict()["ceiling"] == 2
+
+
+# ---------------------------------------------------------------------- within epochs
+
+
+def test_it_is_asked_when_the_controller_wants_to_be():
+    guard = MetricGuard(TargetIdle(first_after_steps=30, every_n_steps=200))
+    assert (guard.first_after_steps, guard.every_n_steps, guard.asked_after) == (30, 200, ())
+    assert (MetricGuard(Wants()).first_after_steps, MetricGuard(Wants()).every_n_steps) == (None, None)
+    wants = Wants()
+    wants.asked_after = frozenset({7})
+    assert MetricGuard(wants).asked_after == {7}
+
+
+@pytest.mark.parametrize("moment", [Moment.early, Moment.within_epoch])
+def test_a_metric_of_the_end_of_an_epoch_may_be_missing_within_it(moment):
+    guard = MetricGuard(Wants())
+    for _ in range(5):
+        assert guard.decide(Observation(0, 4.0, moment=moment)).factor == 4
+    guard.decide(Observation(0, 4.0))
+    with pytest.raises(ValueError, match="monitor='val_loss' is not logged"):
+        guard.decide(Observation(1, 4.0))
+
+
+def test_a_check_within_an_epoch_counts_and_the_ceiling_holds_there():
+    guard = MetricGuard(Wants(4), patience=1)
+    decided = [guard.decide(check(0, value, moment=Moment.within_epoch)).factor for value in (1.0, 2.0)]
+    assert decided == [4, 2]
+    assert guard.decide(Observation(1, 4.0, metrics={"val_loss": 2.0}, moment=Moment.early)).reason is Reason.guarded

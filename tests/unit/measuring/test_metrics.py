@@ -297,8 +297,8 @@ def ranks(tmp_path_factory):
 def test_over_two_processes_the_longest_waits_are_summed(ranks):
     for found in ranks:
         assert found["computed"] == (0.5 + 0.5 + 0.5 + 0.75) / 4
-        assert found["synced"] == (4, 0.5625, 0, 0.5625, 0.4375)
-        assert found["last two"] == (2, 0.625, 0, 0.625, 0.375)
+        assert found["synced"] == (4, 0.5625, 0, 0.5625, 0.4375, None)
+        assert found["last two"] == (2, 0.625, 0, 0.625, 0.375, None)
         assert found["shape"] == [2, 2, 4]
 
 

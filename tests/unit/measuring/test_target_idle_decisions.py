@@ -1,11 +1,12 @@
 """`TargetIdle` asked once: the decision for an epoch's figures, its limits, its reason, its options."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from pipeline import TARGET, Pipeline, World, costs_of, ideal_factor, observe, train
 
-from lightning_echo.measuring.control import Observation, Reason
+from lightning_echo.measuring.control import Moment, Observation, Reason
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.target_idle import TargetIdle, recommend
 
@@ -267,3 +268,72 @@ def test_defaults_and_printing():
 def test_an_impossible_option_is_refused_with_its_name_its_value_and_the_way_out(options, error, message):
     with pytest.raises(error, match=message):
         TargetIdle(**options)
+
+
+# ---------------------------------------------------------------- early, in the first epoch
+
+
+def early(idle, low, costs=None, factor=1.0, steps=50):
+    return replace(observe(factor, idle, costs, steps=steps), moment=Moment.early, idle_low=low)
+
+
+def test_early_it_raises_the_factor_as_at_an_epoch_s_end_if_the_waiting_is_no_chance():
+    decision = TargetIdle().decide(early(2 / 3, 0.6, costs_of(0.03)))
+    assert (decision.factor, decision.reason) == (3.05, Reason.starved)  # 3 * 0.95 = 2.85, 7 % above it
+
+
+@pytest.mark.parametrize("low", [None, 0.0, 0.04, 0.05])
+def test_early_it_waits_while_the_waiting_may_be_chance(low):
+    controller = TargetIdle()
+    decision = controller.decide(early(2 / 3, low, costs_of(0.03)))
+    assert (decision.factor, decision.reason) == (1.0, Reason.not_measured)
+    assert ("not known" if low is None else "at least") in decision.message
+    assert controller.decide(observe(1.0, 2 / 3, costs_of(0.03), steps=50)).factor == 3.05
+
+
+def test_early_it_never_lowers_the_factor():
+    assert TargetIdle().decide(early(0.0, 0.0, costs_of(0.001), factor=3.0)).factor == 3
+    beyond = TargetIdle(max_factor=2).decide(early(0.5, 0.4, costs_of(0.08), factor=3.0))
+    assert (beyond.factor, beyond.reason) == (3, Reason.at_maximum)
+
+
+def test_early_it_does_not_raise_to_the_smallest_factor_without_need():
+    assert TargetIdle(min_factor=2).decide(early(0.0, 0.0, costs_of(0.001))).factor == 1
+    assert TargetIdle(min_factor=2).decide(observe(1.0, 0.0, costs_of(0.001))).factor == 2
+
+
+def test_early_it_leaves_the_factor_where_the_costs_are_not_known():
+    decision = TargetIdle().decide(early(2 / 3, 0.6, None))
+    assert (decision.factor, decision.reason) == (1, Reason.not_measured)
+
+
+def test_steps_that_were_seen_early_are_judged_with_those_that_follow():
+    """50 steps that waited, and 50 that did not: together they are over the target."""
+    controller = TargetIdle()
+    assert controller.decide(early(0.5, 0.0, costs_of(0.02))).factor == 1
+    assert "idle 33.3 %" in controller.decide(observe(1.0, 0.0, costs_of(0.02), steps=50)).message
+
+
+def test_within_an_epoch_it_decides_as_at_its_end():
+    for idle, source in ((0.67, 0.03), (0.0, 0.0285)):
+        seen = observe(3.3, idle, costs_of(source))
+        assert TargetIdle().decide(replace(seen, moment=Moment.within_epoch)) == TargetIdle().decide(seen)
+
+
+def test_an_early_raise_is_judged_like_any_other():
+    """Its steps before are those that the raise is compared with: it brought nothing, and is taken back."""
+    controller = TargetIdle()
+    factor = controller.decide(early(2 / 3, 0.6, costs_of(0.03))).factor
+    decisions = [controller.decide(observe(factor, 2 / 3, costs_of(0.03), steps=400)) for _ in range(3)]
+    assert decisions[-1].factor == 1
+    assert decisions[-1].reason is Reason.no_gain
+
+
+def test_it_says_after_how_many_steps_it_wants_to_be_asked():
+    assert (TargetIdle().first_after_steps, TargetIdle().every_n_steps) == (50, None)
+    assert repr(TargetIdle()) == "TargetIdle(0.05, min_factor=1, max_factor=4)"
+    told = TargetIdle(first_after_steps=None, every_n_steps=500)
+    assert repr(told) == "TargetIdle(0.05, min_factor=1, max_factor=4, first_after_steps=None, every_n_steps=500)"
+    for name in ("first_after_steps", "every_n_steps"):
+        with pytest.raises(ValueError, match=f"{name} must be a number of steps >= 1, got 0"):
+            TargetIdle(**{name: 0})

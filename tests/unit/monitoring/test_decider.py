@@ -8,18 +8,17 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
 from lightning_echo import Controller, EchoLoader, FactorSchedule, TargetIdle
-from lightning_echo.measuring.control import Decision, Reason
+from lightning_echo.measuring.control import Decision, Moment, Reason
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.metrics import JobSteps
 from lightning_echo.monitoring.decider import Decider
-from lightning_echo.monitoring.run_meter import EpochMeasures
 
 STEPS = JobSteps(steps=40, idle_fraction=0.25, slowest_rank=1, wait_seconds=0.005, step_seconds=0.015)
 COSTS = PipelineCosts("after_augmentation", 0.04, 0.0, 0.0, device_seconds=0.015, workers=2)
 
 
 def measures(judged=STEPS, costs=COSTS):
-    return EpochMeasures(STEPS, judged, costs, first_batch_seconds=0.5, fresh=80, echoed=80)
+    return judged, costs
 
 
 class Rank:
@@ -35,7 +34,10 @@ class Rank:
         self.others, self.said = list(others), None if said_by_zero is None else list(said_by_zero)
         self.heard = []
         self.trainer = SimpleNamespace(
-            callback_metrics={}, enable_validation=enable_validation, strategy=SimpleNamespace(broadcast=self.broadcast)
+            callback_metrics={},
+            enable_validation=enable_validation,
+            strategy=SimpleNamespace(broadcast=self.broadcast),
+            fit_loop=SimpleNamespace(total_batch_idx=159),
         )
         self.module = SimpleNamespace(device=torch.device("cpu"), all_gather=self.all_gather)
         self.log(**metrics)
@@ -54,8 +56,8 @@ class Rank:
         rows = [[other.get(name, float("nan")) for name in names] for other in self.others]
         return torch.stack([values, *(torch.tensor(row, dtype=values.dtype) for row in rows)])
 
-    def observe(self, decider, its_measures=None, epoch=3, factor=2.0):
-        return decider.observe(self.trainer, self.module, epoch, factor, its_measures or measures())
+    def observe(self, decider, its_measures=None, epoch=3, factor=2.0, **options):
+        return decider.observe(self.trainer, self.module, epoch, factor, its_measures or measures(), **options)
 
 
 class Fixed(Controller):
@@ -104,6 +106,9 @@ def test_an_observation_holds_what_was_measured_with_the_factor_in_force():
     seen = Rank({}).observe(Decider(None))
     assert (seen.epoch, seen.factor, seen.costs) == (3, 2.0, COSTS)
     assert (seen.steps, seen.idle_fraction, seen.step_seconds) == (40, 0.25, 0.02)
+    assert (seen.batches, seen.moment, seen.idle_low) == (160, Moment.epoch_end, None)
+    early = Rank({}).observe(Decider(None), measures(STEPS._replace(idle_low=0.125)), moment=Moment.early)
+    assert (early.batches, early.moment, early.idle_low) == (160, Moment.early, 0.125)
 
 
 def test_what_was_not_measured_is_none():
@@ -164,15 +169,16 @@ def test_without_a_controller_nothing_is_decided():
 
 
 def test_the_decision_of_rank_0_counts_on_every_rank_and_each_controller_is_asked():
-    zero, one = Rank({}), Rank({}, said_by_zero=[[], [], (4.0, "starved", "of rank 0")])
-    for rank, expected in ((zero, (3.0, Reason.custom, "I say 3")), (one, (4.0, Reason.starved, "of rank 0"))):
+    zero, one = Rank({}), Rank({}, said_by_zero=[[], [], (4.0, "starved", "of rank 0", 170)])
+    of_zero, of_one = (3.0, Reason.custom, "I say 3", None), (4.0, Reason.starved, "of rank 0", 170)
+    for rank, expected in ((zero, of_zero), (one, of_one)):
         controller = Fixed(3.0)
         decider = Decider(controller)
         observation = rank.observe(decider)
         decision = decider.decide(rank.trainer, observation)
-        assert (decision.factor, decision.reason, decision.message) == expected
+        assert (decision.factor, decision.reason, decision.message, decision.since) == expected
         assert controller.seen == [observation]
-    assert zero.heard[-1] == (3.0, "custom", "I say 3"), "plain types go over the wire"
+    assert zero.heard[-1] == (3.0, "custom", "I say 3", None), "plain types go over the wire"
 
 
 def test_what_is_no_decision_is_refused_by_the_name_of_the_controller():

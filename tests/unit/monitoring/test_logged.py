@@ -7,7 +7,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader, StagedDataset, TargetIdle
-from lightning_echo.monitoring.logged import ProgressText, log_hyperparameters, log_metrics
+from lightning_echo.measuring.echo_summary import FactorUse, RunSummary
+from lightning_echo.monitoring.logged import ProgressText, log_directory, log_hyperparameters, log_metrics, write_summary
 
 
 class Logger:
@@ -166,3 +167,31 @@ def test_a_trainer_without_a_bar_is_shown_nothing_and_the_bar_before_is_left_as_
     progress.show(trainer_with())
     progress.hide()
     assert vars(bar) == {"items": {"loss": 1}}
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def run_with(loggers, *, fast_dev_run=False, log_dir="there"):
+    return SimpleNamespace(loggers=loggers, fast_dev_run=fast_dev_run, log_dir=log_dir)
+
+
+def test_the_file_is_kept_where_a_logger_keeps_its_files():
+    assert log_directory(run_with([Logger()])) == "there"
+    assert log_directory(run_with([Logger()], log_dir=None)) is None
+    assert log_directory(run_with([], log_dir="default_root_dir")) is None
+    assert log_directory(run_with([Logger()], fast_dev_run=1)) is None
+
+
+def test_a_log_directory_is_made_if_the_logger_has_not_written_yet(tmp_path):
+    summary = RunSummary([], [FactorUse(0, 0, 2.0)])
+    for _ in range(2):
+        write_summary(str(tmp_path / "a" / "b"), summary)
+        assert RunSummary.from_json((tmp_path / "a" / "b" / "echo_summary.json").read_text()) == summary
+
+
+def test_where_no_directory_can_be_made_there_is_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", "nowhere-known://bucket"):
+        with pytest.warns(UserWarning, match=rf"{directory}/echo_summary.json could not be written"):
+            write_summary(str(directory), RunSummary())

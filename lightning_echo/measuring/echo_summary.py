@@ -1,0 +1,80 @@
+"""``echo_summary.json``: what a run leaves behind for other programs, and for a run that is to replay its decisions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from lightning_echo.measuring.report import EpochReport
+
+__all__ = ["FILE_NAME", "VERSION", "FactorUse", "RunSummary"]
+
+FILE_NAME = "echo_summary.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class FactorUse:
+    """A factor, and the batches that it was used for: from one batch on, until the next `FactorUse`.
+
+    Attributes:
+        step: Number of batches of the run after which it was decided on: 0 at the beginning. None: it was not decided on by the
+            controller, but set by somebody else.
+        batch: Number of the first batch of the run with this factor, from 0. With several loaders: by their names.
+        factor: Echo factor.
+        reason: The controller's reason, for programs: a value of `Reason`, or empty.
+        message: The controller's reason, for people.
+    """
+
+    step: int | None
+    batch: int | Mapping[str, int]
+    factor: float
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What is in the file.
+
+    Attributes:
+        reports: An `EpochReport` for each epoch.
+        decisions: The factors of the run, in order. The first is that of its beginning.
+        packages: Versions of the packages by name.
+
+    Example:
+        >>> summary = RunSummary([EpochReport(0, 10, 2.0, 40, 40)], [FactorUse(0, 0, 2.0)], {"lightning_echo": "0.1.0"})
+        >>> RunSummary.from_json(summary.to_json()) == summary
+        True
+    """
+
+    reports: Sequence[EpochReport] = ()
+    decisions: Sequence[FactorUse] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Returns the text of the file."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> RunSummary:
+        """Reads the text of a file.
+
+        Raises:
+            ValueError: It is not such a text, or that of a later version.
+        """
+        found = json.loads(text)  # a JSONDecodeError is a ValueError
+        version = found.get("version") if isinstance(found, dict) else None
+        if not isinstance(version, int):
+            raise ValueError(f"this is not an {FILE_NAME}: it must be an object with version, reports and decisions")
+        if version > VERSION:
+            raise ValueError(
+                f"the {FILE_NAME} has version {version}, this lightning_echo knows up to {VERSION}: upgrade lightning_echo"
+            )
+        try:
+            reports = [EpochReport(**report) for report in found["reports"]]
+            decisions = [FactorUse(**use) for use in found["decisions"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the {FILE_NAME} is damaged: {error}") from error
+        return cls(reports, decisions, found.get("packages", {}))
