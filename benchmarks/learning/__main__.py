@@ -1,6 +1,7 @@
 """The learning experiments: ``make evidence``. Goes on where it stopped; see README.md beside this file.
 
-Each run is a row in ``benchmarks/results/learning/<task>.csv``; the tables and plots are made of the rows.
+Each run is a row in ``benchmarks/results/learning/<task>.csv`` (``--study reuse``: ``<task>_reuse.csv``); the tables and plots
+are made of the rows.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ from learning.coco import coco_task
 from learning.detection import DETECTION
 from learning.digits import DIGITS
 from learning.due import Progress
-from learning.experiments import run_all
+from learning.experiments import run_all, run_reuse
 from learning.findings import Runs
 from learning.language_model import LANGUAGE_MODEL
 from learning.paper import cifar10_task, imagenet_task
 from learning.report import write_report
 from learning.residual import RESIDUAL
+from learning.reuse.due import ReuseProgress
+from learning.reuse.report import write_reuse_report
+from learning.reuse.rows import ReuseRow
+from learning.reuse.rules import FULL_SEEDS, QUICK_SEEDS
+from learning.reuse.runs import ReuseRuns
+from learning.reuse.studies import STUDIES
 from learning.rules import FULL, QUICK
 from learning.store import Store
 from learning.task import Task
@@ -30,6 +37,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def main() -> None:
     options = parse_arguments()
+    if options.study == "reuse":
+        reuse(options)
+    else:
+        findings(options)
+
+
+def findings(options: argparse.Namespace) -> None:
+    """The paper's findings."""
     is_evidence = options.out is None and options.data is None and not options.quick
     folder = options.out or (RESULTS if is_evidence else Path("runs/learning-quick" if options.quick else "runs/learning"))
     tasks, seeds = chosen_tasks(options), QUICK if options.quick else FULL
@@ -41,10 +56,28 @@ def main() -> None:
     write_report(runs, DOCS if is_evidence else folder, is_quick=options.quick)
 
 
+def reuse(options: argparse.Namespace) -> None:
+    """Which rule of reuse, how much memory, which factor."""
+    if options.data is not None or not set(options.tasks or ()) <= set(STUDIES):
+        raise SystemExit(f"--study reuse has the tasks {', '.join(STUDIES)}; got {options.data or ', '.join(options.tasks)}")
+    is_evidence = options.out is None and not options.quick
+    folder = options.out or (Path("runs/learning-quick") if options.quick else RESULTS)
+    every = [study.quick() if options.quick else study for study in STUDIES.values()]
+    seeds = QUICK_SEEDS if options.quick else FULL_SEEDS
+    stores = {study.task.name: Store(folder, f"{study.task.name}_reuse", ReuseRow) for study in every}
+    if not options.tables_only:
+        chosen = [study for study in every if study.task.name in (options.tasks or STUDIES)]
+        run_reuse(chosen, seeds, stores, options.processes, options.accelerator)
+    runs = [ReuseRuns(ReuseProgress(study, seeds, stores[study.task.name].rows)) for study in every]
+    write_reuse_report(runs, DOCS / "evidence.md" if is_evidence else folder / "reuse.md", is_quick=options.quick)
+
+
 def chosen_tasks(options: argparse.Namespace) -> list[Task]:
     """Those of the bundled data, or the one on data that the user has."""
+    if not set(options.tasks or ()) <= set(TASKS):
+        raise SystemExit(f"--study findings has the tasks {', '.join(TASKS)}; got {', '.join(options.tasks)}")
     if options.data is None:
-        tasks = [TASKS[name] for name in options.tasks]
+        tasks = [TASKS[name] for name in options.tasks or TASKS]
     elif options.root is None:
         raise SystemExit(f"--data {options.data} needs --root: the folder that holds it, as torchvision.datasets reads it")
     else:
@@ -55,7 +88,10 @@ def chosen_tasks(options: argparse.Namespace) -> list[Task]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="five minutes: every table, no evidence")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="these tasks alone")
+    parser.add_argument(
+        "--study", choices=("findings", "reuse"), default="findings", help="the paper's findings, or rules of reuse"
+    )
+    parser.add_argument("--tasks", nargs="+", choices={**TASKS, **STUDIES}, help="these tasks alone (default: all of the study)")
     parser.add_argument("--data", choices=DATA, help="the paper's data; needs --root")
     parser.add_argument("--root", type=Path, help="where these data are")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time, one thread each")

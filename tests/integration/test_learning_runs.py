@@ -10,9 +10,12 @@ import torch
 from learning.__main__ import main
 from learning.arms import Arm, first_arms
 from learning.digits import DIGITS
-from learning.experiments import run_all
+from learning.experiments import run_all, run_reuse
 from learning.language_model import LANGUAGE_MODEL
 from learning.residual import RESIDUAL
+from learning.reuse.rows import ReuseRow
+from learning.reuse.run import train as train_reuse
+from learning.reuse.studies import NO_ECHO, STUDIES, ReuseArm
 from learning.rules import Seeds
 from learning.run import Evaluator, Module, echoed, train
 from learning.store import Store
@@ -168,3 +171,64 @@ def test_experiments_go_on_where_they_stopped(tmp_path) -> None:
     run_all(task, seeds, again, 1, "cpu")
     assert len(again.rows) == len(store.rows)
     assert {(row.arm, row.seed, row.values) for row in again.rows} == {(row.arm, row.seed, row.values) for row in store.rows}
+
+
+SHORT_STUDY = dataclasses.replace(
+    STUDIES["digits"], task=dataclasses.replace(DIGITS, target=101.0, rates=(0.005,)), spacing_steps=20, most_steps=100
+)
+
+
+@pytest.mark.parametrize(
+    ("arm", "first", "last"),
+    [
+        (NO_ECHO, [32] * 3, [32] * 40),
+        (ReuseArm("memory", 4, 9), [32, 8, 8], [8] * 40),
+        (ReuseArm("memory", 32, None), [32, 1, 1], [1] * 40),
+        (ReuseArm("each", 4, 9), [32] * 3, [8] * 40),  # the buffer fills first
+        (ReuseArm("falling", 4, 9), [32, 31, 30], None),  # 32 / 1.03 = 31.1, 32 / 1.06 = 30.2
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_an_arm_of_the_study_of_reuse_says_what_was_fresh_in_each_batch(arm: ReuseArm, first: list[int], last) -> None:
+    run = train_reuse(SHORT_STUDY, arm, 0.005, 1)
+    assert [one.steps for one in run.evaluations] == [20, 40, 60, 80, 100]
+    assert len(run.fresh) == 100
+    assert run.fresh[:3] == first
+    assert last is None or run.fresh[-40:] == last
+    assert [one.fresh for one in run.evaluations] == [sum(run.fresh[: one.steps]) for one in run.evaluations]
+
+
+def test_a_run_of_the_study_of_reuse_ends_at_the_target_and_repeats() -> None:
+    study = dataclasses.replace(SHORT_STUDY, task=dataclasses.replace(SHORT_STUDY.task, target=0.0))
+    first, second = (train_reuse(study, ReuseArm("memory", 4, 9), 0.005, 1) for _ in range(2))
+    assert len(first.evaluations) == study.task.window_evaluations
+    assert (first.evaluations, first.fresh) == (second.evaluations, second.fresh)
+
+
+def test_the_study_of_reuse_goes_on_where_it_stopped(tmp_path) -> None:
+    study = dataclasses.replace(SHORT_STUDY, most_steps=20, factors=(4,), rounds=((("memory", 9),),))
+    memory, seeds = ReuseArm("memory", 4, 9), Seeds((201,), (301,))
+    done = ReuseRow("digits", NO_ECHO.name, 0.005, 201, math.inf, math.inf, 20, 50.0, 1.0, "32*20", "50")
+    Store(tmp_path, "digits_reuse", ReuseRow).add(done)
+    run_reuse([study], seeds, {"digits": Store(tmp_path, "digits_reuse", ReuseRow)}, 1, "cpu")
+    rows = Store(tmp_path, "digits_reuse", ReuseRow).rows
+    assert rows[0] == done
+    assert [(row.arm, row.seed) for row in rows[1:]] == [(NO_ECHO.name, 301), (memory.name, 201), (memory.name, 301)]
+    run = train_reuse(study, memory, 0.005, 301)
+    assert rows[-1].fresh_counts == run.fresh
+    assert rows[-1].values == " ".join(f"{one.value:.4g}" for one in run.evaluations)
+
+
+def test_the_program_of_the_study_of_reuse_writes_its_tables(tmp_path, monkeypatch, capsys) -> None:
+    options = ["--study", "reuse", "--quick", "--tables-only", "--out", str(tmp_path / "new")]
+    monkeypatch.setattr("sys.argv", ["learning", *options])
+    main()
+    assert "not run yet" in (tmp_path / "new" / "reuse.md").read_text()
+    assert "say nothing about echoing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("study", "task"), [("reuse", "residual"), ("findings", "glyphs")])
+def test_the_program_names_the_tasks_of_a_study(study: str, task: str, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["learning", "--study", study, "--tasks", task])
+    with pytest.raises(SystemExit, match=f"--study {study} has the tasks .+; got {task}"):
+        main()
