@@ -83,7 +83,8 @@ def reuse_table(runs: ReuseRuns) -> str:
     columns = ("arm", "rate", "reached", "fresh examples to target", "steps to target", "steps / no echo", *times)
     lines = [_arm_line(runs, arm) for arm in runs.study.arms() if runs.is_there(arm, NO_ECHO)]
     kind = "" if runs.study.decides else " Many passes; decides nothing."
-    return f"{runs.study.task.title.capitalize()}.{kind}\n\n" + table(columns, [*lines, *_cache_lines(runs)])
+    title = runs.study.task.title
+    return f"{title[0].upper()}{title[1:]}.{kind}\n\n" + table(columns, [*lines, *_cache_lines(runs)])
 
 
 def _cells(all_runs: Sequence[ReuseRuns], reuse: str, partner: str, batches: int) -> Iterator[Cell | None]:

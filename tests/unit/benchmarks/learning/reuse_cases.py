@@ -16,7 +16,12 @@ BATCH = SMALL.batch_size
 
 def study(name: str = "small", **changes) -> Study:
     """A study whose grid is 0.1, 0.2, 0.4, evaluated each 10 steps."""
-    fields = {"task": dataclasses.replace(SMALL, name=name), "spacing_steps": 10, "most_steps": 1000, **changes}
+    fields = {
+        "task": dataclasses.replace(SMALL, name=name, title="image classification, a CNN on Python"),
+        "spacing_steps": 10,
+        "most_steps": 1000,
+        **changes,
+    }
     return dataclasses.replace(STUDIES["glyphs"], **fields)
 
 

@@ -102,6 +102,7 @@ def test_cells_are_ratios_of_times_at_equal_memory() -> None:
 def test_an_arm_has_a_line_with_its_figures() -> None:
     runs = runs_of({NO_ECHO: 400, ReuseArm("memory", 8, 16): 800, ReuseArm("each", 8, 16): math.inf})
     table = reuse_table(runs)
+    assert table.startswith("Image classification, a CNN on Python.\n")
     assert line_of(table, "no echo")[5:] == ["1"] * 4
     line = line_of(table, "memory, e=8, 16 batches")
     assert line[1:3] == ["0.2", "8 of 8"]
