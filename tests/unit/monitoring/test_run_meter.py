@@ -5,87 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from spent import spent
+from meters import LateEvent, Loader, Run, saved
 
 from lightning_echo.caching.node_cache import CacheCounts
-from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.timing import StepTimer
 from lightning_echo.monitoring.run_counts import Examples
 from lightning_echo.monitoring.run_meter import RunMeter
 from lightning_echo.training.collection import EchoLoaders
-from lightning_echo.workers.seconds import StageSeconds
-
-FETCH = "[_TrainingEpochLoop].train_dataloader_next"
-BATCH = torch.zeros(8, 3)
-
-
-class Loader:
-    """In the place of an `EchoLoader` with batches of 8."""
-
-    def __init__(self, factor=2.0, workers=2, settled_at=0):
-        self.factor, self.num_workers, self.settled_at = factor, workers, settled_at
-        self.insertion_point = InsertionPoint.after_augmentation
-        self.counts, self.delivered_batches, self.seconds = EchoCounts(), 0, StageSeconds()
-        self.is_running = False
-        self.cache_counts = None
-
-    def deliver(self, fresh, stages):
-        self.counts += EchoCounts(fresh, 8 - fresh)
-        self.delivered_batches, self.is_running = self.delivered_batches + 1, True
-        self.seconds = spent(self.seconds, fresh, stages)
-
-
-class Run:
-    """A meter in a training on one rank of a job.
-
-    Args:
-        others: What the other ranks say at an epoch's end: stages and first wait.
-        others_start: Whether workers start for an epoch on one of them.
-        workers: Of the plain loader; None: it does not say.
-    """
-
-    def __init__(self, loader=None, *, others=(), others_start=False, rank=0, workers=None, hears=True, state=None):
-        self.loader, self.now, self.others, self.others_start = loader, 0.0, list(others), others_start
-        self.profiler = SimpleNamespace(start=lambda name: None, stop=lambda name: None)
-        plain = SimpleNamespace() if workers is None else SimpleNamespace(num_workers=workers)
-        used = dict(loader) if isinstance(loader, EchoLoaders) else loader or plain
-        self.trainer = SimpleNamespace(
-            world_size=1 + len(self.others), is_global_zero=rank == 0, profiler=self.profiler, train_dataloader=used
-        )
-        self.module = SimpleNamespace(device=torch.device("cpu"), all_gather=self.all_gather)
-        self.meter, self.hears = RunMeter(), hears
-        self.meter.timer = StepTimer(clock=lambda: self.now)
-        if state is not None:
-            self.meter.load_state_dict(state)
-        self.meter.start(self.trainer, self.module, loader)
-
-    def all_gather(self, values):
-        if not self.others:
-            return values  # as Lightning does in a single process
-        others = [[float(self.others_start)] for _ in self.others] if len(values) == 1 else self.others
-        return torch.stack([values, *(torch.tensor(other, dtype=values.dtype) for other in others)])
-
-    def step(self, wait=0.25, work=0.75, *, fresh=4, stages=(0.4, 0.2, 0.1)):
-        """One step of 1 s; what workers spent on its batch on source, rest and collate."""
-        if self.hears:
-            self.profiler.start(FETCH)
-        self.now += wait
-        if self.loader is not None:
-            self.loader.deliver(fresh, stages)
-        if self.hears:
-            self.profiler.stop(FETCH)
-        self.meter.begin_step()
-        self.now += work
-        self.meter.end_step(self.loader, BATCH)
-
-    def epoch(self, steps=8, **options):
-        self.meter.begin_epoch(self.loader)
-        for _ in range(steps):
-            self.step(**options)
-        return self.meter.end_epoch(self.loader)
-
 
 # ---------------------------------------------------------------------- times
 
@@ -191,24 +118,6 @@ def test_where_nothing_of_the_fetching_is_seen_there_are_counts_alone(loader):
     measures = Run(loader, hears=False).epoch(8)
     assert (measures.whole, measures.judged, measures.costs, measures.first_batch_seconds) == (None, None, None, None)
     assert measures.fresh + measures.echoed == 64
-
-
-class LateEvent:
-    """Has not passed before somebody waits for it, or for one after it."""
-
-    passed = False
-
-    def record(self):
-        pass
-
-    def query(self):
-        return LateEvent.passed
-
-    def synchronize(self):
-        LateEvent.passed = True
-
-    def elapsed_time(self, end_event):
-        return 1000.0
 
 
 def test_an_epoch_s_end_waits_for_what_a_device_has_not_passed_yet():
@@ -392,11 +301,6 @@ def test_the_wait_for_the_first_batch_is_that_of_the_rank_that_waited_longest(ot
 # ---------------------------------------------------------------------- state
 
 
-def saved(run, folder):
-    torch.save(run.meter.state_dict(run.loader), folder / "meter.pt")
-    return torch.load(folder / "meter.pt", weights_only=True)
-
-
 def test_a_run_resumed_in_the_middle_of_an_epoch_comes_to_the_same(tmp_path):
     """The loader that resumes has in its own state what it has delivered."""
     whole = Run(Loader())
@@ -520,82 +424,6 @@ def test_a_state_of_a_single_loader_from_before_there_were_several_is_gone_on_wi
     del state["parts"]
     resumed = Run(Loader(), state=state)
     assert resumed.epoch(8, stages=(0.0, 0.0, 0.0)).costs.rest_seconds == pytest.approx(0.2)
-
-
-# ---------------------------------------------------------------------- stretches of an epoch
-
-
-def test_a_stretch_is_measured_by_itself_and_the_epoch_as_a_whole():
-    run = Run(Loader(workers=0))
-    run.meter.begin_epoch(run.loader)
-    for wait, work in [(0.0, 1.0)] * 4 + [(1.0, 1.0)] * 6:
-        run.step(wait=wait, work=work)
-    judged, costs = run.meter.end_stretch(run.loader)
-    assert (judged.steps, judged.idle_fraction) == (10, pytest.approx(6 / 16))
-    assert (costs.source_seconds, costs.device_seconds) == (pytest.approx(0.8), pytest.approx(1.0))
-    for _ in range(5):
-        run.step(wait=3.0, work=1.0, stages=(4.0, 0.2, 0.1))
-    judged, costs = run.meter.end_stretch(run.loader)
-    assert (judged.steps, judged.idle_fraction) == (5, pytest.approx(0.75))
-    assert costs.source_seconds == pytest.approx(8.0), "of these steps alone"
-    for _ in range(2):
-        run.step(wait=0.0, work=1.0)
-    measures = run.meter.end_epoch(run.loader)
-    assert (measures.whole.steps, measures.judged.steps) == (17, 2)
-    assert measures.whole.idle_fraction == pytest.approx((6 + 15) / (6 + 15 + 17))
-    assert measures.judged.idle_fraction == 0
-    assert run.epoch(4).judged.steps == 4, "the next epoch begins anew"
-
-
-def test_a_stretch_may_be_the_last_few_steps():
-    run = Run(Loader(workers=0))
-    run.meter.begin_epoch(run.loader)
-    for wait in [9.0] * 6 + [0.25] * 4:
-        run.step(wait=wait)
-    assert run.meter.end_stretch(run.loader, 4)[0].idle_fraction == pytest.approx(0.25)
-    assert run.meter.end_stretch(run.loader, 4)[0] is None, "no step is in two of them"
-
-
-def test_in_a_stretch_too_only_steps_with_the_factor_in_force_are_judged():
-    run = Run(Loader(workers=2))
-    run.meter.begin_epoch(run.loader)
-    for _ in range(10):
-        run.step()
-    assert run.meter.end_stretch(run.loader)[0].steps == 10 - 2
-    run.loader.settled_at = 13
-    for _ in range(10):
-        run.step()
-    assert run.meter.end_stretch(run.loader)[0].steps == 10 - 3
-    run.loader.settled_at = 99
-    run.step()
-    assert run.meter.end_stretch(run.loader) == (None, None)
-
-
-def test_a_stretch_goes_on_after_a_resume(tmp_path):
-    run = Run(workers=0)
-    run.meter.begin_epoch(None)
-    for _ in range(8):
-        run.step()
-    run.meter.end_stretch(None)
-    for _ in range(3):
-        run.step()
-    resumed = Run(workers=0, state=saved(run, tmp_path))
-    for _ in range(5):
-        resumed.step()
-    measures = resumed.meter.end_epoch(None)
-    assert (measures.whole.steps, measures.judged.steps) == (16, 8)
-
-
-def test_a_stretch_ends_when_the_device_has_passed_its_last_step():
-    run = Run(Loader(workers=0))
-    run.meter.timer = StepTimer(LateEvent, clock=lambda: run.now)
-    run.meter.stop()
-    run.meter.start(run.trainer, run.module, run.loader)
-    LateEvent.passed = False
-    run.meter.begin_epoch(run.loader)
-    for _ in range(8):
-        run.step()
-    assert run.meter.end_stretch(run.loader)[0].steps == 8
 
 
 def test_the_largest_of_the_ranks_values_is_told_to_all():
