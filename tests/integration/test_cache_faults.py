@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,13 +43,19 @@ class Sizes(StagedDataset):
         return self.length
 
 
-def as_they_are(examples: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    return examples
+def digests(examples: list[tuple[int, bytes]]) -> list[tuple[int, int, int]]:
+    """Of each example its index, and size and checksum of its bytes.
+
+    A worker sends that in one piece. In the middle of a message with all bytes it may be killed, and torch then waits for the
+    rest for good, with or without a cache.
+    """
+    return [(index, len(content), zlib.crc32(content)) for index, content in examples]
 
 
-def check(batch: list[tuple[int, bytes]]) -> None:
-    for index, content in batch:
-        assert content == bytes([index % 251]) * (1 + index * index % 60_000)
+def check(batch: list[tuple[int, int, int]]) -> None:
+    for index, size, checksum in batch:
+        expected = bytes([index % 251]) * (1 + index * index % 60_000)
+        assert (size, checksum) == (len(expected), zlib.crc32(expected))
 
 
 def kill_one_worker(before: set[int]) -> None:
@@ -61,7 +68,7 @@ def kill_one_worker(before: set[int]) -> None:
 def test_workers_killed_at_any_moment_of_filling_cost_no_byte_of_what_is_read() -> None:
     moments = random.Random(7)
     echoed = EchoLoader(
-        DataLoader(Sizes(), batch_size=8, num_workers=2, shuffle=True, collate_fn=as_they_are), 1, seed=0, cache="64MiB"
+        DataLoader(Sizes(), batch_size=8, num_workers=2, shuffle=True, collate_fn=digests), 1, seed=0, cache="64MiB"
     )
     killed = 0
     for _ in range(KILLS):
@@ -96,7 +103,7 @@ def test_workers_killed_at_any_moment_of_filling_cost_no_byte_of_what_is_read() 
     for _ in range(2):
         for batch in echoed:
             check(batch)
-            seen |= {index for index, _ in batch}
+            seen |= {index for index, *_ in batch}
     assert seen == set(range(Sizes.length))
     counts = echoed.cache_counts
     assert counts is not None
@@ -105,7 +112,7 @@ def test_workers_killed_at_any_moment_of_filling_cost_no_byte_of_what_is_read() 
 
 
 def test_a_worker_killed_in_the_middle_of_a_pass_ends_it_as_without_a_cache_and_what_was_held_stays() -> None:
-    echoed = EchoLoader(DataLoader(Sizes(), batch_size=8, num_workers=2, collate_fn=as_they_are), 1, cache="64MiB")
+    echoed = EchoLoader(DataLoader(Sizes(), batch_size=8, num_workers=2, collate_fn=digests), 1, cache="64MiB")
     before = {child.pid for child in psutil.Process().children()}
     batches = iter(echoed)
     for _ in range(6):
