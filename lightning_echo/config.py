@@ -62,8 +62,9 @@ class EchoConfig:
         ValueError: A value is impossible.
 
     Example:
-        >>> EchoConfig(factor=4) EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, reuse='each',
-        epoch_length='fixed', seed=None, cache=None)
+        >>> EchoConfig(factor=4)  # doctest: +NORMALIZE_WHITESPACE
+        EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, reuse='each', epoch_length='fixed', seed=None,
+                   cache=None)
         >>> EchoConfig(cache=CacheConfig("8GiB")).cache, EchoConfig(cache=CacheConfig("8GiB", hold="raw")).cache
         ('8GiB', {'size': '8GiB', 'hold': 'raw'})
     """

@@ -19,7 +19,10 @@ from torch.utils.data import DataLoader
 from lightning_echo import CacheConfig, EchoConfig, EchoDataModule, EchoLoader, InsertionPoint, StagedDataset
 from lightning_echo.config import read_options
 
-DEFAULTS = {"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "epoch_length": "fixed", "seed": None, "cache": None}
+DEFAULTS = {
+    **{"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "reuse": "each"},
+    **{"epoch_length": "fixed", "seed": None, "cache": None},
+}
 OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard", "loaders"}  # no options of echoing
 
 
@@ -95,6 +98,7 @@ def test_its_values_are_plain() -> None:
         "factor": float,
         "insertion_point": str,
         "buffer_size": int,
+        "reuse": str,
         "epoch_length": str,
         "seed": int,
         "cache": str,
