@@ -200,7 +200,7 @@ class RunMeter:
         self.idle.update(*self.timer.take())
         if last is not None:
             self._stretch_start = max(self._stretch_start, self.idle.per_step.shape[-1] - last)
-        judged = self._judged(loader)
+        judged = self._judged_of_stretch(loader)
         of_ranks, _ = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged)
         self._stretch_start = self.idle.per_step.shape[-1]
@@ -217,7 +217,8 @@ class RunMeter:
         caches = self._cache_meter.end_epoch(parts_of(loader), partial(self._gather, dtype=torch.int64))
         with self.idle.sync_context():
             whole = self.idle.steps()
-        judged = self._judged(loader)
+            first = 0 if whole is None else max(self._stretch_start, self._first_judged(loader, whole.steps))
+            judged = self.idle.steps(first)
         self.idle.reset()
         self._stretch_start = 0
         of_ranks, first_batch = self._gather_seconds(loader)
@@ -292,8 +293,11 @@ class RunMeter:
         for name, part in self._counted_parts(loader).items():
             self.part_counts[name].update(self._delivered(part))
 
-    def _judged(self, loader: Echoed | None) -> JobSteps | None:
-        """Returns those steps of the stretch under way that show the factor in force, joined over the ranks."""
+    def _judged_of_stretch(self, loader: Echoed | None) -> JobSteps | None:
+        """Returns those steps of the stretch under way that show the factor in force, joined over the ranks.
+
+        Only these are exchanged: an epoch that never ends has ever more.
+        """
         stretch = IdleFraction().to(self.idle.device)
         stretch.update(*self.idle.per_step[:, self._stretch_start :])
         if not stretch.per_step.shape[-1]:
