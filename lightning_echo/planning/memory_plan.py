@@ -148,7 +148,9 @@ def unpack_calls(text: str) -> list[Call]:
         numbers = array("q", zlib.decompress(base64.b85decode(text)))
     except zlib.error as error:
         raise ValueError(f"the calls are damaged: {error}") from error
-    half = len(numbers) // 2
+    half, odd = divmod(len(numbers), 2)
+    if odd:
+        raise ValueError(f"the calls are damaged: {len(numbers)} numbers are no pairs")
     return list(map(Call, accumulate(numbers[:half]), numbers[half:]))
 
 

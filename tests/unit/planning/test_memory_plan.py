@@ -3,8 +3,11 @@
 Everything is checked by a `Ledger`, which knows nothing of how a plan is made.
 """
 
+import base64
 import json
 import pickle
+import struct
+import zlib
 from collections import Counter
 from fractions import Fraction
 from math import ceil, floor
@@ -179,6 +182,18 @@ def test_batches_without_a_fresh_item_add_nothing_to_the_state():
     assert sum(fresh) == 8 + 399 * 8 // 1000
     (memory,) = plan.state()["memories"]
     assert len(unpack_calls(memory["calls"])) == 1 + sum(fresh) - 8
+
+
+@pytest.mark.parametrize("numbers", [struct.pack("<q", 3), struct.pack("<3q", 3, 8, 20), b"12345"])
+def test_a_text_that_holds_no_calls_is_refused(numbers):
+    with pytest.raises(ValueError, match=r"no pairs|multiple of item size"):
+        unpack_calls(base64.b85encode(zlib.compress(numbers)).decode())
+
+
+@pytest.mark.parametrize("text", ["", "no base 85 ~~~", "abcde"])
+def test_a_text_that_is_none_of_a_memory_is_refused(text):
+    with pytest.raises(ValueError, match=r"damaged|base85|bad"):
+        unpack_calls(text)
 
 
 @pytest.mark.parametrize("held", [1_000, 100_000])
