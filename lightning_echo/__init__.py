@@ -60,9 +60,8 @@ from lightning_echo.caching.cached_dataset import CachedDataset
 from lightning_echo.caching.node_cache import CacheCounts
 from lightning_echo.config import EchoConfig
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.loader import EchoLoader
-from lightning_echo.loading.state import EchoStateError
+from lightning_echo.loading.state import EchoCounts, EchoStateError
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
 from lightning_echo.measuring.guard import MetricGuard
 from lightning_echo.measuring.schedule import FactorSchedule

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.epochs import Progress, TrainerPlace
+from lightning_echo.loading.state import EchoCounts
 from lightning_echo.workers.seconds import Report, StageSeconds
 
 __all__ = ["BatchesUsed", "Delivered", "Delivery"]

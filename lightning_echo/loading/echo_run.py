@@ -109,17 +109,22 @@ class EchoRun:
             since: Number of the first batch of the run to which it applies. None: the first that is not planned yet.
 
         Raises:
-            ValueError: Batch ``since`` may be planned already.
+            ValueError: Batch ``since`` may be planned already; or nothing is planned yet, so that no factor can wait.
         """
         fetched = self.delivery.progress.delivered
         is_planned = self._pipeline.started is not None or self.state().pending is not None
         earliest = fetched + (self.planned_ahead if is_planned else 0)
-        number = earliest if since is None or not is_planned else since
+        number = earliest if since is None else since
         if number < earliest:
             raise ValueError(
                 f"since must be the number of a batch that is not planned yet, here {earliest} or more, got {number}: "
                 f"{fetched} batches are delivered, and the workers may have been asked for {earliest - fetched} more. With a "
                 "smaller prefetch_factor fewer are planned ahead"
+            )
+        if number > earliest and not is_planned:
+            raise ValueError(
+                f"since must be {earliest} or None before the first batch, got {number}: a factor that is set by then counts "
+                "from it. Set the factor after the first batch"
             )
         if self._pipeline.started is None:
             self._pipeline.wait_with(self.state().with_change(number, value).pipeline())

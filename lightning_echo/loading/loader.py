@@ -19,12 +19,12 @@ from lightning_echo.caching.cache_config import CacheConfig, read_cache_config
 from lightning_echo.caching.node_cache import CacheCounts
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading import options
-from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.delivery import BatchesUsed
 from lightning_echo.loading.echo_run import EchoRun
 from lightning_echo.loading.epochs import Epoch, Iterations, TrainerPlace
 from lightning_echo.loading.schema import LEFT_OUT
 from lightning_echo.loading.setting import Setting
+from lightning_echo.loading.state import EchoCounts
 from lightning_echo.loading.succession import EpochListener
 from lightning_echo.workers.seconds import StageSeconds
 
@@ -199,7 +199,8 @@ class EchoLoader:
 
         Raises:
             TypeError: The factor is no number.
-            ValueError: The factor is below 1, or needs a larger buffer, or batch ``since`` may be planned already.
+            ValueError: The factor is below 1, or needs a larger buffer; or batch ``since`` may be planned already, or is a later
+                one while nothing is planned yet.
         """
         value = self.check_factor(value)
         if value != self.factor:

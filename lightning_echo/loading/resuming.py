@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_echo.fetching.layout import Layout, Start
+from lightning_echo.loading.pipeline_state import FactorChange, OrderState, PassStart
 from lightning_echo.loading.setting import Setting
-from lightning_echo.loading.state import EchoState, EchoStateError, FactorChange, OrderState, PassStart
+from lightning_echo.loading.state import EchoState, EchoStateError
 
 __all__ = ["adapt_state", "begin_next_pass", "follow_state", "has_own_states", "where_to_go_on"]
 

@@ -20,8 +20,8 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import CombinedLoader
 
-from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.loading.state import EchoCounts
 
 __all__ = [
     "EchoLoaders",

@@ -11,8 +11,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import DataLoader
 
 from lightning_echo.fetching.batches import BatchUse, LiveBatch
-from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.loading.state import EchoCounts
 from lightning_echo.splitting.staged import StagedDataset
 
 LENGTH, BATCH_SIZE, STEPS = 43, 6, 8

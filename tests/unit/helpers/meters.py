@@ -6,7 +6,7 @@ import torch
 from spent import spent
 
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.counts import EchoCounts
+from lightning_echo.loading.state import EchoCounts
 from lightning_echo.measuring.timing import StepTimer
 from lightning_echo.monitoring.run_meter import RunMeter
 from lightning_echo.training.collection import EchoLoaders

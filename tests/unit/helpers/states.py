@@ -4,8 +4,8 @@ from typing import Any
 
 from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.counts import EchoCounts
-from lightning_echo.loading.state import BufferState, EchoState, FactorChange, PlanState
+from lightning_echo.loading.pipeline_state import BufferState, FactorChange, PlanState
+from lightning_echo.loading.state import EchoCounts, EchoState
 
 
 def echo_state(**changes: Any) -> EchoState:

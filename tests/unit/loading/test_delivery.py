@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 
-from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.delivery import BatchesUsed, Delivery
 from lightning_echo.loading.epochs import Progress
+from lightning_echo.loading.state import EchoCounts
 from lightning_echo.workers.seconds import Report, StageSeconds
 
 

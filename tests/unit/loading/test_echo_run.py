@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.echo_run import EchoRun
 from lightning_echo.loading.setting import Setting
+from lightning_echo.loading.state import EchoCounts
 
 LENGTH, BATCH_SIZE = 22, 4
 STEPS = 6

@@ -26,8 +26,8 @@ from torch.utils.data import (
 )
 
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.counts import EchoCounts
 from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.loading.state import EchoCounts
 from lightning_echo.splitting.staged import StagedDataset
 from lightning_echo.workers.seconds import StageSeconds
 

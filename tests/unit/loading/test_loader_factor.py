@@ -52,7 +52,10 @@ class TestSettingTheFactor:
     @pytest.mark.parametrize("workers", [0, 2])
     def test_before_the_first_batch_it_counts_from_the_first_one(self, workers):
         loader = echo(2, loader=plain_loader(num_workers=workers))
-        loader.factor = 4
+        with pytest.raises(ValueError, match=r"since must be 0 or None before the first batch, got 3.* after the first batch"):
+            loader.set_factor(4, since=3)
+        assert (loader.factor, loader.factor_since) == (2, 0)
+        loader.set_factor(4, since=0)
         assert (loader.factor_since, loader.factor_in_force) == (0, 4)
 
     def test_before_the_first_batch_it_counts_from_there(self):

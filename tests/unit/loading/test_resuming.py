@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_echo import EchoLoader, EchoStateError
 from lightning_echo.fetching.layout import Layout
 from lightning_echo.insertion import InsertionPoint
+from lightning_echo.loading.pipeline_state import FactorChange, OrderState, PassStart
 from lightning_echo.loading.resuming import adapt_state, begin_next_pass, follow_state, has_own_states, where_to_go_on
 from lightning_echo.loading.setting import Setting
-from lightning_echo.loading.state import EchoState, FactorChange, OrderState, PassStart
+from lightning_echo.loading.state import EchoState
 
 
 class Stream(IterableDataset[int]):

@@ -8,7 +8,8 @@ from states import echo_state, plan_state
 
 from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.state import Conditions, EchoState, FactorChange, OrderState, StreamState
+from lightning_echo.loading.pipeline_state import FactorChange, OrderState, StreamState
+from lightning_echo.loading.state import Conditions, EchoState
 from lightning_echo.planning.shape import Reuse
 
 

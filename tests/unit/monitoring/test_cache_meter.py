@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_echo.caching.node_cache import CacheCounts
-from lightning_echo.loading.counts import EchoCounts
+from lightning_echo.loading.state import EchoCounts
 from lightning_echo.monitoring.cache_meter import CacheMeter, CacheUse, metrics_of_parts, together
 
 

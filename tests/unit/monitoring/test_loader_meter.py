@@ -10,7 +10,7 @@ import pytest
 from spent import spent
 
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.counts import EchoCounts
+from lightning_echo.loading.state import EchoCounts
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.monitoring.loader_meter import NOT_KNOWN, LoaderMeter, SecondsPerBatch, costs_of
 from lightning_echo.training.collection import EchoLoaders
