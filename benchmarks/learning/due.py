@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from learning.arms import Arm, first_arms, further_arms
 from learning.rules import Seeds, best_rate
 from learning.store import Row
 from learning.task import Task
 
-__all__ = ["QUALITY_FACTORS", "Job", "Progress"]
+__all__ = ["QUALITY_FACTORS", "Done", "Job", "Progress"]
 
 QUALITY_FACTORS = (1, 2, 4)  # whose report runs go on to the budget (finding 6)
+
+
+class Run(Protocol):
+    """What tells a run from all others: its arm, by name, its learning rate and its seed."""
+
+    @property
+    def arm(self) -> str: ...
+
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def seed(self) -> int: ...
+
+
+R = TypeVar("R", bound=Run)
+
+
+class Done(Generic[R]):
+    """The runs of a task that are done.
+
+    Args:
+        rows: These runs.
+    """
+
+    def __init__(self, rows: Iterable[R]) -> None:
+        self._rows = {_key(row.arm, row.rate, row.seed): row for row in rows}
+
+    def rows(self, arm: str, rate: float, seeds: Iterable[int]) -> list[R]:
+        """An arm's runs at a rate, by seed; those that are there."""
+        keys = [_key(arm, rate, seed) for seed in seeds]
+        return [self._rows[key] for key in keys if key in self._rows]
+
+    def missing(self, arm: str, rates: Iterable[float], seeds: Sequence[int]) -> list[tuple[float, int]]:
+        """The rates and seeds of an arm that are not done, rate by rate."""
+        return [(rate, seed) for rate in rates for seed in seeds if _key(arm, rate, seed) not in self._rows]
 
 
 @dataclass(frozen=True)
@@ -36,8 +73,7 @@ class Progress:
     """
 
     def __init__(self, task: Task, seeds: Seeds, rows: Sequence[Row]) -> None:
-        self._task, self._seeds = task, seeds
-        self._done = {(row.arm, f"{row.rate:.6g}", row.seed): row for row in rows}
+        self._task, self._seeds, self._done = task, seeds, Done(rows)
 
     def arms(self) -> list[Arm]:
         """All arms that can be told by now: some stand at the point that was best."""
@@ -68,8 +104,7 @@ class Progress:
     def rows(self, arm: Arm, seeds: Sequence[int]) -> list[Row]:
         """An arm's runs at its rate, by seed; those that are there."""
         rate = self.rate(arm)
-        keys = [] if rate is None else [_key(arm, rate, seed) for seed in seeds]
-        return [self._done[key] for key in keys if key in self._done]
+        return [] if rate is None else self._done.rows(arm.name, rate, seeds)
 
     def reported(self, arm: Arm) -> list[Row]:
         """The report's runs of an arm, by seed."""
@@ -80,15 +115,14 @@ class Progress:
         if missing:
             return [Job(self._task, arm, rate, seed, ends_at_target=True) for rate, seed in missing]
         to_budget = self._task.full and arm.cached_share == 1 and arm.batch_multiple == 1 and arm.factor in QUALITY_FACTORS
-        seeds = [seed for seed in self._seeds.report if _key(arm, best, seed) not in self._done]
-        return [Job(self._task, arm, best, seed, ends_at_target=not to_budget) for seed in seeds]
+        missing = self._done.missing(arm.name, [best], self._seeds.report)
+        return [Job(self._task, arm, rate, seed, ends_at_target=not to_budget) for rate, seed in missing]
 
     def _chosen(self, arm: Arm) -> tuple[float, list[tuple[float, int]]]:
         """The best rate so far, and the tuning runs without which it is not settled."""
         rates = list(self._task.rates)
         while True:
-            missing = [(rate, seed) for rate in rates for seed in self._seeds.tuning if _key(arm, rate, seed) not in self._done]
-            if missing:
+            if missing := self._done.missing(arm.name, rates, self._seeds.tuning):
                 return rates[0], missing
             best, beyond = best_rate(self._task, {rate: self._results(arm, rate) for rate in rates})
             if beyond is None:
@@ -96,9 +130,9 @@ class Progress:
             rates = sorted([*rates, beyond])
 
     def _results(self, arm: Arm, rate: float) -> list[tuple[float, float]]:
-        rows = [self._done[_key(arm, rate, seed)] for seed in self._seeds.tuning]
+        rows = self._done.rows(arm.name, rate, self._seeds.tuning)
         return [(row.fresh_to_target, row.last) for row in rows]
 
 
-def _key(arm: Arm, rate: float, seed: int) -> tuple[str, str, int]:
-    return arm.name, f"{rate:.6g}", seed
+def _key(arm: str, rate: float, seed: int) -> tuple[str, str, int]:
+    return arm, f"{rate:.6g}", seed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from learning.due import Done
 from learning.reuse.rows import ReuseRow
 from learning.reuse.rules import is_tie
 from learning.reuse.studies import NO_ECHO, ReuseArm, Study, in_order
@@ -32,8 +33,7 @@ class ReuseProgress:
     """
 
     def __init__(self, study: Study, seeds: Seeds, rows: Sequence[ReuseRow]) -> None:
-        self.study, self._seeds = study, seeds
-        self._done = {(row.arm, f"{row.rate:.6g}", row.seed): row for row in rows}
+        self.study, self._seeds, self._done = study, seeds, Done(rows)
 
     def rate(self, arm: ReuseArm) -> float | None:
         """The rate chosen for an arm; None while it is not known."""
@@ -42,22 +42,22 @@ class ReuseProgress:
     def reported(self, arm: ReuseArm) -> list[ReuseRow]:
         """The report's runs of an arm by seed, if all are there, else none."""
         rate = self.rate(arm)
-        keys = [] if rate is None else [_key(arm, rate, seed) for seed in self._seeds.report]
-        return [self._done[key] for key in keys] if all(key in self._done for key in keys) else []
+        if rate is None or self._done.missing(arm.name, [rate], self._seeds.report):
+            return []
+        return self._done.rows(arm.name, rate, self._seeds.report)
 
     def due(self, arm: ReuseArm) -> list[ReuseJob]:
         """The runs of an arm that are due now."""
         rate, missing = self._chosen(arm)
         if rate is not None:
-            missing = [(rate, seed) for seed in self._seeds.report if _key(arm, rate, seed) not in self._done]
+            missing = self._done.missing(arm.name, [rate], self._seeds.report)
         return [ReuseJob(self.study.task.name, arm, *one) for one in missing]
 
     def _chosen(self, arm: ReuseArm) -> tuple[float | None, list[tuple[float, int]]]:
         """The rate, or the tuning runs that it waits for; neither while training without echoing has no rate yet (rule 3)."""
         rates = list(self.study.task.rates)
         while True:
-            missing = [(rate, seed) for rate in rates for seed in self._seeds.tuning if _key(arm, rate, seed) not in self._done]
-            if missing:
+            if missing := self._done.missing(arm.name, rates, self._seeds.tuning):
                 return None, missing
             best, beyond = best_rate(self.study.task, {rate: self._results(arm, rate) for rate in rates})
             if arm != NO_ECHO:
@@ -72,7 +72,7 @@ class ReuseProgress:
             rates = sorted([*rates, beyond])
 
     def _results(self, arm: ReuseArm, rate: float) -> list[tuple[float, float]]:
-        rows = [self._done[_key(arm, rate, seed)] for seed in self._seeds.tuning]
+        rows = self._done.rows(arm.name, rate, self._seeds.tuning)
         return [(row.steps_to_target, row.last) for row in rows]
 
     def _steps(self, arm: ReuseArm, rate: float) -> list[float]:
@@ -87,7 +87,3 @@ def due(studies: Sequence[Study], progress: Mapping[str, ReuseProgress]) -> list
         progress: Of each, by the name of its task.
     """
     return [job for study, arm in in_order(studies) for job in progress[study.task.name].due(arm)]
-
-
-def _key(arm: ReuseArm, rate: float, seed: int) -> tuple[str, str, int]:
-    return arm.name, f"{rate:.6g}", seed
