@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 import torch
 from loader_cases import POINTS, LoggedDataset, Noisy, ReadLog, case_id, pairwise, same, take
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, get_worker_info
 
 from lightning_echo import EchoLoader
 
@@ -79,35 +79,67 @@ def test_uses_follow_chance_and_not_the_factor_while_the_mean_is_the_factor():
     assert 800 / sum(memory.values()) == pytest.approx(4, rel=0.05)
 
 
+class Doubled(Noisy):
+    """Reads whole batches: an example depends on with which others it was read."""
+
+    def __getitems__(self, indices):
+        noise = torch.rand(1)
+        return [torch.cat([torch.tensor([float(index)]), noise, torch.rand(1)]) for index in indices]
+
+
+def assert_goes_on_from_any_batch(make, steps, count=24, change_at=None):
+    """One uninterrupted run, and one from its state after each of some batches; the factor is set once, if that is wanted."""
+
+    def play(loader, done):
+        if done == change_at:  # its state was saved just before the factor was set
+            loader.factor = 4
+        while done < count:
+            for batch in loader:
+                done += 1
+                state = loader.state_dict()
+                yield (batch, loader.last_batch_counts.fresh), state
+                if done == change_at:
+                    loader.factor = 4
+        loader.close()
+
+    running = make()
+    states, batches = [running.state_dict()], []
+    for batch, state in play(running, 0):
+        batches.append(batch)
+        states.append(state)
+    for step in steps:
+        resumed = make()
+        resumed.load_state_dict(states[step])
+        rest = [batch for batch, _ in play(resumed, step)]
+        assert same(rest, batches[step:]), f"resumed after {step} batches"
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_run_resumed_after_any_batch_goes_on_bit_equally(point, workers):
-    def make():
-        return echo(Noisy(23), 2.37, workers, point, buffer_size=4 if point == "after_batching" else 8)
+    size = 4 if point == "after_batching" else 8
+    steps = range(0, 24, 1 if workers == 0 else 5)
+    assert_goes_on_from_any_batch(lambda: echo(Noisy(23), 2.37, workers, point, buffer_size=size), steps, change_at=10)
 
-    running = make()
-    states, batches = [running.state_dict()], []
-    while len(batches) < 24:
-        for batch in running:
-            batches.append((batch, running.last_batch_counts.fresh))
-            states.append(running.state_dict())
-            if len(batches) == 10:
-                running.factor = 4
-    running.close()
-    for step in range(0, 24, 1 if workers == 0 else 5):
-        resumed = make()
-        resumed.load_state_dict(states[step])
-        if step == 10:  # saved just before the factor was set
-            resumed.factor = 4
-        rest = []
-        while step + len(rest) < 24:
-            for batch in resumed:
-                rest.append((batch, resumed.last_batch_counts.fresh))
-                if step + len(rest) == 10:
-                    resumed.factor = 4
-        resumed.close()
-        assert same(rest, batches[step:]), f"resumed after {step} batches"
+
+@pytest.mark.parametrize("point", ["before_augmentation", "after_batching"])
+def test_what_a_users_sampler_gave_in_an_earlier_pass_is_found_again(point):
+    """The buffer holds examples of the pass before."""
+
+    def make():
+        sampler = SubsetRandomSampler(range(23), torch.Generator().manual_seed(3))
+        return echo(Noisy(23), 1.5, 0, point, buffer_size=4 if point == "after_batching" else 8, shuffle=None, sampler=sampler)
+
+    assert_goes_on_from_any_batch(make, range(0, 36, 2), count=36)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_that_reads_whole_batches_is_read_again_by_whole_calls(workers):
+    def make():
+        return echo(Doubled(23), 2.37, workers, "after_augmentation", buffer_size=8)
+
+    assert_goes_on_from_any_batch(make, range(0, 24, 1 if workers == 0 else 5))
 
 
 class Stateful(IterableDataset):
