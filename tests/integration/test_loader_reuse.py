@@ -190,6 +190,15 @@ def test_a_stream_is_echoed_from_memory_and_resumed_bit_equally(workers):
         assert same(rest, batches[at + 1 :])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("buffer_size", [36, 64, 1000])
+def test_no_example_is_twice_in_a_batch_though_the_buffer_could_hold_a_pass(buffer_size, workers):
+    loader = echo(Noisy(40), 4, workers, buffer_size=buffer_size)
+    for batch in take(loader, 150):
+        assert len(set(batch[:, 0].tolist())) == BATCH
+    loader.close()
+
+
 def test_ranks_read_disjoint_shares_and_draw_alike():
     plain = DataLoader(Noisy(200), BATCH, shuffle=True)
     ranks = [

@@ -370,3 +370,18 @@ def test_what_has_another_form_is_refused_with_its_place(change, said):
 def test_a_field_without_a_default_is_missed():
     with pytest.raises(EchoStateError, match=r"the state is damaged: it lacks two, pass\. Resume"):
         read(Whole, {key: value for key, value in IN_FILE.items() if key not in ("two", "pass", "later", "maybe")})
+
+
+@pytest.mark.parametrize("wrong", ["none", "one more", "many more"])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("from memory", ("plan",)), ("a stream from memory", ("stream", "workers", 0, "plan"))],
+)
+def test_a_memory_that_holds_other_items_than_those_of_its_calls_is_refused(name, path, wrong):
+    state = saved(name)
+    path = (*path, "memories", 0, "held")
+    held = at(state, path)
+    assert held > 0
+    instead = {"none": 0, "one more": held + 1, "many more": held + 1000}[wrong]
+    with pytest.raises(EchoStateError, match=r"memories\[0\]\.held must be the number of items of the calls"):
+        LOADERS[name]().load_state_dict(changed(state, path, instead))
