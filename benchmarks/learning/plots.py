@@ -14,9 +14,10 @@ import matplotlib.pyplot as plt
 
 from learning.arms import FACTORS, Arm
 from learning.findings import Runs
+from learning.rules import Interval
 from learning.store import Row
 
-__all__ = ["save_plot"]
+__all__ = ["draw_line", "save_plot"]
 
 GRAY = "#808080"
 LARGE = "best point, large buffer"
@@ -47,19 +48,30 @@ def save_plot(all_runs: Sequence[Runs], path: Path) -> None:
         plt.close(figure)
 
 
+def draw_line(axis: Any, points: Sequence[tuple[float, Interval]], place: int, **look: Any) -> None:
+    """Draws medians with their intervals over the echo factor; what never reached the target is not drawn (the table says so).
+
+    Args:
+        axis: Where.
+        points: Echo factors, each with what is drawn there.
+        place: Number of the line beside that in the middle, so that intervals do not hide each other.
+        **look: Label, color and line style.
+    """
+    drawn = [(factor, interval) for factor, interval in points if math.isfinite(interval.middle)]
+    if not drawn:
+        return
+    middles = [interval.middle for _, interval in drawn]
+    below = [interval.middle - interval.low for _, interval in drawn]
+    above = [interval.high - interval.middle if math.isfinite(interval.high) else 0 for _, interval in drawn]
+    factors = [factor * APART**place for factor, _ in drawn]
+    axis.errorbar(factors, middles, [below, above], marker="o", capsize=3, **look)
+
+
 def _draw(axis: Any, runs: Runs, figure: Callable[[Row], float]) -> None:
-    """Medians with their intervals; what never reached the target is not drawn (the table says so)."""
     for place, ((name, label), arms) in enumerate(_series(runs).items()):
         points = [(arm.uses_per_fresh, runs.ratio(arm, Arm(), figure)) for arm in arms if runs.is_there(arm, Arm())]
-        drawn = [(factor, interval) for factor, interval in points if math.isfinite(interval.middle)]
-        if not drawn:
-            continue
-        middles = [interval.middle for _, interval in drawn]
-        below = [interval.middle - interval.low for _, interval in drawn]
-        above = [interval.high - interval.middle if math.isfinite(interval.high) else 0 for _, interval in drawn]
-        factors = [factor * APART ** (place - 2) for factor, _ in drawn]
         look: dict[str, Any] = {"color": COLORS[name], "linestyle": "--" if label == LARGE else "-"}
-        axis.errorbar(factors, middles, [below, above], marker="o", capsize=3, label=label.replace("_", " "), **look)
+        draw_line(axis, points, place - 2, label=label.replace("_", " "), **look)
     axis.axhline(1, color=GRAY, linewidth=0.8, linestyle="--")
     axis.set_xscale("log", base=2)
     axis.set_xticks(FACTORS, [str(factor) for factor in FACTORS])

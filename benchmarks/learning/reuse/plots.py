@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from learning.plots import GRAY, STYLE
+from learning.plots import GRAY, STYLE, draw_line
 from learning.reuse.rules import MOST_STEPS_RATIO
 from learning.reuse.runs import ReuseRuns
 from learning.reuse.studies import NO_ECHO
@@ -18,7 +18,6 @@ __all__ = ["save_reuse_plot"]
 
 COLORS = ("#3b8bd6", "#d9822b", "#3fa35b", "#a06cd5")
 LINES = {"memory": "-", "each": "--", "falling": ":"}
-APART = 1.02  # between lines, or their intervals hide each other
 
 
 def save_reuse_plot(all_runs: Sequence[ReuseRuns], path: Path) -> None:
@@ -36,23 +35,15 @@ def save_reuse_plot(all_runs: Sequence[ReuseRuns], path: Path) -> None:
 
 
 def _draw(axis: Any, runs: ReuseRuns) -> None:
-    """Medians with their intervals; what never reached the target is not drawn (the table says so)."""
     arms = [arm for arm in runs.study.arms() if arm != NO_ECHO]
     sizes = sorted({arm.batches or math.inf for arm in arms})
     lines = sorted({(sizes.index(arm.batches or math.inf), arm.reuse) for arm in arms})
     for place, (size, reuse) in enumerate(lines):
         line = [arm for arm in arms if (arm.batches or math.inf, arm.reuse) == (sizes[size], reuse) and runs.is_there(arm)]
         points = sorted((arm.factor, runs.step_ratio(arm)) for arm in line)
-        points = [(factor, interval) for factor, interval in points if math.isfinite(interval.middle)]
-        if not points:
-            continue
-        middles = [interval.middle for _, interval in points]
-        below = [interval.middle - interval.low for _, interval in points]
-        above = [interval.high - interval.middle if math.isfinite(interval.high) else 0 for _, interval in points]
-        factors = [factor * APART ** (place - len(lines) // 2) for factor, _ in points]
         label = f"{reuse}, unbounded" if math.isinf(sizes[size]) else f"{reuse}, {sizes[size]} batches"
         look: dict[str, Any] = {"color": COLORS[size % len(COLORS)], "linestyle": LINES[reuse]}
-        axis.errorbar(factors, middles, [below, above], marker="o", capsize=3, label=label, **look)
+        draw_line(axis, points, place - len(lines) // 2, label=label, **look)
     ticks = sorted(runs.study.factors)
     axis.set_title(runs.study.task.name.replace("_", " "))
     axis.axhline(1, color=GRAY, linewidth=0.8, linestyle="--")
