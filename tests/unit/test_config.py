@@ -127,6 +127,7 @@ def test_every_insertion_point_has_its_name() -> None:
         ({"factor": "2x"}, TypeError, "factor must be a real number"),
         ({"insertion_point": "before"}, ValueError, "insertion_point must be one of 'after_read'"),
         ({"buffer_size": 0}, ValueError, "buffer_size must be at least 1, got 0"),
+        ({"reuse": "all"}, ValueError, "reuse must be 'each' .* or 'memory' .*, got 'all'"),
         ({"epoch_length": "long"}, ValueError, "epoch_length must be 'fixed' or 'full_pass', got 'long'"),
         ({"seed": 1.5}, TypeError, "seed must be an integer"),
         ({"cache": True}, TypeError, r"cache\.size must be a string with a unit .*, got True"),

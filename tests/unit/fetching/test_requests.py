@@ -67,6 +67,16 @@ def stream_of(kind, factor, workers=2, count=1000):
     return order.take(count)
 
 
+def test_an_order_keeps_no_more_passes_than_a_resumed_run_may_ask_for():
+    """Where passes are not rearranged: else a pass may follow from all those before it."""
+    requests, kept = ExampleRequests(EachPlan(shape_of(), 3), make_order("sampler"), whole_calls=False), []
+    for _ in range(3000):
+        requests.delivered = next(requests).number
+        kept.append(len(requests.order._states))
+    assert 3000 * BATCH_SIZE / 3 / LENGTH > 80
+    assert max(kept[1500:]) <= max(kept[:1500]) < 20
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("factor", [1, 1.5, 3])
 def test_every_position_is_asked_for_by_the_index_that_stands_there(kind, factor):

@@ -84,3 +84,10 @@ def test_it_is_seldom_too_high(kind):
         waited = torch.tensor(SIMULATED[kind](source, 0.05 / 0.95))
         too_high += idle_low(waited, 1 + waited) > 0.05
     assert too_high <= 20
+
+
+def test_of_several_ranks_it_is_a_share_of_the_slowest_one_s_time():
+    waited, seconds = torch.full((2, 50), 0.2), torch.stack([torch.ones(50), torch.full((50,), 2.0)])
+    steps = job_steps(waited, seconds)
+    assert steps.idle_fraction == pytest.approx(0.1)
+    assert steps.idle_low == pytest.approx(0.1), "it does not vary"
