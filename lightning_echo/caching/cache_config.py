@@ -10,15 +10,12 @@ from numbers import Integral, Real
 from typing import Any
 
 from lightning_echo.caching.free_memory import free_memory_bytes
+from lightning_echo.protecting.memory import bytes_from_words
 
 __all__ = ["HOLDS", "CacheConfig", "read_cache_config"]
 
 HOLDS = ("auto", "raw", "loaded", "whole")
 _LEAST_BYTES = 2**20
-_UNITS = {
-    **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
-    **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
-}
 _EXPECTED = 'a string with a unit such as "8GiB", a share of the free memory such as 0.5, or a number of bytes'
 
 
@@ -136,10 +133,9 @@ def _checked_size(size: Any) -> int | float | str:
 
 def _parsed(text: str) -> int:
     """Returns the bytes that a size with a unit stands for."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]+)\s*", text)
-    if match is None or (unit := match[2].lower()) not in _UNITS:
+    size = bytes_from_words(text)
+    if size is None:
         raise ValueError(f"cache.size must be {_EXPECTED}, got {text!r}")
-    size = int(float(match[1]) * _UNITS[unit])
     if size < _LEAST_BYTES:
         raise ValueError(f"cache.size={text!r} is less than one MiB: a cache holds examples")
     return size

@@ -1,8 +1,9 @@
-"""How much memory an example takes while it is live, and how a number of bytes is said."""
+"""How much memory an example takes while it is live, and how a number of bytes is said and read."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from typing import Any
 
@@ -12,7 +13,12 @@ import torch
 from lightning_echo.protecting.objects import is_image
 from lightning_echo.protecting.protect import IMMUTABLE
 
-__all__ = ["bytes_in_words", "nbytes"]
+__all__ = ["bytes_from_words", "bytes_in_words", "nbytes"]
+
+_UNITS = {
+    **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+    **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
+}
 
 
 def nbytes(value: Any, *, is_packed: bool = False) -> int:
@@ -78,3 +84,15 @@ def bytes_in_words(number: float) -> str:
             size = number / 2**power
             return f"{size:,.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
     return f"{number:,.0f} bytes"
+
+
+def bytes_from_words(text: str) -> int | None:
+    """Returns the bytes that a number with a unit stands for; None if the text is something else.
+
+    >>> bytes_from_words("8GiB") == 2**33, bytes_from_words("1.5 kB"), bytes_from_words("8 apples"), bytes_from_words("8")
+    (True, 1500, None, None)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]+)\s*", text)
+    if match is None or (unit := match[2].lower()) not in _UNITS:
+        return None
+    return int(float(match[1]) * _UNITS[unit])

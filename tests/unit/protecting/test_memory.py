@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_echo.protecting.memory import bytes_in_words, nbytes
+from lightning_echo.protecting.memory import bytes_from_words, bytes_in_words, nbytes
 
 KIB = 1024
 
@@ -92,3 +92,20 @@ def test_images_weigh_what_pillow_holds_in_memory(mode, bytes_of_a_pixel):
 )
 def test_bytes_have_the_largest_unit_of_which_there_is_one(number, words):
     assert bytes_in_words(number) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("8B", 8),
+        ("2kB", 2000),
+        ("2KiB", 2048),
+        ("3 MB", 3 * 10**6),
+        (" 1.5 GiB ", 3 * 2**29),
+        (".5tb", 5 * 10**11),
+        ("1TiB", 2**40),
+        *[(text, None) for text in ("", "8", "GiB", "-1GiB", "8 apples", "1,5GiB", "1e3B", "8GiB more")],
+    ],
+)
+def test_a_number_with_a_unit_is_bytes_and_nothing_else_is(text, number):
+    assert bytes_from_words(text) == number
