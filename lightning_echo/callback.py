@@ -117,7 +117,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
         factor: Echo factor, a real number >= 1: uses per fresh example; or ``"auto"``: a `TargetIdle` with its defaults is the
             controller. None: 1 if there is a controller or another option; else the run is left as it is.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
-        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
+        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), or the memory that they
+            may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See `EchoLoader`.
         reuse: Which examples are used again, ``"each"`` or ``"memory"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
@@ -151,7 +152,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         *,
         factor: int | float | str | None = None,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
-        buffer_size: int | None = None,
+        buffer_size: int | float | str | None = None,
         reuse: str = "each",
         epoch_length: str = "fixed",
         seed: int | None = None,
@@ -227,6 +228,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.check_in_use()
         self._loader = _loaders_in_use(trainer)
+        for part in parts_of(self._loader).values():
+            part.settle()  # before a controller's factors are checked, and the size is logged
         if not trainer.overfit_batches:  # type: ignore[attr-defined]
             self._decider.check(trainer, self._loader)
             largest = None if self._controller_in_force is None else self._controller_in_force.largest_factor()

@@ -30,7 +30,8 @@ class EchoOptions(EchoConfig):
             factor from epoch to epoch.
         insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
             after_transfer, or auto.
-        buffer_size: Most live examples per rank (batches for after_batching and after_transfer). Default: chosen.
+        buffer_size: Most live examples per rank (batches for after_batching and after_transfer). Or the memory that they may
+            take: a size such as 4GiB for each rank, or 0.2 (that share of the free memory). Default: chosen.
         reuse: Which examples are used again: 'each' fresh one factor times, or any that 'memory' holds.
         epoch_length: 'fixed': as many steps as without echoing. 'full_pass': as many fresh examples as one pass over the data
             holds.

@@ -48,7 +48,8 @@ class EchoConfig:
         factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader. ``"auto"``: an `EchoCallback`
             decides on the factor, by a `TargetIdle` with its defaults, and begins with 1.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`.
-        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
+        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), or the memory that they
+            may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See `EchoLoader`.
         reuse: Which examples are used again, ``"each"`` or ``"memory"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
@@ -71,7 +72,7 @@ class EchoConfig:
 
     factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it
     insertion_point: str = InsertionPoint.auto.value
-    buffer_size: int | None = None
+    buffer_size: int | float | str | None = None
     reuse: str = "each"
     epoch_length: str = "fixed"
     seed: int | None = None

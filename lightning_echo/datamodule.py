@@ -42,7 +42,8 @@ class EchoDataModule(StandIn):
         factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader. ``"auto"``: the `EchoCallback` of
             the Trainer decides, by its controller; if it has none, by a `TargetIdle` with its defaults.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
-        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), see `EchoLoader`.
+        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), or the memory that they
+            may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See `EchoLoader`.
         reuse: Which examples are used again, ``"each"`` or ``"memory"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else see `EchoLoader`. In a
@@ -80,7 +81,7 @@ class EchoDataModule(StandIn):
         factor: int | float | str | None = None,
         *,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
-        buffer_size: int | None = None,
+        buffer_size: int | float | str | None = None,
         reuse: str = "each",
         epoch_length: str = "fixed",
         seed: int | None = None,

@@ -217,6 +217,14 @@ class LoaderCache:
             return self._opened.counts
         return CacheCounts(0, 0, 0, 0, is_full=False, hold=self._config.hold, size=self._config.bytes_of())
 
+    @property
+    def memory_to_come(self) -> int:
+        """Bytes of memory that are free now and that the cache may still take; 0 if it is on a disk."""
+        if self._config.path is not None:
+            return 0
+        counts = self.counts
+        return 0 if counts.is_full else max(counts.size - counts.bytes, 0)
+
     def add_lookups(self, hits: int, misses: int) -> None:
         """Counts fresh examples that were delivered."""
         if self._opened is not None:

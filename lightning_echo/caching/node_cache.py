@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -36,12 +36,15 @@ __all__ = [
     "Identity",
     "NodeCache",
     "Place",
+    "gathered",
     "is_distributed",
     "nodes_of",
     "open_together",
     "place_of_process",
     "sample_places",
 ]
+
+Value = TypeVar("Value")
 
 _LARGEST_RESERVE_BYTES = 2**31
 _RESERVED_SHARE = 0.2  # of the memory that is free when the cache is made
@@ -338,7 +341,7 @@ def open_together(identity: Identity, make: Callable[[], NodeCache], before: Nod
     if not is_distributed():
         return before or make(), ""
     rank = torch.distributed.get_rank()
-    said: list[tuple[Place, Identity]] = _gathered((place_of_process(), identity))
+    said: list[tuple[Place, Identity]] = gathered((place_of_process(), identity))
     nodes = nodes_of([place for place, _ in said])
     here = [other for other, node in enumerate(nodes) if node == nodes[rank]]
     leader = next((other for other in here if identity.is_like(said[other][1])), rank)
@@ -348,7 +351,7 @@ def open_together(identity: Identity, make: Callable[[], NodeCache], before: Nod
             cache = before or make()
         except Exception as error:  # the other ranks wait for this one
             failure = error
-    opened = _gathered(_Opened(None if cache is None else cache.address, "" if failure is None else str(failure)))
+    opened = gathered(_Opened(None if cache is None else cache.address, "" if failure is None else str(failure)))
     if failure is not None:
         raise failure
     if failed := [other for other, each in enumerate(opened) if each.error]:
@@ -368,8 +371,15 @@ def _attached(address: Address | None, make: Callable[[], NodeCache]) -> tuple[N
         return make(), f"it cannot reach that of its node ({error})"
 
 
-def _gathered(value: Any) -> list[Any]:
-    """Returns what each rank has given, in the order of the ranks."""
-    values: list[Any] = [None] * torch.distributed.get_world_size()
+def gathered(value: Value) -> list[Value]:
+    """Returns what each rank has given, in the order of the ranks. In a job of several ranks, all of them must call it together.
+
+    Example:
+        >>> gathered(3)
+        [3]
+    """
+    if not is_distributed():
+        return [value]
+    values = [value] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, value)
     return values

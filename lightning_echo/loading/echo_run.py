@@ -260,6 +260,7 @@ class EchoRun:
         setting = self._setting
         if self.seed is None:
             self.seed = self.beginning.seed = named_seed(default_seed(setting.source.loader), self.name)
+        self.settle()
         before = self.state()
         state = self._state_to_start_from(before)
         launch = Launch(
@@ -285,6 +286,15 @@ class EchoRun:
         pipeline = self._pipeline.start(started, setting.layout())
         self._saved_for = None
         return pipeline
+
+    def settle(self) -> None:
+        """Settles on what depends on the free memory. All ranks must call this function together.
+
+        Raises:
+            ValueError: The memory that the user asks for cannot fill a batch.
+        """
+        if message := self._setting.settle_buffer(self.factor.value):
+            self.warn(message)
 
     def _open_cache(self, cache: LoaderCache) -> None:
         if message := cache.open():
@@ -376,6 +386,7 @@ class EchoRun:
                 "set, the sampler or the kind of insertion point has changed. Resume with the same one, or start anew without "
                 "the loader's state"
             )
+        setting.keep_buffer_of(state)
         state = adapt_state(state, setting)
         if has_own_states(state) and world()[0] > 1:
             self.warn(
@@ -409,6 +420,7 @@ class EchoRun:
         """Continues the run of another loader, see `EchoLoader.follow`."""
         if self._setting.cache is not None and before._setting.cache is not None:
             self._setting.cache.follow(before._setting.cache)
+        self._setting.keep_buffer_of(before.state())
         state, is_cut = follow_state(before.state(), before._setting, self._setting)
         if is_cut:
             self.warn(

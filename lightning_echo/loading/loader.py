@@ -44,9 +44,13 @@ class EchoLoader:
             allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an `EchoDataModule` or
             `EchoCallback`, which put the batches on the device.
         buffer_size: Largest number of live examples per rank. ``after_batching`` and ``after_transfer`` count batches instead of
-            examples. Default: 16 batches, or 4 in device memory; at most a quarter of a pass, at least two batches per worker,
-            and fewer if memory is short. A larger buffer lets the model learn from fewer fresh examples. If the buffer hardly
-            holds a batch, single examples get up to three uses more or fewer than the factor.
+            examples. Or the memory that they may take: per rank as a string with a unit (``"4GiB"``), or as a float between 0
+            and 1, that share of the free memory, which the ranks of a node divide among themselves. A larger buffer lets the
+            model learn from fewer fresh examples. If it hardly holds a batch, single examples get up to three uses more or fewer
+            than the factor. Default for ``reuse="each"``: 16 batches, or 4 in device memory; at most a quarter of a pass, at
+            least two batches per worker, and fewer if they would take more than a tenth of the free memory. Default for
+            ``reuse="memory"``: a tenth of the free memory (of the device for ``after_transfer``), rounded down to a power of
+            two of batches, at most half of a pass; 64 batches if it is not known how much memory an example takes.
         reuse: Which examples are used again. ``"each"``: each fresh example is used ``factor`` times, as in the paper.
             ``"memory"``: echoes are drawn from all examples that the buffer holds, and an example leaves it when it is full, the
             oldest first. The share of fresh examples is the same.
@@ -92,7 +96,7 @@ class EchoLoader:
         factor: float,
         *,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
-        buffer_size: int | None = None,
+        buffer_size: int | float | str | None = None,
         reuse: str = "each",
         epoch_length: str = "fixed",
         seed: int | None = None,
@@ -114,8 +118,8 @@ class EchoLoader:
         self._iterations = Iterations()
         self._told_length: int | None = None
         weakref.finalize(self, _close, weakref.ref(self._run)).atexit = False  # a later loader may still refer to it
-        if self._setting.warning:
-            self._run.warn(self._setting.warning)
+        if self._setting.buffer.warning:
+            self._run.warn(self._setting.buffer.warning)
         self.factor_owner = ""
         self.limit_train_batches: int | float | None = None
         self.is_transferred = False
@@ -135,8 +139,20 @@ class EchoLoader:
 
     @property
     def buffer_size(self) -> int:
-        """Largest number of live examples per rank; of live batches, if whole batches are reused."""
+        """Largest number of live examples per rank; of live batches, if whole batches are reused.
+
+        Where it depends on the free memory, it is an estimate until the first batch: then all ranks settle on the smallest one. A
+        resumed run keeps the size of its state, if memory has room for it.
+        """
         return self._setting.buffer_size
+
+    def settle(self) -> None:
+        """Settles on `buffer_size` before the first batch does. All ranks must call this function together.
+
+        Raises:
+            ValueError: The memory that the user asks for cannot fill a batch.
+        """
+        self._run.settle()
 
     @property
     def seed(self) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.planning.ratio import MOST_FACTOR
 from lightning_echo.planning.shape import Reuse
+from lightning_echo.protecting.memory import bytes_from_words
 
 __all__ = [
     "EPOCH_LENGTHS",
@@ -22,6 +23,9 @@ __all__ = [
 ]
 
 EPOCH_LENGTHS = ("fixed", "full_pass")
+_BUFFER_SIZES = (
+    'an integer (live examples per rank), a string with a unit such as "4GiB", or a share of the free memory such as 0.2'
+)
 
 
 def check_factor(factor: Any) -> float:
@@ -54,20 +58,30 @@ def check_point(point: Any) -> InsertionPoint:
         raise ValueError(f"insertion_point must be one of {known}, got {point!r}") from None
 
 
-def check_buffer_size(buffer_size: Any) -> int | None:
-    """Returns the buffer size; None for the default.
+def check_buffer_size(buffer_size: Any) -> int | float | str | None:
+    """Returns the buffer size as a plain value, also numpy's; None for the default.
 
     Raises:
-        TypeError: The size is no integer.
-        ValueError: The size is below 1.
+        TypeError: The size is neither a number nor a string.
+        ValueError: There is no such number of examples, share or number of bytes.
     """
     if buffer_size is None:
         return None
-    if isinstance(buffer_size, bool) or not isinstance(buffer_size, Integral):
-        raise TypeError(f"buffer_size must be an integer (live examples per rank) or None, got {buffer_size!r}")
-    if buffer_size < 1:
-        raise ValueError(f"buffer_size must be at least 1, got {buffer_size}; leave it out for the default")
-    return int(buffer_size)
+    if isinstance(buffer_size, str):
+        if not bytes_from_words(buffer_size):
+            raise ValueError(f"buffer_size must be {_BUFFER_SIZES}, got {buffer_size!r}")
+        return str(buffer_size)
+    if isinstance(buffer_size, bool) or not isinstance(buffer_size, Real):
+        raise TypeError(f"buffer_size must be {_BUFFER_SIZES} or None, got {buffer_size!r}")
+    if isinstance(buffer_size, Integral):
+        if buffer_size < 1:
+            raise ValueError(f"buffer_size must be at least 1, got {buffer_size}; leave it out for the default")
+        return int(buffer_size)
+    if not 0 < float(buffer_size) < 1:
+        raise ValueError(
+            f"buffer_size must be between 0 and 1 if it is a share of the free memory, got {buffer_size!r}; give {_BUFFER_SIZES}"
+        )
+    return float(buffer_size)
 
 
 def check_epoch_length(epoch_length: Any) -> str:

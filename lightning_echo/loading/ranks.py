@@ -1,4 +1,4 @@
-"""What the ranks of a distributed job must agree on before the first batch: their number, and the seed."""
+"""What the ranks of a distributed job must agree on before the first batch: their number, on a node too, and the seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["data_parallel", "default_seed", "world"]
+from lightning_echo.caching.node_cache import gathered, nodes_of, place_of_process
+
+__all__ = ["data_parallel", "default_seed", "ranks_of_launcher", "ranks_on_node", "world"]
 
 _DATA_PARALLEL = "data_parallel"  # the dimension of Lightning's ModelParallelStrategy
 
@@ -20,6 +22,18 @@ def world() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
     return 1, 0
+
+
+def ranks_of_launcher() -> int:
+    """Returns how many ranks this node has, as the launcher says (torchrun does); 1 if it does not."""
+    said = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(said) if said.isdigit() and int(said) else 1
+
+
+def ranks_on_node() -> int:
+    """Returns how many ranks this node has. All ranks must call this function together."""
+    nodes = nodes_of(gathered(place_of_process()))
+    return nodes.count(nodes[world()[1]]) if len(nodes) > 1 else ranks_of_launcher()
 
 
 def data_parallel() -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """`Setting`: what an `EchoLoader` was made with: the user's loader, the insertion point, the buffer size, the ranks.
 
-None of it is exchanged later. The number of ranks and the length of the data set are asked for each time that they are needed: a
-loader is made before a job starts its other processes, and a data set may grow.
+None of it is exchanged later, but the buffer size: where it depends on the free memory, it is an estimate until a run starts
+(`BufferSize`). The number of ranks and the length of the data set are asked for each time that they are needed: a loader is made
+before a job starts its other processes, and a data set may grow.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.holding import WHOLE
 from lightning_echo.caching.keys import NoKeysError
 from lightning_echo.caching.loader_cache import LoaderCache
+from lightning_echo.caching.node_cache import gathered
 from lightning_echo.fetching.choice import Choice, choose, why_unreadable
 from lightning_echo.fetching.index_pipeline import lookahead, rank_key, start_index_pipeline
 from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of, shape_of_stream_worker
@@ -19,9 +21,9 @@ from lightning_echo.fetching.restartable_pipeline import Pipeline
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.stream_pipeline import start_stream_pipeline
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
-from lightning_echo.loading.ranks import data_parallel, world
-from lightning_echo.loading.sizing import BufferSizing
-from lightning_echo.loading.state import Conditions
+from lightning_echo.loading.ranks import data_parallel, ranks_of_launcher, ranks_on_node, world
+from lightning_echo.loading.sizing import BufferSize, BufferSizing, Room, room_of_rank
+from lightning_echo.loading.state import Conditions, EchoState
 from lightning_echo.planning.plans import make_plan
 from lightning_echo.planning.shape import Reuse
 from lightning_echo.protecting.objects import is_stateful
@@ -35,7 +37,8 @@ class Setting:
     Args:
         loader: The user's loader.
         point: The insertion point that the user asked for.
-        buffer_size: Largest number of live items; None: chosen here.
+        buffer_size: Largest number of live items; the memory that they may take, as a string with a unit or as a share of the
+            free memory; None: chosen here.
         factor: Echo factor at the start.
         ranks: Number of ranks and number of this rank; None: ask ``torch.distributed``.
         epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes the second if the length of a pass is not known.
@@ -45,10 +48,9 @@ class Setting:
     Attributes:
         source: The user's loader, taken apart.
         choice: The insertion point that was chosen, never ``auto``.
-        buffer_size: Largest number of live items.
+        buffer: The buffer size.
         epoch_length: How epochs end.
         reuse: As given.
-        warning: A message for the user; empty if there is none.
         cache: The cache; None: nothing is kept.
 
     Raises:
@@ -60,7 +62,7 @@ class Setting:
         self,
         loader: Any,
         point: InsertionPoint,
-        buffer_size: int | None,
+        buffer_size: int | float | str | None,
         factor: float,
         ranks: tuple[int, int] | None,
         epoch_length: str = "fixed",
@@ -74,13 +76,10 @@ class Setting:
             point = earliest(Needs.examples)  # what is held whole does not augment, so that there is nothing to redo
         self.choice = choose(self.source, point)
         self.cache = None if cache is None else _loader_cache(cache, self.source, self.choice)
-        self._sizing = BufferSizing.of(loader, self.choice.item_bytes, self.choice.point, self._expected_items())
-        if buffer_size is None:
-            self.buffer_size, self.warning = self._sizing.default(factor)
-            return
-        self.buffer_size, self.warning = buffer_size, ""
-        self.check_buffer(factor)
-        self._sizing.check_fits(buffer_size)
+        point, distinct = self.choice.point, not self.by_batches and not self.by_streams
+        items = self._expected_items()
+        sizing = BufferSizing.of(loader, self.choice.item_bytes, point, items, reuse, distinct=distinct)
+        self.buffer = BufferSize(buffer_size, sizing, factor, self._room(ranks_of_launcher()))
 
     @property
     def by_batches(self) -> bool:
@@ -109,13 +108,48 @@ class Setting:
         """Whether the length of epochs is known. If not, an epoch ends when a pass ends."""
         return self.source.length is not None and not (self.by_streams and self.epoch_length == "full_pass")
 
+    @property
+    def buffer_size(self) -> int:
+        """Largest number of live items."""
+        return self.buffer.value
+
     def check_buffer(self, factor: float) -> None:
         """Refuses a factor that needs a larger buffer.
 
         Raises:
             ValueError: The buffer is too small; the message names the smallest size.
         """
-        self._sizing.check(self.buffer_size, factor)
+        self.buffer.check(factor)
+
+    def _room(self, ranks: int) -> Room | None:
+        """Returns the free memory that this rank may count on; None if the system does not tell.
+
+        Args:
+            ranks: Number of ranks on this node.
+        """
+        taken_later = 0 if self.cache is None else self.cache.memory_to_come
+        return room_of_rank(ranks, taken_later, on_device=self.choice.point.on_device)
+
+    def settle_buffer(self, factor: float) -> str:
+        """Settles on the buffer size of the run, unless that is settled. All ranks must call this function together.
+
+        Args:
+            factor: Echo factor now.
+
+        Returns:
+            A message for the user; empty if there is none.
+
+        Raises:
+            ValueError: The memory that the user asks for cannot fill a batch.
+        """
+        if self.buffer.is_settled:
+            return ""
+        return self.buffer.settle(factor, self._room(ranks_on_node()), gathered)
+
+    def keep_buffer_of(self, state: EchoState) -> None:
+        """Goes on with the buffer size of a state, if a run can then continue exactly and the user asks for no other number."""
+        is_alike = state.conditions._replace(buffer_size=self.buffer_size) == self.conditions()
+        self.buffer.keep(state.buffer_size if is_alike and state.delivered else None)
 
     def describe(self, factor: float) -> str:
         """Returns one line about the loader, for people."""
@@ -140,6 +174,8 @@ class Setting:
             )
         if self.choice.caution:
             remarks.append(self.choice.caution)
+        if self.buffer.remark:
+            remarks.append(self.buffer.remark)
         if not self.has_length:
             remarks.append(
                 "an epoch ends when the loader's pass ends" if self.by_batches else "an epoch ends when the stream ends"

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 
 import pytest
 import torch
@@ -69,9 +70,10 @@ def test_a_buffer_of_no_examples_is_refused(buffer_size):
         EchoLoader(plain(), 2, buffer_size=buffer_size)
 
 
-@pytest.mark.parametrize("buffer_size", [1.5, "64", True])
-def test_a_buffer_size_that_is_no_integer_is_refused(buffer_size):
-    with pytest.raises(TypeError, match="buffer_size must be an integer") as refused:
+@pytest.mark.parametrize(("buffer_size", "error"), [(1.5, ValueError), ("64", ValueError), (True, TypeError)])
+def test_a_buffer_size_that_is_neither_a_number_of_examples_nor_memory_is_refused(buffer_size, error):
+    known = 'an integer (live examples per rank), a string with a unit such as "4GiB", or a share of the free memory such as 0.2'
+    with pytest.raises(error, match=f"buffer_size must be .*{re.escape(known)}") as refused:
         EchoLoader(plain(), 2, buffer_size=buffer_size)
     assert repr(buffer_size) in str(refused.value)
 

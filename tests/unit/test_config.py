@@ -65,6 +65,15 @@ def test_omegaconf_takes_it_as_a_structured_config_and_overrides_it_from_a_dot_l
     assert type(echo) is EchoConfig
 
 
+@pytest.mark.parametrize(("said", "held"), [("64", 64), ("4GiB", "4GiB"), ("0.25", 0.25), ("null", None), ("1.5 GiB", "1.5 GiB")])
+def test_omegaconf_takes_a_buffer_size_in_each_form_and_over_each_other_one(said: str, held: Any) -> None:
+    for default in (None, 8, "1GiB", 0.5):
+        config = OmegaConf.structured(EchoConfig(buffer_size=default))
+        for given in (OmegaConf.from_dotlist([f"buffer_size={said}"]), OmegaConf.create(f"buffer_size: {said}")):
+            size = OmegaConf.to_object(OmegaConf.merge(config, given)).buffer_size
+            assert (size, type(size)) == (held, type(held))
+
+
 def test_an_instance_can_be_structured_and_stays_writable() -> None:
     config = OmegaConf.structured(EchoConfig(factor=3, seed=1))
     config.factor = 4.0
@@ -76,7 +85,9 @@ def test_omegaconf_refuses_an_unknown_option_and_a_wrong_type() -> None:
     with pytest.raises(ValidationError, match="factor"):
         OmegaConf.merge(config, OmegaConf.from_dotlist(["factor=[1]"]))
     with pytest.raises(ValidationError, match="buffer_size"):
-        OmegaConf.merge(config, OmegaConf.from_dotlist(["buffer_size=much"]))
+        OmegaConf.merge(config, OmegaConf.from_dotlist(["buffer_size=[1]"]))
+    with pytest.raises(ValueError, match=r"buffer_size must be an integer .*, a string with a unit .*, got 'much'"):
+        OmegaConf.to_object(OmegaConf.merge(config, OmegaConf.from_dotlist(["buffer_size=much"])))
     with pytest.raises(ConfigTypeError, match=r"factor must be a real number >= 1 .* or 'auto', got 'much'"):
         OmegaConf.to_object(OmegaConf.merge(config, OmegaConf.from_dotlist(["factor=much"])))
     with pytest.raises(Exception, match="faktor"):
@@ -128,6 +139,8 @@ def test_every_insertion_point_has_its_name() -> None:
         ({"insertion_point": "before"}, ValueError, "insertion_point must be one of 'after_read'"),
         ({"buffer_size": 0}, ValueError, "buffer_size must be at least 1, got 0"),
         ({"reuse": "all"}, ValueError, "reuse must be 'each' .* or 'memory' .*, got 'all'"),
+        ({"buffer_size": 1.5}, ValueError, "buffer_size must be between 0 and 1 if it is a share of the free memory, got 1.5"),
+        ({"buffer_size": "4 apples"}, ValueError, "buffer_size must be an integer"),
         ({"epoch_length": "long"}, ValueError, "epoch_length must be 'fixed' or 'full_pass', got 'long'"),
         ({"seed": 1.5}, TypeError, "seed must be an integer"),
         ({"cache": True}, TypeError, r"cache\.size must be a string with a unit .*, got True"),

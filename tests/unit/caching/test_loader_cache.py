@@ -40,6 +40,22 @@ def test_before_it_is_open_it_holds_nothing_and_says_what_it_may_hold():
     assert (counts.examples, counts.bytes, counts.hits, counts.hold, counts.size) == (0, 0, 0, "auto", 2**20)
 
 
+def test_memory_that_it_has_not_taken_yet_is_to_come(tmp_path):
+    assert cache_of(Words(WORDS)).memory_to_come == 2**20
+    cache = filled(Words(WORDS))
+    assert 0 < cache.memory_to_come == 2**20 - cache.counts.bytes
+    assert cache_of(Words(WORDS), path=str(tmp_path)).memory_to_come == 0
+
+
+def test_a_cache_that_has_stopped_to_grow_takes_no_more(monkeypatch):
+    monkeypatch.setattr("lightning_echo.caching.arena.free_memory_bytes", lambda: 0)
+    cache = cache_of(Words(WORDS))
+    cache.open()
+    assert not cache.caching().store.put(0, "word")
+    assert cache.counts.is_full
+    assert cache.memory_to_come == 0
+
+
 def test_opened_again_it_is_what_it_was():
     cache = filled(Words(WORDS))
     assert cache.open() == ""

@@ -1,6 +1,7 @@
 """Each message names the argument, the value and the way out; tests/integration has them through `EchoLoader`."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -41,11 +42,33 @@ def test_known_points_by_name_or_member():
 
 
 @pytest.mark.parametrize(
-    ("size", "error"), [(0, ValueError), (-3, ValueError), (2.0, TypeError), ("8", TypeError), (True, TypeError)]
+    ("size", "error"),
+    [
+        *[(number, ValueError) for number in (0, -3, 0.0, 1.0, 2.0, -0.5, float("nan"), float("inf"))],
+        *[(text, ValueError) for text in ("8", "", "GiB", "8 apples", "-1GiB", "0GiB", "0.5B", "0.5")],
+        *[(other, TypeError) for other in (True, [8], {"size": 8})],
+    ],
 )
 def test_an_impossible_buffer_size(size, error):
-    with pytest.raises(error, match=rf"buffer_size must be .* got {size!r}"):
+    with pytest.raises(error, match=rf"buffer_size must be .* got {re.escape(repr(size))}"):
         options.check_buffer_size(size)
+
+
+@pytest.mark.parametrize(
+    ("size", "plain"),
+    [
+        (8, 8),
+        (np.int64(8), 8),
+        (0.25, 0.25),
+        (np.float32(0.25), 0.25),
+        ("4GiB", "4GiB"),
+        (np.str_("1.5 kB"), "1.5 kB"),
+        (None, None),
+    ],
+)
+def test_a_buffer_size_of_any_kind_is_a_plain_value(size, plain):
+    found = options.check_buffer_size(size)
+    assert (found, type(found)) == (plain, type(plain))
 
 
 @pytest.mark.parametrize("epoch_length", ["full", "FIXED", None, 100])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lightning_echo.caching.node_cache import Place
 from lightning_echo.loading import ranks
 
 
@@ -80,3 +81,22 @@ def test_nothing_is_looked_for_where_there_are_no_groups_or_no_other_process(mon
     monkeypatch.setattr(ranks, "world", lambda: (1, 0))
     assert ranks.data_parallel() == (1, 0)
     del mesh
+
+
+def test_the_ranks_of_a_node_are_those_with_a_place_on_it(monkeypatch):
+    here, there = Place(("host", "boot", "0"), "0"), Place(("other", "boot", "1"), "0")
+    places = [here, here._replace(local_rank="1"), there, here._replace(local_rank="2")]
+    monkeypatch.setattr(ranks, "gathered", lambda place: places)
+    assert ranks.ranks_on_node() == 3, "rank 3 is on the first node"
+    monkeypatch.setattr(ranks, "world", lambda: (4, 2))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert ranks.ranks_on_node() == 1, "what is there counts for more than what a launcher says"
+
+
+def test_without_a_job_the_launcher_is_believed(monkeypatch):
+    monkeypatch.setattr(ranks, "gathered", lambda place: [place])
+    for said, number in [("4", 4), ("", 1), ("0", 1), ("many", 1)]:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", said)
+        assert ranks.ranks_on_node() == ranks.ranks_of_launcher() == number
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert ranks.ranks_on_node() == 1

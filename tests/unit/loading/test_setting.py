@@ -153,8 +153,8 @@ def test_short_memory_is_warned_of_only_where_the_size_was_chosen(monkeypatch):
     monkeypatch.setattr("lightning_echo.loading.sizing.free_memory_bytes", lambda: 50 * 2**20)
     chosen = Setting(DataLoader([example] * 22, batch_size=4), EXAMPLES, None, 2.0, None)
     assert chosen.buffer_size == 5
-    assert chosen.warning.startswith("buffer_size is 5 instead of 8")
-    assert Setting(DataLoader([example] * 22, batch_size=4), EXAMPLES, 8, 2.0, None).warning == ""
+    assert chosen.buffer.warning.startswith("buffer_size is 5 instead of 8")
+    assert Setting(DataLoader([example] * 22, batch_size=4), EXAMPLES, 8, 2.0, None).buffer.warning == ""
 
 
 def test_what_a_run_depends_on_changes_with_each_part_of_it():

@@ -1,0 +1,361 @@
+"""A buffer whose size is memory: a resumed run keeps it, a cache leaves room for it, callbacks and files take it in each form."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import yaml
+from callback_cases import Remembering
+from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
+from omegaconf import OmegaConf
+from own_states import Ends
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from trainer_runs import Data, Recorder, SaveAt, Scans, echoed, fit
+
+from lightning_echo import EchoCallback, EchoCLI, EchoConfig, EchoDataModule, EchoLoader, StagedDataset
+from lightning_echo.loading import sizing
+from lightning_echo.loading.state import EchoStateError
+from lightning_echo.protecting.memory import nbytes
+
+KIB = 2**10
+LENGTH = 400
+
+
+class Kibibytes(Dataset[torch.Tensor]):
+    """Examples of 1 KiB that are views of their number."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1,), float(index)).expand(256)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+
+class Memory:
+    """What is free, in KiB."""
+
+    free: float = 10**6
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    memory = Memory()
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: int(memory.free * KIB))
+    return memory
+
+
+def loader(factor: float = 4, workers: int = 0, **options: Any) -> EchoLoader:
+    plain = DataLoader(Kibibytes(), batch_size=8, shuffle=True, num_workers=workers)
+    return EchoLoader(plain, factor, **{"insertion_point": "after_augmentation", "seed": 3, **options})
+
+
+def batches(echoed: EchoLoader, number: int) -> list[list[int]]:
+    """The next batches, over the ends of epochs."""
+    found: list[list[int]] = []
+    while len(found) < number:
+        found += [batch[:, 0].int().tolist() for batch in islice(echoed, number - len(found))]
+    return found
+
+
+# ---------------------------------------------------------------------- a resumed run
+
+
+SIZES = [  # what is asked for; its size with 1,000 KiB free; and with 300, and with 5,000 of them
+    ({"reuse": "memory"}, 64, 16, (LENGTH - 8) // 2),  # as a power of two of batches
+    ({"reuse": "memory", "buffer_size": 0.2}, 200, 60, LENGTH - 8),
+    ({"buffer_size": 0.2}, 200, 60, LENGTH - 8),
+    ({"reuse": "memory", "buffer_size": 0.2, "insertion_point": "after_batching"}, 25, 7, LENGTH // 8),
+]
+
+
+@pytest.mark.parametrize(("options", "size", "less", "more"), SIZES)
+@pytest.mark.parametrize("free", [300, 5000])
+def test_a_resumed_run_keeps_the_size_of_its_state(
+    memory: Memory, options: Any, size: int, less: int, more: int, free: int
+) -> None:
+    memory.free = 1000
+    whole = loader(**options)
+    assert whole.buffer_size == size
+    batches(whole, 70)
+    state = whole.state_dict()
+    memory.free = free
+    resumed = loader(**options)
+    assert resumed.buffer_size == (less if free == 300 else more)
+    resumed.load_state_dict(state)
+    assert resumed.buffer_size == size
+    assert batches(resumed, 80) == batches(whole, 80)
+    assert resumed.state_dict()["plan"] == whole.state_dict()["plan"]
+    assert resumed.buffer_size == size
+
+
+def test_also_the_usual_default_that_scarce_memory_has_made_smaller(memory: Memory) -> None:
+    memory.free = 500
+    with pytest.warns(UserWarning, match="buffer_size is 50 instead of 100"):
+        whole = loader()
+    batches(whole, 20)
+    memory.free = 5000
+    resumed = loader()
+    resumed.load_state_dict(whole.state_dict())
+    assert batches(resumed, 40) == batches(whole, 40)
+    assert resumed.buffer_size == 50
+
+
+@pytest.mark.parametrize(("free", "size"), [(64, 64), (63, 6)])
+def test_only_where_memory_has_no_room_for_it_it_goes_on_with_another_one_and_says_so(
+    memory: Memory, free: int, size: int
+) -> None:
+    memory.free = 1000
+    whole = loader(reuse="memory")
+    batches(whole, 70)
+    memory.free = free
+    resumed = loader(reuse="memory")
+    resumed.load_state_dict(whole.state_dict())
+    if size == 64:
+        assert batches(resumed, 30) == batches(whole, 30)
+    else:
+        with pytest.warns(UserWarning, match=r"saved with buffer_size=64 \(now 6\): the run continues at the same place"):
+            batches(resumed, 30)
+    assert resumed.buffer_size == size
+
+
+def test_a_number_that_the_user_asks_for_is_taken(memory: Memory) -> None:
+    memory.free = 1000
+    whole = loader(reuse="memory")
+    batches(whole, 70)
+    resumed = loader(reuse="memory", buffer_size=30)
+    resumed.load_state_dict(whole.state_dict())
+    with pytest.warns(UserWarning, match=r"saved with buffer_size=64 \(now 30\)"):
+        batches(resumed, 30)
+    assert resumed.buffer_size == 30
+
+
+@pytest.mark.parametrize("other", [{"reuse": "each"}, {"workers": 2}, {"insertion_point": "before_augmentation"}])
+def test_a_run_that_cannot_go_on_exactly_takes_the_size_of_now(memory: Memory, other: Any) -> None:
+    def made(**options: Any) -> EchoLoader:
+        plain = DataLoader(
+            StagedDataset.of(Kibibytes(), augment=torch.clone),  # type: ignore[arg-type]
+            batch_size=8,
+            num_workers=options.pop("workers", 0),
+        )
+        return EchoLoader(plain, 4, **{"insertion_point": "after_augmentation", "reuse": "memory", "seed": 3, **options})
+
+    memory.free = 1000
+    whole = made()
+    next(iter(whole))
+    memory.free = 1500
+    resumed = made(**other)
+    size = resumed.buffer_size
+    resumed.load_state_dict(whole.state_dict())
+    assert resumed.buffer_size == size != whole.buffer_size
+
+
+def test_the_state_of_a_run_without_a_batch_says_nothing_of_the_size(memory: Memory) -> None:
+    memory.free = 1000
+    state = loader(reuse="memory").state_dict()
+    memory.free = 1500
+    resumed = loader(reuse="memory")
+    resumed.load_state_dict(state)
+    assert resumed.buffer_size == 128
+
+
+def test_a_loader_that_is_made_anew_keeps_the_size_of_the_one_before(memory: Memory) -> None:
+    memory.free = 1000
+    whole, before = loader(reuse="memory"), loader(reuse="memory")
+    batches(whole, 70)
+    batches(before, 70)
+    memory.free = 300
+    after = loader(reuse="memory")
+    after.follow(before)
+    before.close()
+    assert batches(after, 30) == batches(whole, 30)
+    assert after.buffer_size == 64
+
+
+class Stream(Ends, IterableDataset[int]):
+    """Goes on where its state was taken."""
+
+
+def test_a_stream_keeps_it_too_and_is_refused_with_another_number() -> None:
+    def made(**options: Any) -> EchoLoader:
+        return EchoLoader(DataLoader(Stream(100), batch_size=4), 2, seed=3, **options)
+
+    whole = made(buffer_size=20)
+    head = [batch.tolist() for batch in islice(whole, 10)]
+    state = whole.state_dict()
+    resumed = made(reuse="each")
+    resumed.load_state_dict(state)
+    assert resumed.buffer_size == 20
+    rest = [batch.tolist() for batch in islice(whole, 10)]
+    assert [batch.tolist() for batch in islice(resumed, 10)] == rest != head
+    with pytest.raises(EchoStateError, match=r"within a pass of a stream, with buffer_size=20 \(now 21\)"):
+        made(buffer_size=21).load_state_dict(state)
+
+
+def test_a_checkpoint_of_a_trainer_does_it_with_a_callback_and_with_a_data_module(memory: Memory, tmp_path: Path) -> None:
+    each = nbytes(Scans()[0]) / KIB
+
+    def with_callback() -> tuple[Any, list[Any]]:
+        return Data(length=61), [EchoCallback(factor=2, reuse="memory", insertion_point="after_augmentation", seed=7)]
+
+    def with_module() -> tuple[Any, list[Any]]:
+        return EchoDataModule(Data(length=61), 2, reuse="memory", insertion_point="after_augmentation", seed=7), []
+
+    for name, made in (("callback", with_callback), ("module", with_module)):
+        memory.free = 10 * 20 * each
+        data, callbacks = made()
+        (tmp_path / name).mkdir()
+        saves = SaveAt(tmp_path / name, [10, 16])
+        whole = fit(data, callbacks=[*callbacks, saves])
+        assert whole.trainer.train_dataloader.buffer_size == 16  # type: ignore[union-attr]
+        memory.free = 10 * 11 * each
+        for step in (10, 16):  # within an epoch, and at the end of one
+            data, callbacks = made()
+            resumed = fit(data, callbacks=callbacks, ckpt_path=saves.path(step))
+            assert resumed.model.batches == whole.model.batches[step:], (name, step)
+            assert resumed.trainer.train_dataloader.buffer_size == 16  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------------- beside a cache
+
+
+@pytest.mark.parametrize(("on_disk", "size"), [(False, 16 * 8), (True, 32 * 8)])
+def test_memory_that_a_cache_will_take_is_not_counted_as_free(memory: Memory, tmp_path: Path, on_disk: bool, size: int) -> None:
+    memory.free = 3000
+
+    class Long(Kibibytes):
+        def __len__(self) -> int:
+            return 10_000
+
+    cache = {"size": "1MiB", "hold": "whole", **({"path": str(tmp_path)} if on_disk else {})}
+    plain = DataLoader(Long(), batch_size=8)
+    made = EchoLoader(plain, 4, insertion_point="after_augmentation", reuse="memory", cache=cache)
+    assert made.buffer_size == size
+    shared = EchoLoader(plain, 4, insertion_point="after_augmentation", buffer_size=0.1, cache=cache)
+    assert shared.buffer_size == (300 if on_disk else int((3000 - 1024) * 0.1))
+
+
+def test_what_a_cache_holds_already_is_no_longer_free_and_not_counted_twice(memory: Memory) -> None:
+    """The second loader has a worker more, and so works its size out anew."""
+    memory.free = 3000
+    options = {"cache": {"size": "1MiB", "hold": "whole"}, "reuse": "memory", "buffer_size": 0.1}
+    before = loader(1, **options)
+    list(before)
+    held = before.cache_counts
+    assert held is not None
+    assert held.examples == LENGTH
+    memory.free = 3000 - held.bytes / KIB
+    after = loader(1, workers=1, **options)
+    after.follow(before)
+    after.settle()
+    assert after.buffer_size == before.buffer_size == int((3000 - 1024) * 0.1)
+
+
+# ---------------------------------------------------------------------- a Trainer
+
+
+def test_a_size_is_settled_before_it_is_logged(memory: Memory) -> None:
+    each = nbytes(Scans()[0]) / KIB
+
+    class TakesMemory(pl.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            memory.free = 10 * 12 * each
+
+    memory.free, logger = 10 * 20 * each, Remembering()
+    echo = EchoCallback(factor=2, reuse="memory", insertion_point="after_augmentation")
+    run = fit(Data(length=61), callbacks=[TakesMemory(), echo], logger=logger, max_epochs=1, log_every_n_steps=1)
+    assert run.trainer.train_dataloader.buffer_size == 8  # type: ignore[union-attr]
+    assert [params["echo"]["buffer_size"] for params in logger.params if "echo" in params] == [8]
+
+
+ASKED: list[tuple[Any, int]] = [("6.0KiB", 6), (0.25, 5), (9, 9), ("1GB", 57), (None, 15)]  # of 61 examples, with 20 KiB free
+
+
+def scaled(memory: Memory, asked: Any) -> Any:
+    """What is asked for, as if an example had 1 KiB."""
+    each = nbytes(Scans()[0])
+    memory.free = 20 * each / KIB + 0.01 if asked not in ("1GB", None) else 10**7
+    return f"{6 * each}B" if asked == "6.0KiB" else asked
+
+
+@pytest.mark.parametrize(("asked", "size"), ASKED)
+def test_callback_data_module_config_and_omegaconf_take_it_in_each_form(memory: Memory, asked: Any, size: int) -> None:
+    asked = scaled(memory, asked)
+    options: Any = {"factor": 2, "insertion_point": "after_augmentation", "buffer_size": asked}
+    written = OmegaConf.create(yaml.safe_dump(options))
+    assert echoed_size(EchoCallback(**options)) == size
+    assert echoed_size(EchoCallback(echo=EchoConfig(**options))) == size
+    assert echoed_size(EchoCallback(echo=written)) == size  # type: ignore[arg-type]
+    assert echoed_size(EchoCallback(echo=OmegaConf.merge(OmegaConf.structured(EchoConfig), written))) == size  # type: ignore[arg-type]
+    assert fit(echoed(2, buffer_size=asked, length=61), max_epochs=1).loader.buffer_size == size
+
+
+def echoed_size(callback: EchoCallback) -> int:
+    found: int = fit(Data(length=61), callbacks=[callback], max_epochs=1).trainer.train_dataloader.buffer_size  # type: ignore[union-attr]
+    return found
+
+
+# ---------------------------------------------------------------------- command lines and files
+
+
+QUIET = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
+HIDDEN = {"enable_progress_bar": False, "enable_model_summary": False}
+CALLBACK = "--trainer.callbacks+=lightning_echo.EchoCallback"
+MODULE = ["--data=lightning_echo.EchoDataModule", "--data.datamodule=trainer_runs.Data"]
+PLACES: dict[str, tuple[list[str], str, dict[str, Any]]] = {
+    "group": ([], "--echo", {}),
+    "callback": ([CALLBACK], "--trainer.callbacks", {"cli": LightningCLI}),
+    "echo=": ([CALLBACK], "--trainer.callbacks.echo", {"cli": LightningCLI}),
+    "data module": (MODULE, "--data", {"cli": LightningCLI, "data": None}),
+}
+
+
+def run(*arguments: str, cli: type[LightningCLI] = EchoCLI, data: Any = Data, **options: Any) -> Any:
+    defaults: dict[str, Any] = {"save_config_callback": None, "seed_everything_default": False}
+    return cli(Recorder, data, args=["fit", *arguments], trainer_defaults={**QUIET, **HIDDEN}, **{**defaults, **options})
+
+
+@pytest.fixture(autouse=True)
+def _no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program"])
+
+
+FORMS = [("1GB", 18), ("1.5 GiB", 18), (0.5, 18), (9, 9), ("null", 8)]  # of 22 examples in batches of 4; 8: two batches
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(
+    ("where", "asked", "size"),
+    # With jsonargparse 4.53, null is a string there; in a file it is none.
+    [(where, *form) for where in PLACES for form in FORMS if (where, form[0]) != ("echo=", "null")],
+)
+def test_every_place_takes_every_form(where: str, asked: Any, size: int) -> None:
+    arguments, prefix, options = PLACES[where]
+    of_echo = [f"{prefix}.factor=2", f"{prefix}.insertion_point=after_augmentation", f"{prefix}.buffer_size={asked}"]
+    assert run(*arguments, *of_echo, **options).trainer.train_dataloader.buffer_size == size
+
+
+@pytest.mark.parametrize("asked", ["1GB", 0.5, 9, None])
+def test_a_file_takes_it_and_the_saved_config_of_the_run_has_it_again(asked: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"echo": {"factor": 2, "buffer_size": asked}}))
+    for folder, config in (("first", tmp_path / "config.yaml"), ("second", tmp_path / "first" / "config.yaml")):
+        root = f"--trainer.default_root_dir={tmp_path / folder}"
+        run(f"--config={config}", root, save_config_callback=SaveConfigCallback)
+        saved = yaml.safe_load((tmp_path / folder / "config.yaml").read_text())["echo"]["buffer_size"]
+        assert (saved, type(saved)) == (asked, type(asked))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [("4 apples", "buffer_size must be an integer"), ("1.5", "buffer_size must be between 0 and 1"), ("0", "at least 1, got 0")],
+)
+def test_a_size_that_is_none_ends_in_the_parsers_message(said: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("--echo.factor=2", f"--echo.buffer_size={said}")
+    assert message in capsys.readouterr().err
