@@ -165,6 +165,11 @@ class Arena:
         """What it holds now."""
         return self._file.counts
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the records are in memory, and not on a disk."""
+        return self._file.in_memory
+
     def __contains__(self, key: int) -> bool:
         return self._file.words[key] > CLAIMED
 

@@ -169,6 +169,17 @@ class CachedReads:
         except Exception:  # whatever a data set raises that passes the index on: it will do so again when it is read
             return None
 
+    def has_in_memory(self, index: Any) -> bool:
+        """Returns whether the cache has an example in memory, in the form in which it is reused. If so, it has it to the end."""
+        if self._held.finish is not None or not self._store.arena.is_in_memory:
+            return False
+        key = self._key_of(index)
+        return key is not None and key in self._store.arena
+
+    def again(self, index: Any) -> Any:
+        """Returns a copy of an example that the cache `has_in_memory`, for a further use: this counts as no lookup."""
+        return self._store.look_up([self._key_of(index)], are_fresh=False).found[0]
+
     def take(self) -> Any:
         """Returns the next example that `look_up` has found, as it is held."""
         return self._found.popleft()

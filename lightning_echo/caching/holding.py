@@ -57,12 +57,14 @@ class Hold:
         make: Makes of a data set, and of the stages of the insertion point, what is held; sent to the workers.
         example_bytes: What one held example takes in the cache, estimated by a few.
         what: What is held, for people.
+        is_of_point: Whether that is what the insertion point reuses.
     """
 
     name: str
     make: Callable[[Any, Stages], Held]
     example_bytes: int
     what: str
+    is_of_point: bool
 
 
 def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, name: str) -> list[Hold]:
@@ -114,7 +116,7 @@ def _whole(dataset: Any, indices: Sequence[Any]) -> Hold:
         prove_single_loads(dataset, uncut_stages, [indices[0], indices[-1]])
     except SplitRefused as refused:
         raise WholeRefused(refused.reason) from refused
-    return Hold(WHOLE, _make_whole, size + _RECORD_BYTES, "what __getitem__ returns")
+    return Hold(WHOLE, _make_whole, size + _RECORD_BYTES, "what __getitem__ returns", is_of_point=True)
 
 
 def _make_whole(dataset: Any, stages: Stages) -> Held:
@@ -127,14 +129,14 @@ def _split_hold(dataset: Any, indices: Sequence[Any] | None, split: Split | None
     found = split if is_of_point and split is not None else find_split(dataset, indices, raw=kind == RAW)
     prove_single_loads(dataset, partial(_stages_of, split=found), [ends[0], ends[-1]])
     if is_of_point:
-        return Hold(kind, _make_of_point, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused))
+        return Hold(kind, _make_of_point, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), is_of_point=True)
     refusal = (ReadRefused if kind == RAW else SplitRefused) if is_asked else None
     if split is None:
         make = partial(_make_before, split=found, refusal=refusal)
     else:
         prove_decoding(dataset, found, split, indices)
         make = partial(_make_raw_before_load, raw=found, loaded=split, refusal=refusal)
-    return Hold(kind, make, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused))
+    return Hold(kind, make, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), is_of_point=False)
 
 
 def _stages_of(dataset: Any, split: Split) -> Stages:

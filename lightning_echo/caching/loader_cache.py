@@ -225,6 +225,18 @@ class LoaderCache:
         counts = self.counts
         return 0 if counts.is_full else max(counts.size - counts.bytes, 0)
 
+    @property
+    def not_held(self) -> int | None:
+        """About how many examples of the data set it will not hold in memory as the insertion point reuses them.
+
+        None before it is open, if it holds something else, or if it is on a disk.
+        """
+        if self._opened is None or self._config.path is not None or not self._hold.is_of_point:
+            return None
+        counts = self._opened.counts
+        held = counts.examples if counts.is_full else counts.size // self._hold.example_bytes
+        return max(self._opened.keys - held, 0)
+
     def add_lookups(self, hits: int, misses: int) -> None:
         """Counts fresh examples that were delivered."""
         if self._opened is not None:

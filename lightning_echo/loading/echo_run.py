@@ -270,8 +270,6 @@ class EchoRun:
             begin_at=state.begin_at,
             worker_init_fn=self.worker_init_fn,
         )
-        if setting.cache is not None:
-            self._open_cache(setting.cache)
         started = setting.start(launch)
         if before.plan is not None and not started.exact:
             sampler = type(setting.source.sampler).__name__
@@ -288,11 +286,13 @@ class EchoRun:
         return pipeline
 
     def settle(self) -> None:
-        """Settles on what depends on the free memory. All ranks must call this function together.
+        """Opens the cache, and settles on what depends on the free memory. All ranks must call this function together.
 
         Raises:
-            ValueError: The memory that the user asks for cannot fill a batch.
+            ValueError: The memory that the user asks for cannot fill a batch; or as `LoaderCache.open`.
         """
+        if (cache := self._setting.cache) is not None:
+            self._open_cache(cache)  # first: what it holds takes no memory of the buffer
         if message := self._setting.settle_buffer(self.factor.value):
             self.warn(message)
 

@@ -127,8 +127,10 @@ class Setting:
         Args:
             ranks: Number of ranks on this node.
         """
-        taken_later = 0 if self.cache is None else self.cache.memory_to_come
-        return room_of_rank(ranks, taken_later, on_device=self.choice.point.on_device)
+        if self.cache is None:
+            return room_of_rank(ranks, 0, on_device=self.choice.point.on_device)
+        not_cached = None if self.by_batches else self.cache.not_held
+        return room_of_rank(ranks, self.cache.memory_to_come, not_cached, on_device=self.choice.point.on_device)
 
     def settle_buffer(self, factor: float) -> str:
         """Settles on the buffer size of the run, unless that is settled. All ranks must call this function together.
@@ -154,7 +156,11 @@ class Setting:
     def describe(self, factor: float) -> str:
         """Returns one line about the loader, for people."""
         choice, what = self.choice, "batches" if self.by_batches else "examples"
-        memory = f", {choice.item_bytes * self.buffer_size / 2**20:.3g} MiB" if choice.item_bytes else ""
+        cached = None if self.cache is None or self.by_batches else self.cache.not_held
+        held = self.buffer_size if cached is None else min(cached, self.buffer_size)
+        memory = f", {choice.item_bytes * held / 2**20:.3g} MiB" if choice.item_bytes else ""
+        if memory and held < self.buffer_size:
+            memory += " beside the cache"
         rule = ", echoes from all of them" if self.reuse is Reuse.memory else ""
         if memory and choice.point.on_device:
             memory += " of device memory"

@@ -11,7 +11,8 @@ number of batches is rounded down to a power of two: what is free differs a litt
 seed should have the same batches. If it is not known how much memory an item takes, 64 batches are live.
 
 *Room* is the free memory that a rank may count on: what the node has free, without what its cache will take, divided among the
-ranks of the node; for items on a device not more than that device has free.
+ranks of the node; for items on a device not more than that device has free. A live example that the node's cache has in memory takes
+nothing of it. So where there is room for all that the cache will not hold, only the pass bounds what is live.
 
 A pass bounds what can be held without holding an index twice. If all of it but a batch is live, the next pass must keep the order
 of this one. So a default takes half of that: then the orders of two passes have a correlation of 0.2, with three quarters 0.6.
@@ -52,28 +53,32 @@ class Room(NamedTuple):
     Attributes:
         bytes: Its size.
         ranks: Number of ranks that the free memory of the node is divided among.
+        not_cached: Examples of the data set that the node's cache will not hold as they are while they are live; None: nothing
+            live is held by a cache.
     """
 
     bytes: int
     ranks: int = 1
+    not_cached: int | None = None
 
     def __str__(self) -> str:
         shared = f" that each of the node's {self.ranks} ranks has" if self.ranks > 1 else ""
         return f"{self.bytes / _GIB:.3g} GiB of free memory{shared}"
 
 
-def room_of_rank(ranks: int, set_aside: int, *, on_device: bool) -> Room | None:
+def room_of_rank(ranks: int, set_aside: int, not_cached: int | None = None, *, on_device: bool) -> Room | None:
     """Returns the room of a rank; None if the system does not tell how much memory is free.
 
     Args:
         ranks: Number of ranks on this node.
         set_aside: Bytes of the node's memory that are free now and will be taken by something else.
+        not_cached: See `Room`.
         on_device: Whether the items are held on the device, and as many on the host.
     """
     host, device = free_memory_bytes(), free_device_bytes() if on_device else None
     found = [] if host is None else [max(host - set_aside, 0) // max(ranks, 1)]
     found += [] if device is None else [device]
-    return Room(min(found), ranks) if found else None
+    return Room(min(found), ranks, not_cached) if found else None
 
 
 def free_device_bytes() -> int | None:
@@ -166,7 +171,7 @@ class BufferSizing:
             return asked, ""
         if asked is None:
             return self._default_of_each(factor, room) if self.reuse is Reuse.each else (self._from_memory(factor, room), "")
-        fitting = self._bytes_of(asked, room) // self._known_item_bytes(asked)
+        fitting = self._fitting(self._bytes_of(asked, room) // self._known_item_bytes(asked), room)
         return fitting if self.most is None else min(fitting, max(self.most, self._least(factor))), ""
 
     def _default_of_each(self, factor: float, room: Room | None) -> tuple[int, str]:
@@ -184,11 +189,21 @@ class BufferSizing:
     def _from_memory(self, factor: float, room: Room | None) -> int:
         fitting = self.unknown
         if room is not None and self.item_bytes:
-            batches = room.bytes // _DEFAULT_SHARE // self.item_bytes // self.batch_size
+            batches = self._fitting(room.bytes // _DEFAULT_SHARE // self.item_bytes, room) // self.batch_size
             fitting = (1 << batches.bit_length() >> 1) * self.batch_size
         if self.most_by_default is not None:
             fitting = min(fitting, self.most_by_default)
         return max(fitting, self._least(factor))
+
+    def _fitting(self, own: int, room: Room | None) -> int:
+        """Returns how many items may be live where a rank has memory for ``own`` of them, beside what the cache of its node has.
+
+        Which ones the cache has depends on chance. So it counts only if there is memory for all others. And a buffer that has to be
+        filled first should not be as large as a pass.
+        """
+        if self.reuse is Reuse.each or room is None or room.not_cached is None or room.not_cached > own:
+            return own
+        return max(own, self.most or 0)
 
     def remark(self, asked: Asked, room: Room | None) -> str:
         """Returns why a size does not depend on memory though it should, for people; empty if there is nothing to say."""
@@ -256,7 +271,8 @@ class BufferSizing:
 
     def fits(self, size: int, room: Room | None) -> bool:
         """Returns whether a rank has room for so many items, as far as that is known."""
-        return room is None or size * self.item_bytes <= room.bytes
+        not_cached = size if room is None or room.not_cached is None else min(size, room.not_cached)
+        return room is None or not_cached * self.item_bytes <= room.bytes
 
 
 class BufferSize:

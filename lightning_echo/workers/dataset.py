@@ -2,7 +2,8 @@
 
 The batch sampler in the main process sends a `Request`; `ExampleCache` answers it with the examples of the batch. It reads an
 example at its first use, keeps it while uses are left and lets it go at the last one. After a resume an example may be live and
-not be held. The cache reads it again, under the seeds of the first time: the cache can make training slower, never wrong.
+not be held. The cache reads it again, under the seeds of the first time: the cache can make training slower, never wrong. What the
+cache of the node has in memory is not kept here a second time.
 
 `EchoDataset` stands in for the user's data set in the inner ``DataLoader``: attributes read from it or set on it
 (``get_worker_info().dataset`` in a ``worker_init_fn``) are those of the user's data set. The stages are made at the first
@@ -44,6 +45,7 @@ from lightning_echo.workers.seconds import Report
 __all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Fetcher", "RepeatedCall", "Request", "add_note", "copies_by_itself"]
 
 NO_LOOKUPS = Lookups()
+_IN_CACHE = object()  # stands in for a live example that the cache of the node has in memory: nothing leaves that
 _COPIED_TYPES = {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes}  # by default_collate
 
 
@@ -174,18 +176,20 @@ class ExampleCache:
 
     def _reuse(self, stages: Stages, request: Request) -> tuple[list[Any], int]:
         """Returns a batch of which something is used again, and how many examples were read again for it."""
-        held, positions = self._held, request.positions
+        held, positions, indices = self._held, request.positions, request.indices
         watched = self._watched if self._cached is None else None  # a cache watches what it reads
         examples: list[Any] = [None] * len(positions)
         not_held: list[int] = []  # live, but held nowhere
         for i in range(request.fresh, len(positions)):  # first, since what is used up makes room for what is fresh
+            stays = request.stays_live[i]
             if positions[i] not in held:
                 not_held.append(i)
-            elif request.stays_live[i]:
-                example = held[positions[i]]
-                examples[i] = copy_example(example) if self._copies_uses else example
+                continue
+            example = held[positions[i]] if stays else held.pop(positions[i])
+            if example is _IN_CACHE:
+                examples[i] = self._cached_again(indices[i])
             else:
-                examples[i] = held.pop(positions[i])
+                examples[i] = copy_example(example) if stays and self._copies_uses else example
         if watched is not None:
             watched.begin()
         loaded, refetched = self._load_not_held(stages, request, not_held)
@@ -193,13 +197,25 @@ class ExampleCache:
             loaded, _ = self._load_not_held(stages, request, not_held)
         for i in chain(range(request.fresh), not_held):
             example = examples[i] = loaded.pop(positions[i])
-            if request.stays_live[i]:  # a copy is kept: the data set may use the example's memory again
-                held[positions[i]] = copy_example(example)
-        held.update((position, copy_example(example)) for position, example in loaded.items())
+            if request.stays_live[i]:
+                self._hold(positions[i], indices[i], example)
+        for first, call, _ in request.rebuild if loaded else ():
+            for position, index in enumerate(call, first):
+                if position in loaded:
+                    self._hold(position, index, loaded.pop(position))
         if watched is not None:
             watched.end()
         self._seeding.seed(BATCH, request.number)
-        return examples if stages.augment is unchanged else self._augment(stages, request.indices, examples), refetched
+        return examples if stages.augment is unchanged else self._augment(stages, indices, examples), refetched
+
+    def _hold(self, position: int, index: Any, example: Any) -> None:
+        """Holds a copy of an example, since the data set may use its memory again; or notes that the cache has it in memory."""
+        is_cached = self._cached is not None and self._cached.has_in_memory(index)
+        self._held[position] = _IN_CACHE if is_cached else copy_example(example)
+
+    def _cached_again(self, index: Any) -> Any:
+        assert self._cached is not None
+        return self._cached.again(index)
 
     def _load_not_held(self, stages: Stages, request: Request, not_held: list[int]) -> tuple[dict[int, Any], int]:
         """Returns what a batch needs and is not held, by position, and how many examples of it were read again."""

@@ -244,7 +244,7 @@ def test_memory_that_a_cache_will_take_is_not_counted_as_free(memory: Memory, tm
 def test_what_a_cache_holds_already_is_no_longer_free_and_not_counted_twice(memory: Memory) -> None:
     """The second loader has a worker more, and so works its size out anew."""
     memory.free = 3000
-    options = {"cache": {"size": "1MiB", "hold": "whole"}, "reuse": "memory", "buffer_size": 0.1}
+    options = {"cache": {"size": "1MiB", "hold": "whole"}, "buffer_size": 0.1}
     before = loader(1, **options)
     list(before)
     held = before.cache_counts
