@@ -29,8 +29,8 @@ demo: $(INSTALLED) ## train on digits without and with echoing, print a table, s
 
 # Side by side on the cores, a thread each, single tests handed from one process to the other when it has none left.
 SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist worksteal
-# Left to test-all: of each grid of parameters all but a few, programs started as users start them, tests of times.
-LEAN := not rest_of_grid and not program and not alone
+# Left to test-all: of each grid of parameters all but a few, what takes seconds, programs started as users start them, tests of times.
+LEAN := not rest_of_grid and not slow and not program and not alone
 # What a first look at a change to Lightning's side needs of tests/integration.
 SMOKE := test_loader_plain_equivalence test_loader_counts test_loader_growing_data test_longer_schedules test_two_trainers
 

@@ -11,8 +11,8 @@ number of batches is rounded down to a power of two: what is free differs a litt
 seed should have the same batches. If it is not known how much memory an item takes, 64 batches are live.
 
 *Room* is the free memory that a rank may count on: what the node has free, without what its cache will take, divided among the
-ranks of the node; for items on a device not more than that device has free. A live example that the node's cache has in memory takes
-nothing of it. So where there is room for all that the cache will not hold, only the pass bounds what is live.
+ranks of the node; for items on a device not more than that device has free. A live example that the node's cache has in memory
+takes nothing of it. So where there is room for all that the cache will not hold, only the pass bounds what is live.
 
 A pass bounds what can be held without holding an index twice. If all of it but a batch is live, the next pass must keep the order
 of this one. So a default takes half of that: then the orders of two passes have a correlation of 0.2, with three quarters 0.6.
@@ -198,8 +198,8 @@ class BufferSizing:
     def _fitting(self, own: int, room: Room | None) -> int:
         """Returns how many items may be live where a rank has memory for ``own`` of them, beside what the cache of its node has.
 
-        Which ones the cache has depends on chance. So it counts only if there is memory for all others. And a buffer that has to be
-        filled first should not be as large as a pass.
+        Which ones the cache has depends on chance. So it counts only if there is memory for all others. And a buffer that has to
+        be filled first should not be as large as a pass.
         """
         if self.reuse is Reuse.each or room is None or room.not_cached is None or room.not_cached > own:
             return own

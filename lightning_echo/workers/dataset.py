@@ -2,8 +2,8 @@
 
 The batch sampler in the main process sends a `Request`; `ExampleCache` answers it with the examples of the batch. It reads an
 example at its first use, keeps it while uses are left and lets it go at the last one. After a resume an example may be live and
-not be held. The cache reads it again, under the seeds of the first time: the cache can make training slower, never wrong. What the
-cache of the node has in memory is not kept here a second time.
+not be held. The cache reads it again, under the seeds of the first time: the cache can make training slower, never wrong. What
+the cache of the node has in memory is not kept here a second time.
 
 `EchoDataset` stands in for the user's data set in the inner ``DataLoader``: attributes read from it or set on it
 (``get_worker_info().dataset`` in a ``worker_init_fn``) are those of the user's data set. The stages are made at the first

@@ -1,4 +1,4 @@
-"""Echoes of examples that the cache has in memory are drawn from it: such an example is in memory once, and the buffer may be large."""
+"""Echoes of examples that the cache has in memory are taken from it: an example is in memory once, and a buffer may be large."""
 
 from __future__ import annotations
 

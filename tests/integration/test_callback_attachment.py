@@ -472,7 +472,7 @@ def test_two_callbacks_are_refused() -> None:
             "factor must be a real number >= 1 .* or 'auto', got 'TargetIdle'; .* the argument controller",
         ),
         ({"factor": TargetIdle()}, r"factor must be a real number >= 1 \(1: no echoing\), got TargetIdle"),
-        ({"buffer_size": 1.5}, "buffer_size must be an integer"),
+        ({"buffer_size": [4]}, "buffer_size must be an integer"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_refused_with_the_way_out(arguments: Any, message: str) -> None:

@@ -479,6 +479,7 @@ def test_whether_to_shard_is_a_truth_value() -> None:
         EchoDataModule(Data(), 2, shard="no")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_objects_of_the_package_pytorch_lightning_are_refused_with_the_ways_out_of_which_one_works() -> None:
     """In a process of its own: importing the other package warns, and slows every other test down.
 

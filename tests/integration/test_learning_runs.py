@@ -148,6 +148,7 @@ def test_a_share_of_the_data_is_fixed() -> None:
     assert len({index for one in passes for index in one}) == 299
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [LANGUAGE_MODEL, RESIDUAL], ids=lambda task: task.name)
 def test_the_other_tasks_learn(task) -> None:
     """Forty steps: the metric is better than after two."""
@@ -157,6 +158,7 @@ def test_the_other_tasks_learn(task) -> None:
     assert values[-1] > values[0] if task.is_higher_better else values[-1] < values[0] < 8.5
 
 
+@pytest.mark.slow
 def test_experiments_go_on_where_they_stopped(tmp_path) -> None:
     task = dataclasses.replace(SHORT, budget_examples=320, rates=(0.005,), full=False)
     seeds = Seeds((101,), (1,))
@@ -205,6 +207,7 @@ def test_a_run_of_the_study_of_reuse_ends_at_the_target_and_repeats() -> None:
     assert (first.evaluations, first.fresh) == (second.evaluations, second.fresh)
 
 
+@pytest.mark.slow
 def test_the_study_of_reuse_goes_on_where_it_stopped(tmp_path) -> None:
     study = dataclasses.replace(SHORT_STUDY, most_steps=20, factors=(4,), rounds=((("memory", 9),),))
     memory, seeds = ReuseArm("memory", 4, 9), Seeds((201,), (301,))

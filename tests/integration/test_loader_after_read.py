@@ -138,6 +138,7 @@ def test_an_image_folder_is_read_once_and_decoded_and_cropped_for_each_use(image
     assert max(len(set(several)) for several in crops.values()) > 4, "an image is cropped anew for its echoes"
 
 
+@pytest.mark.slow
 def test_workers_that_inherit_nothing_deliver_what_forked_ones_do(images):
     dataset = ConcatDataset([Subset(datasets.ImageFolder(images, CROP), range(8)), datasets.ImageFolder(images, CROP)])
 

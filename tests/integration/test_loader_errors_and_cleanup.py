@@ -312,6 +312,7 @@ def in_a_thread(target):
 
 @pytest.mark.usefixtures("only_lost_workers_reported")
 @pytest.mark.timeout(60)
+@pytest.mark.grid
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("run", [in_a_thread, lambda target: target()], ids=["a thread trains", "the main thread trains"])
 def test_a_killed_worker_is_named_and_the_next_epoch_goes_on_with_new_ones(tmp_path, run, waits):

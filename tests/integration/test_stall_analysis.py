@@ -97,6 +97,7 @@ def test_taking_a_batch_from_a_worker_takes_time_and_without_workers_there_is_no
     assert found.stages.workers == workers
 
 
+@pytest.mark.slow
 def test_a_setting_that_is_tried_is_put_beside_what_was_predicted():
     analyzer, found = analyze(Slept(1 * MS), loader_of(Staged(read_seconds=25 * MS)), 8)
     for setting in (
@@ -318,6 +319,7 @@ class Stream(IterableDataset):
             yield torch.zeros(32)
 
 
+@pytest.mark.slow
 def test_of_a_stream_only_the_whole_is_measured_and_that_is_said():
     analyzer, found = analyze(Slept(), loader_of(Stream(seconds=25 * MS)), 8)
     assert (found.fetch_stall_fraction, found.prep_stall_fraction, found.fetch_rate) == (None, None, None)

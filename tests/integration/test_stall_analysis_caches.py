@@ -63,6 +63,7 @@ def test_a_cache_that_is_tried_holds_its_share_before_the_steps_that_count(hold,
     assert checked.step_seconds.median < 0.8 * found.step_seconds, "half of the reads are left"
 
 
+@pytest.mark.slow
 def test_the_cache_of_a_verdict_can_be_tried_and_pasted(tmp_path, monkeypatch):
     """A step takes as long as two of the four reads of its batch: about half of the examples are to be held."""
     analyzer, found = analyze(Slept(20 * MS), loader_of(Pictures(tmp_path / "log")), 8)

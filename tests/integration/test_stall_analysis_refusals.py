@@ -52,6 +52,7 @@ class BothOf(BoringModel):
         return super().training_step(batch["a"], batch_idx)
 
 
+@pytest.mark.slow
 def test_a_strategy_whose_processes_do_not_stay_is_refused():
     kwargs = {"accelerator": "cpu", "devices": 1, "strategy": "ddp_spawn"}
     with pytest.raises(MisconfigurationException, match="use strategy='ddp'"):

@@ -43,6 +43,7 @@ def tune(data: Any, model: Recorder, folder: Path) -> tuple[Tuner, dict[str, Any
     return Tuner(trainer(default_root_dir=folder, max_epochs=1)), {"model": model, "datamodule": data}
 
 
+@pytest.mark.slow
 @pytest.mark.grid
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
@@ -61,6 +62,7 @@ def test_every_batch_size_that_is_tried_takes_effect(point: str, mode: str, tmp_
     assert run.model.steps == [-(-LENGTH // found)]
 
 
+@pytest.mark.slow
 def test_a_batch_size_in_the_hyperparameters_takes_effect_too(tmp_path: Path) -> None:
     tried = []
     for attach in (lambda user: user, lambda user: EchoDataModule(user, 2)):

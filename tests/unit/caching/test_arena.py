@@ -193,7 +193,7 @@ def fill(arena, seed, keys):
 
 
 class TestSeveralProcesses:
-    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
     def test_all_hold_the_same(self, make, method):
         arena, context = make(300, 10 * MIB), multiprocessing.get_context(method)
         writers = [context.Process(target=fill, args=(arena, seed, 300)) for seed in range(3)]
