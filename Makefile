@@ -59,7 +59,7 @@ bench: $(INSTALLED) ## measure speed-up and overhead, print a table, write it as
 evidence: $(INSTALLED) ## run the learning experiments (hours; goes on where it stopped), write tables and plots
 	PYTHONPATH=benchmarks $(BIN)/python -m learning $(ARGS)
 
-wallclock: $(INSTALLED) ## time to the target behind slow sources (forty minutes, on a quiet machine)
+wallclock: $(INSTALLED) ## time to the target behind slow sources (about an hour, on a quiet machine)
 	$(BIN)/python benchmarks/wallclock $(ARGS)
 
 peers: $(PEERS_INSTALLED) ## compare with what people use instead, print tables, write them as CSV and Markdown

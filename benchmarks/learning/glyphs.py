@@ -15,6 +15,7 @@ import hashlib
 import os
 import random
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from zipfile import BadZipFile
@@ -48,10 +49,11 @@ class StagedGlyphs(StagedDataset):
     Args:
         images: (N, H, W), uint8.
         labels: (N,).
+        before_read: Called before each read, for a source that is slow.
     """
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
-        self.images, self.labels = images, labels
+    def __init__(self, images: np.ndarray, labels: np.ndarray, before_read: Callable[[], None] | None = None) -> None:
+        self.images, self.labels, self.before_read = images, labels, before_read
         self._affine = transforms.RandomAffine(
             8, translate=(0.1, 0.1), scale=(0.9, 1.1), interpolation=transforms.InterpolationMode.BILINEAR
         )
@@ -60,6 +62,8 @@ class StagedGlyphs(StagedDataset):
         return len(self.labels)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
+        if self.before_read is not None:
+            self.before_read()
         return Image.fromarray(self.images[index]), int(self.labels[index])
 
     def augment(self, example: tuple[Image.Image, int]) -> tuple[Tensor, int]:

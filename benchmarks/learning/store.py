@@ -99,5 +99,5 @@ class Store:
 
 
 def _parsed(kind: type[Any], record: dict[str, str]) -> Any:
-    types: dict[str, Any] = {"str": str, "int": int, "float": float}
+    types: dict[str, Any] = {"str": str, "int": int, "float": float, "bool": "True".__eq__}
     return kind(**{one.name: types[str(one.type)](record[one.name]) for one in fields(kind)})

@@ -1,7 +1,8 @@
 """Wall-clock: time to the target behind a source R times as slow as the step. ``make wallclock``; goes on where it stopped.
 
 First each stage is measured by itself, and the delay per read chosen; then the runs follow, one at a time, each a row of
-``benchmarks/results/wallclock/runs.csv``. Tables and plot are made of the rows. Nothing else may run on the machine meanwhile.
+``benchmarks/results/wallclock/runs.csv``. Tables and plot are made of the rows. Which runs there are, and how they are judged:
+``plans.py``. The learning rates are those of the study of reuse, which has to run before. Nothing else may run on the machine.
 """
 
 from __future__ import annotations
@@ -9,29 +10,29 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE.parent))  # the folder is run, but its files are a package beside the other benchmarks
 
 import torch  # noqa: E402
-from learning.digits import DIGITS  # noqa: E402
-from learning.due import Progress  # noqa: E402
-from learning.language_model import LANGUAGE_MODEL  # noqa: E402
-from learning.rules import FULL, QUICK  # noqa: E402
+from learning.reuse.due import ReuseProgress  # noqa: E402
+from learning.reuse.rows import ReuseRow  # noqa: E402
+from learning.reuse.rules import FULL_SEEDS  # noqa: E402
+from learning.reuse.studies import STUDIES, Study  # noqa: E402
 from learning.store import Store  # noqa: E402
-from learning.task import Task  # noqa: E402
 from markdown import replace_section  # noqa: E402
 from report import machine, progress  # noqa: E402
 
-from wallclock.plans import Plan, plans_of, points_by_learning  # noqa: E402
+from lightning_echo import EchoConfig  # noqa: E402
+from wallclock.goals import all_tables  # noqa: E402
+from wallclock.plans import RATIOS, SEEDS, next_plan, rates_of  # noqa: E402
 from wallclock.plot_times import save_plot  # noqa: E402
-from wallclock.speedups import all_tables  # noqa: E402
-from wallclock.stages import WORKERS, Stage, measure_basis, measure_stage, points_to_run, usable_cores  # noqa: E402
+from wallclock.stages import Stage, measure_basis, measure_stage  # noqa: E402
 from wallclock.timed import TimedRow, timed_run  # noqa: E402
 
-_TASKS = {task.name: task for task in (DIGITS, LANGUAGE_MODEL)}
+_TASKS = ("language_model", "glyphs")
 _RESULTS = _HERE.parent / "results"
 _PAGE = _HERE.parents[1] / "docs" / "evidence.md"
 
@@ -43,60 +44,63 @@ def main() -> int:
     load_before = os.getloadavg()[0]
     torch.set_num_threads(1)
     stages, runs = Store(folder, "stages", Stage), Store(folder, "runs", TimedRow)
-    tasks = [_TASKS[name].quick() if options.quick else _TASKS[name] for name in options.tasks]
     if not options.report:
-        for task in tasks:
-            learned = learned_of(task, options)
-            measure_missing(task, learned, stages, options)
-            run_due(task, plans(task, learned, stages, options), stages, runs)
+        studies = [STUDIES[task].quick() if options.quick else STUDIES[task] for task in options.tasks]
+        rates = {study.task.name: learned_rates(study, options) for study in studies}
+        for study in studies:
+            measure_missing(study, stages, options)
+        run_due(studies, rates, stages, runs, options)
         machine(f"{'--quick, ' if options.quick else ''}seeds {options.seeds}, R {options.ratios}", load_before).write(folder)
-    wanted = [plan for task in tasks for plan in plans(task, learned_of(task, options), stages, options)]
-    rows = [row for row in runs.rows if row.plan in wanted]
-    if len(rows) < len(runs.rows):
-        progress(f"{len(runs.rows) - len(rows)} runs left out: of other seeds or R, or not with the rate that is tuned by now")
-    return report(stages.rows, rows, folder, options)
+    return report(stages.rows, runs.rows, folder, options)
 
 
-def learned_of(task: Task, options: argparse.Namespace) -> Progress:
-    """How far the learning experiments are, which choose insertion point and learning rates."""
+def learned_rates(study: Study, options: argparse.Namespace) -> dict[float, float]:
+    """The rates that the study of reuse has tuned, by factor; with --quick the middle of the grid."""
     if options.quick:
-        return Progress(task, QUICK, [])
-    return Progress(task, FULL, Store(options.learning, task.name).rows)
+        rate = study.task.rates[len(study.task.rates) // 2]
+        return {1.0: rate, **{float(ratio): rate for ratio in options.ratios}}
+    rows = Store(options.learning, f"{study.task.name}_reuse", ReuseRow).rows
+    return rates_of(study, ReuseProgress(study, FULL_SEEDS, rows), EchoConfig().reuse)
 
 
-def measure_missing(task: Task, learned: Progress, stages: Store, options: argparse.Namespace) -> None:
+def measure_missing(study: Study, stages: Store, options: argparse.Namespace) -> None:
     """Measures each stage by itself; on a later call what was measured first goes on to hold."""
-    measured = {stage.ratio: stage for stage in stages.rows if stage.task == task.name}
-    missing = [ratio for ratio in (0.0, *options.ratios) if ratio not in measured]
+    measured = {stage.ratio for stage in stages.rows if stage.task == study.task.name}
+    missing = [ratio for ratio in options.ratios if ratio not in measured]
     if not missing:
         return
     seed, batches = options.seeds[0], 32 if options.quick else 96
-    progress(f"{task.name}: step, reading and what is redone, each by itself")
-    basis = measure_basis(task, seed, batches, rounds=1 if options.quick else 3)
-    points = points_to_run(points_by_learning(task, learned), basis, WORKERS, usable_cores())
+    progress(f"{study.task.name}: step and reading, each by itself")
+    basis = measure_basis(study.task, seed, batches, rounds=1 if options.quick else 3)
     for ratio in missing:
-        progress(f"{task.name}: upstream time at R = {ratio:g}")
-        stages.add(measure_stage(task, ratio, basis, points, seed, batches))
+        progress(f"{study.task.name}: upstream time at R = {ratio:g}")
+        stages.add(measure_stage(study.task, ratio, basis, seed, batches))
 
 
-def plans(task: Task, learned: Progress, stages: Store, options: argparse.Namespace) -> list[Plan]:
-    """The task's runs; none while its stages are not measured."""
-    points = [stage.points.split() for stage in stages.rows if stage.task == task.name]
-    return plans_of(task, learned, points[0], options.ratios, options.seeds) if points else []
-
-
-def run_due(task: Task, wanted: Sequence[Plan], stages: Store, runs: Store) -> None:
+def run_due(
+    studies: Sequence[Study], rates: dict[str, dict[float, float]], stages: Store, runs: Store, options: argparse.Namespace
+) -> None:
     """Does the runs that are not done, one at a time."""
-    done = {row.plan for row in runs.rows}
-    due = [plan for plan in wanted if plan not in done]
-    for number, plan in enumerate(due, 1):
-        stage = next(one for one in stages.rows if (one.task, one.ratio) == (plan.task, plan.ratio))
-        row = timed_run(task, plan, stage)
-        runs.add(row)
-        progress(
-            f"{task.name} {number}/{len(due)}, seed {plan.seed}, R = {plan.ratio:g}, {plan.arm}: target after "
-            f"{row.seconds_to_target:.3g} s, {row.steps_to_target:g} steps, {row.fresh_to_target:g} fresh"
-        )
+    for seed, ratio, study in _cases(studies, options):
+        stage = next(one for one in stages.rows if (one.task, one.ratio) == (study.task.name, ratio))
+        while True:
+            done = [(row.plan, row.steps, row.last_factor) for row in runs.rows if row.task == study.task.name]
+            plan = next_plan(study, rates[study.task.name], ratio, seed, done)
+            if plan is None:
+                break
+            row = timed_run(study, plan, stage)
+            runs.add(row)
+            progress(
+                f"{row.task}, seed {seed}, R = {ratio}, {row.arm}: {row.seconds:.3g} s, {row.steps} steps, "
+                f"{sum(row.fresh_counts)} fresh, factor {row.last_factor:g} at the end"
+            )
+
+
+def _cases(studies: Sequence[Study], options: argparse.Namespace) -> Iterator[tuple[int, int, Study]]:
+    for seed in options.seeds:
+        for ratio in options.ratios:
+            for study in studies:
+                yield seed, ratio, study
 
 
 def report(stages: Sequence[Stage], rows: Sequence[TimedRow], folder: Path, options: argparse.Namespace) -> int:
@@ -122,13 +126,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a minute: every table, no evidence")
     parser.add_argument("--report", action="store_true", help="no runs: tables and plot of those that are there")
     parser.add_argument("--tasks", nargs="+", choices=_TASKS, default=list(_TASKS), help="these tasks alone")
-    parser.add_argument("--ratios", nargs="+", type=float, help="R, each (2 4 6; 4 with --quick)")
-    parser.add_argument("--seeds", nargs="+", type=int, help="report seeds, paired (1 2 3 4; 1 with --quick)")
+    parser.add_argument("--ratios", nargs="+", type=int, help=f"R, each ({' '.join(map(str, RATIOS))}; 8 with --quick)")
+    parser.add_argument("--seeds", nargs="+", type=int, help=f"paired ({' '.join(map(str, SEEDS))}; one with --quick)")
     parser.add_argument("--out", type=Path, help="folder of the CSV files (benchmarks/results/wallclock)")
-    parser.add_argument("--learning", type=Path, default=_RESULTS / "learning", help="folder of the learning experiments' rows")
+    parser.add_argument("--learning", type=Path, default=_RESULTS / "learning", help="folder of the study's rows")
     options = parser.parse_args()
-    options.ratios = options.ratios or ([4.0] if options.quick else [2.0, 4.0, 6.0])
-    options.seeds = options.seeds or ([1] if options.quick else [1, 2, 3, 4])
+    options.ratios = options.ratios or ([8] if options.quick else list(RATIOS))
+    options.seeds = options.seeds or (list(SEEDS[:1]) if options.quick else list(SEEDS))
     return options
 
 

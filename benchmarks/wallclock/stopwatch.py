@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import lightning.pytorch as pl
-from learning.arms import Arm
-from learning.run import Evaluator
-from learning.task import Task
+from learning.reuse.run import StepEvaluator
+from learning.reuse.studies import Study
 
 from lightning_echo import EchoCallback
 from wallclock.source import SlowSource
@@ -51,12 +49,11 @@ class Stopwatch:
             self.stood_seconds += self._clock() - begin
 
 
-class TimedEvaluator(Evaluator):
+class TimedEvaluator(StepEvaluator):
     """Notes the time of each evaluation; nothing goes on while it evaluates.
 
     Args:
-        task: What is trained.
-        arm: How.
+        study: Task, spacing and end.
         evaluate: The metric of a model.
         source: Stands still during an evaluation.
         echo: Is told of an evaluation as of a validation, which it does not count.
@@ -68,9 +65,14 @@ class TimedEvaluator(Evaluator):
     """
 
     def __init__(
-        self, task: Task, arm: Arm, evaluate: Any, source: SlowSource, echo: EchoCallback, watch: Stopwatch | None = None
+        self,
+        study: Study,
+        evaluate: Callable[[object], float],
+        source: SlowSource,
+        echo: EchoCallback,
+        watch: Stopwatch | None = None,
     ) -> None:
-        super().__init__(task, arm, evaluate, ends_at_target=True)
+        super().__init__(study, evaluate)
         self._source, self._echo = source, echo
         self.watch = Stopwatch() if watch is None else watch
         self.seconds: list[float] = []
@@ -80,7 +82,7 @@ class TimedEvaluator(Evaluator):
         if not self.watch.is_started:  # an EchoLoader starts its workers when the first batch is asked for, which comes next
             self.watch.start()
 
-    def on_train_batch_start(self, *args: Any) -> None:
+    def on_train_batch_start(self, *args: object) -> None:
         if self.first_batch_seconds is None:
             self.first_batch_seconds = self.watch.seconds
 

@@ -1,26 +1,26 @@
-"""One run, timed: the learning experiments' Trainer behind a slow source."""
+"""One run, timed: the Trainer of the study of reuse behind a slow source, with the package's default settings."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 
 import lightning.pytorch as pl
-from learning.arms import Arm
+from learning.reuse.clock import pack_counts, unpack_counts
+from learning.reuse.studies import Study
 from learning.rules import reached_at
-from learning.run import ENDLESS, echoed
-from learning.task import Task
+from learning.run import ENDLESS, Module
+from torch.utils.data import DataLoader
 from trainer import be_quiet, quiet_trainer
 
-from lightning_echo import EchoCallback, TargetIdle
+from lightning_echo import EchoCallback, EchoDataModule, TargetIdle
 from lightning_echo.measuring.report import EpochReport
-from wallclock.device import DeviceModule
-from wallclock.plans import Plan
+from wallclock.plans import TARGET_IDLE, Plan
 from wallclock.source import SlowSource
-from wallclock.stages import EPOCH_STEPS, LARGEST_FACTOR, Stage
+from wallclock.stages import Stage
 from wallclock.stopwatch import Stopwatch, TimedEvaluator
 
 __all__ = ["TimedRow", "factor_changes", "timed_run"]
@@ -32,61 +32,60 @@ class TimedRow:
 
     Attributes:
         task: Its name.
-        ratio: R as wanted; 0: the source is not slowed.
+        ratio: R as wanted.
         arm: Its name.
         factor: Echo factor at the start.
-        point: Insertion point.
         rate: Learning rate.
-        rate_from: Where that comes from.
         seed: Of split, weights, order and augmentation.
-        seconds_to_target: From the first batch's request, evaluations taken out; infinite if the target was missed.
-        fresh_to_target: Fresh examples until then.
-        steps_to_target: Optimizer steps until then.
+        wanted_steps: Steps after which it was to end; 0: at the target.
+        is_reached: Whether the target was reached.
+        seconds: From the first batch's request to the end, evaluations taken out.
+        steps: Optimizer steps until then.
+        fresh: Fresh examples of each batch, as `pack_counts` says them.
         first_batch_seconds: Start of the workers and wait for the first batch; part of the time.
-        evaluation_seconds: Taken out of the time, in the whole run.
-        evaluations: How many.
-        seconds: Of the whole run, evaluations taken out.
-        fresh: In the whole run.
-        steps: In the whole run.
-        last: The last metric.
-        idle: Idle fraction by `EchoCallback` of all epochs but the first, mean over the steps; nan where there are none.
+        idle_seconds: Waiting for later batches, by `EchoCallback`.
+        evaluation_seconds: Taken out of the time.
+        last_factor: In force at the end.
         factors: In force, as epoch:factor where it changed.
+        buffer_size: Live examples.
         load: Load average of the machine when the run began.
     """
 
     task: str
-    ratio: float
+    ratio: int
     arm: str
     factor: float
-    point: str
     rate: float
-    rate_from: str
     seed: int
-    seconds_to_target: float
-    fresh_to_target: float
-    steps_to_target: float
-    first_batch_seconds: float
-    evaluation_seconds: float
-    evaluations: int
+    wanted_steps: int
+    is_reached: bool
     seconds: float
-    fresh: int
     steps: int
-    last: float
-    idle: float
+    fresh: str
+    first_batch_seconds: float
+    idle_seconds: float
+    evaluation_seconds: float
+    last_factor: float
     factors: str
+    buffer_size: int
     load: float
 
     @property
     def plan(self) -> Plan:
         """The run that it is."""
-        return Plan(self.task, self.ratio, self.arm, self.factor, self.point, self.rate, self.rate_from, self.seed)
+        return Plan(self.task, self.ratio, self.arm, self.factor, self.rate, self.seed, self.wanted_steps)
+
+    @cached_property
+    def fresh_counts(self) -> list[int]:
+        """Fresh examples of each batch."""
+        return unpack_counts(self.fresh)
 
 
-def timed_run(task: Task, plan: Plan, stage: Stage, watch: Stopwatch | None = None) -> TimedRow:
-    """Trains until the target is reached or the budget is used.
+def timed_run(study: Study, plan: Plan, stage: Stage, watch: Stopwatch | None = None) -> TimedRow:
+    """Trains to the target, or as many steps as the plan says.
 
     Args:
-        task: What is trained.
+        study: What is trained, and how often it is evaluated.
         plan: How.
         stage: Behind which source.
         watch: The clock; None: a new one.
@@ -94,17 +93,20 @@ def timed_run(task: Task, plan: Plan, stage: Stage, watch: Stopwatch | None = No
     load = os.getloadavg()[0]
     be_quiet()
     pl.seed_everything(plan.seed, verbose=False)
-    module = DeviceModule(task, plan.rate)  # first of all: the same weights in each arm
-    split = task.make_split(plan.seed)
+    module = Module(study.task, plan.rate)  # first of all: the same weights in each arm
+    split = study.task.make_split(plan.seed)
     source = SlowSource(stage.delay_seconds)
-    split.train.before_read = source if plan.ratio else None  # type: ignore[attr-defined]
-    arm = Arm(plan.factor, plan.point, buffer="default")  # type: ignore[arg-type]
-    echo = EchoCallback(TargetIdle(max_factor=LARGEST_FACTOR) if plan.is_controlled else None, summary=False)
-    evaluator = TimedEvaluator(task, arm, split.evaluate, source, echo, watch)
+    split.train.before_read = source  # type: ignore[attr-defined]
+    loader = DataLoader(
+        split.train, study.task.batch_size, shuffle=True, drop_last=True, num_workers=stage.workers, collate_fn=split.collate
+    )
+    echo = EchoCallback(TargetIdle() if plan.arm == TARGET_IDLE else None, summary=False)
+    evaluator = TimedEvaluator(_until(study, plan), split.evaluate, source, echo, watch)
     # first the callback that measures steps: an evaluation is no part of them
-    trainer = quiet_trainer([echo, evaluator], **ENDLESS, limit_train_batches=EPOCH_STEPS)
-    trainer.fit(module, datamodule=echoed(task, arm, split, plan.seed, num_workers=stage.workers))
-    return _row(task, plan, evaluator, echo.reports, load)
+    trainer = quiet_trainer([echo, evaluator], **ENDLESS)
+    trainer.fit(module, datamodule=EchoDataModule.from_dataloaders(loader, factor=plan.factor, seed=plan.seed))
+    buffer_size = trainer.datamodule.loader.buffer_size  # type: ignore[attr-defined]
+    return _row(study, plan, evaluator, echo.reports, buffer_size, load)
 
 
 def factor_changes(reports: Sequence[EpochReport]) -> str:
@@ -119,24 +121,36 @@ def factor_changes(reports: Sequence[EpochReport]) -> str:
     return " ".join(f"{same[0].epoch}:{same[0].factor:g}" for same in epochs)
 
 
-def _row(task: Task, plan: Plan, evaluator: TimedEvaluator, reports: Sequence[EpochReport], load: float) -> TimedRow:
-    reached, end = reached_at(task, evaluator.evaluations), evaluator.evaluations[-1]
-    seconds = math.inf if reached is None else evaluator.seconds[evaluator.evaluations.index(reached)]
-    later = [(report.steps, report.idle_fraction) for report in reports[1:] if report.idle_fraction is not None]
-    steps = sum(count for count, _ in later)
+def _until(study: Study, plan: Plan) -> Study:
+    """The study with the end that a plan asks for."""
+    if not plan.steps:
+        return study
+    never = float("inf") if study.task.is_higher_better else -float("inf")
+    return replace(study, task=replace(study.task, target=never), most_steps=plan.steps)
+
+
+def _row(
+    study: Study, plan: Plan, evaluator: TimedEvaluator, reports: Sequence[EpochReport], buffer_size: int, load: float
+) -> TimedRow:
+    run = evaluator.run
+    waits = [(report.data_wait_seconds or 0.0) * report.steps for report in reports]
     return TimedRow(
-        **vars(plan),
-        seconds_to_target=round(seconds, 4),
-        fresh_to_target=math.inf if reached is None else reached.fresh,
-        steps_to_target=math.inf if reached is None else reached.steps,
-        first_batch_seconds=round(evaluator.first_batch_seconds or 0.0, 4),
-        evaluation_seconds=round(evaluator.watch.stood_seconds, 4),
-        evaluations=len(evaluator.evaluations),
+        task=plan.task,
+        ratio=plan.ratio,
+        arm=plan.arm,
+        factor=plan.factor,
+        rate=plan.rate,
+        seed=plan.seed,
+        wanted_steps=plan.steps,
+        is_reached=reached_at(study.task, run.evaluations) is not None,
         seconds=round(evaluator.seconds[-1], 4),
-        fresh=end.fresh,
-        steps=end.steps,
-        last=round(end.value, 4),
-        idle=round(sum(count * idle for count, idle in later) / steps, 4) if steps else math.nan,
+        steps=run.evaluations[-1].steps,
+        fresh=pack_counts(run.fresh),
+        first_batch_seconds=round(evaluator.first_batch_seconds or 0.0, 4),
+        idle_seconds=round(sum(waits), 4),
+        evaluation_seconds=round(evaluator.watch.stood_seconds, 4),
+        last_factor=reports[-1].factor,
         factors=factor_changes(reports),
+        buffer_size=buffer_size,
         load=round(load, 2),
     )

@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from learning.arms import Arm
-from learning.digits import DIGITS
-from learning.rules import Evaluation, reached_at
-from learning.run import echoed
-from learning.task import Split, Task
+import torch
+from learning.reuse.studies import STUDIES, Study
+from learning.task import Split
 from torch import nn
-from wallclock.device import DEVICE_SECONDS
-from wallclock.plans import NO_ECHO, NOT_SLOWED, Plan
-from wallclock.stages import Stage, measure_basis
+from torch.utils.data import Dataset
+from wallclock.plans import FIXED, NO_ECHO, SETTLED, STEP, TARGET_IDLE, Plan
+from wallclock.stages import Stage
 from wallclock.stopwatch import Stopwatch
-from wallclock.timed import timed_run
+from wallclock.timed import TimedRow, timed_run
+
+from lightning_echo import EchoConfig, EchoLoader
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-POINT, DELAY_SECONDS, EVALUATION_SECONDS, SPACING = "before_augmentation", 0.002, 1000.0, 48
+DELAY_SECONDS, EVALUATION_SECONDS, SPACING = 0.002, 1000.0, 8
 
 
 class Clock:
@@ -38,89 +38,80 @@ class Clock:
         return time.perf_counter() + self.added_seconds
 
 
-def tiny(clock: Clock, source_stood: list[bool], values: list[float]) -> Task:
+class Few(Dataset[Any]):
+    """Examples as those of the task, as many as make a pass of 40 batches."""
+
+    before_read: Any = None
+
+    def __len__(self) -> int:
+        return 320
+
+    def __getitem__(self, index: int) -> Any:
+        self.before_read()
+        text = (torch.arange(65) + index) % 256
+        return text[:-1], text[1:]
+
+
+def tiny(clock: Clock, source_stood: list[bool]) -> Study:
     """The target is reached at the third evaluation, two of which make a window, and an evaluation takes ages."""
+    values = [8.0, 5.0, 1.0]
 
     def make_split(seed: int) -> Split:
-        split = DIGITS.make_split(seed)
+        data = Few()
 
         def evaluate(model: nn.Module) -> float:
             clock.added_seconds += EVALUATION_SECONDS
-            source: Any = split.train.before_read  # type: ignore[attr-defined]
-            source_stood.append(source is not None and source.stands_still)
-            values.append([0.0, 60.0, 140.0, 999.0][len(values)])
-            return values[-1]
+            source_stood.append(data.before_read.stands_still)
+            return values[min(len(source_stood), 3) - 1]
 
-        return replace(split, evaluate=evaluate)
+        return Split(data, evaluate)
 
-    return replace(DIGITS, make_split=make_split, spacing_examples=SPACING, window_evaluations=2, budget_examples=1000)
-
-
-def run(arm: str, factor: float, ratio: float = 4.0) -> tuple[Any, Clock, list[bool]]:
-    clock, stood, values = Clock(), [], []
-    stage = Stage("digits", ratio, 2, 32, DELAY_SECONDS, 0.01, 0.04, POINT, "0.001", 16)
-    plan = Plan("digits", ratio, arm, factor, POINT if arm.startswith(POINT) else "none", 5e-3, "middle of the grid", 1)
-    row = timed_run(tiny(clock, stood, values), plan, stage, Stopwatch(clock))
-    assert values == [0.0, 60.0, 140.0]  # their means are 30 and 100: the run ends at its third evaluation, at once
-    return row, clock, stood
+    study = STUDIES["language_model"]
+    task = replace(study.task, make_split=make_split, window_evaluations=2)
+    return replace(study, task=task, spacing_steps=SPACING, most_steps=100)
 
 
-@pytest.mark.parametrize(("arm", "factor"), [(NO_ECHO, 1), (f"{POINT}, e=4", 4), (f"{POINT}, TargetIdle", 1)])
-def test_a_run_is_timed_and_counted(arm: str, factor: float) -> None:
-    row, clock, stood = run(arm, factor)
-    assert (row.arm, row.factor, row.evaluations, row.last) == (arm, factor, 3, 140.0)
-    assert (row.fresh_to_target, row.steps_to_target) == (row.fresh, row.steps)
-    assert 3 * SPACING <= row.fresh < 3 * SPACING + 32  # at the end of the first step at which so many were used
-    echoed = 32 * row.steps - row.fresh
-    assert echoed == 0 if row.steps <= 16 and factor == 1 else echoed > 0
+def run(arm: str, factor: float, steps: int = 0) -> tuple[TimedRow, Clock, list[bool]]:
+    clock, stood = Clock(), []
+    stage = Stage("language_model", 4, 2, 8, DELAY_SECONDS, 0.01, 0.04)
+    plan = Plan("language_model", 4, arm, factor, 1e-3, 301, steps)
+    return timed_run(tiny(clock, stood), plan, stage, Stopwatch(clock)), clock, stood
+
+
+@pytest.mark.parametrize(
+    ("arm", "factor", "steps"), [(NO_ECHO, 1, 0), (FIXED, 4, 0), (TARGET_IDLE, 1, 0), (STEP, 16, 32), (SETTLED, 2.5, 40)]
+)
+def test_a_run_is_timed_and_counted(arm: str, factor: float, steps: int) -> None:
+    row, clock, stood = run(arm, factor, steps)
+    assert (row.arm, row.factor, row.wanted_steps) == (arm, factor, steps)
+    # the means of the windows are 6.5 and 3.0, where 3.4 is the target; what is to take so many steps goes on after that
+    assert (row.steps, row.is_reached) == (steps or 3 * SPACING, True)
+    assert len(row.fresh_counts) == row.steps
+    # the first batch is all fresh; from then on two of eight at a factor of 4
+    assert row.fresh_counts[0] == 8
+    assert sum(row.fresh_counts) < 8 * row.steps if factor > 1 else row.fresh_counts == [8] * row.steps
     # evaluations are no part of the time, however long they take
-    assert clock.added_seconds == 3 * EVALUATION_SECONDS
-    assert row.evaluation_seconds >= 3 * EVALUATION_SECONDS
-    assert row.seconds_to_target < EVALUATION_SECONDS
+    assert clock.added_seconds == len(stood) * EVALUATION_SECONDS == row.steps // SPACING * EVALUATION_SECONDS
+    assert row.evaluation_seconds >= clock.added_seconds
+    assert row.seconds < EVALUATION_SECONDS
     # two workers cannot have read these examples sooner
-    assert row.seconds_to_target >= row.fresh * DELAY_SECONDS / 2 - 2 * DELAY_SECONDS
+    assert row.seconds >= sum(row.fresh_counts) * DELAY_SECONDS / 2 - 2 * DELAY_SECONDS
     # a worker starts, and reads a batch, before there is one
-    assert (32 if factor == 1 else 8) * DELAY_SECONDS <= row.first_batch_seconds <= row.seconds_to_target
+    assert 8 * DELAY_SECONDS <= row.first_batch_seconds <= row.seconds
+    assert 0 <= row.idle_seconds <= row.seconds
     assert row.factors.startswith(f"0:{factor:g}")
-    assert stood == [True] * 3
+    assert row.last_factor == factor
+    assert all(stood)
 
 
-def test_a_source_that_is_not_slowed_is_read_without_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wallclock.source.SlowSource.__call__", None)  # cannot be called
-    row, _, stood = run(NOT_SLOWED, 1, ratio=0)
-    assert stood == [False] * 3  # there is none
-    assert row.steps == row.fresh / 32 == 5  # 48, 96 and 144 examples are there after steps 2, 3 and 5
-
-
-def test_runs_have_the_buffer_that_users_get(monkeypatch: pytest.MonkeyPatch) -> None:
-    arms: list[Arm] = []
-    monkeypatch.setattr(
-        "wallclock.timed.echoed", lambda task, arm, *args, **options: arms.append(arm) or echoed(task, arm, *args, **options)
-    )
-    run(f"{POINT}, e=4", 4)
-    assert [(arm.factor, arm.buffer) for arm in arms] == [(4, "default")]
-
-
-def test_each_step_takes_its_time_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DEVICE_SECONDS, "digits", 0.2)
-    row, _, _ = run(NOT_SLOWED, 1, ratio=0)
-    assert row.seconds_to_target - row.first_batch_seconds >= row.steps * 0.2
-
-
-def test_the_time_on_the_device_is_part_of_the_step_that_is_measured() -> None:
-    assert measure_basis(DIGITS, 1, 16, rounds=1).step_seconds >= DEVICE_SECONDS["digits"]
-
-
-@pytest.mark.parametrize(("arm", "point"), [(Arm(1, "after_batching"), "after_batching"), (Arm(), "before_augmentation")])
-def test_target_idle_begins_at_factor_1_at_the_point_of_its_arm(arm: Arm, point: str) -> None:
-    loader = echoed(DIGITS, arm, DIGITS.make_split(1), 1).train_dataloader()
-    assert (loader.factor, loader.insertion_point.value) == (1, point)
-
-
-def test_the_target_is_reached_by_rule_1() -> None:
-    task = tiny(Clock(), [], [])
-    evaluations = [Evaluation(fresh, fresh // 32, value) for fresh, value in ((64, 0.0), (96, 60.0), (160, 140.0))]
-    assert reached_at(task, evaluations) == evaluations[-1]
+def test_runs_have_the_settings_that_users_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[EchoLoader] = []
+    monkeypatch.setattr(EchoLoader, "settle", lambda self: made.append(self))
+    row, _, _ = run(FIXED, 4)
+    (loader,) = made
+    assert loader.reuse == EchoConfig().reuse
+    assert loader.insertion_point.value == STUDIES["language_model"].point
+    assert row.buffer_size == loader.buffer_size
 
 
 def gpu_script(*options: str) -> subprocess.CompletedProcess[str]:

@@ -43,11 +43,11 @@ class StepEvaluator(pl.Callback):
     Args:
         study: Task, spacing and end.
         evaluate: The metric of a model.
-        fresh_so_far: How many fresh examples were in the first so many batches of a trainer.
+        fresh_so_far: How many fresh examples were in the first so many batches of a trainer. Default: what its `EchoLoader` says.
     """
 
-    def __init__(self, study: Study, evaluate: Any, fresh_so_far: Callable[[pl.Trainer, int], int]) -> None:
-        self._study, self._evaluate, self._fresh_so_far = study, evaluate, fresh_so_far
+    def __init__(self, study: Study, evaluate: Any, fresh_so_far: Callable[[pl.Trainer, int], int] | None = None) -> None:
+        self._study, self._evaluate, self._fresh_so_far = study, evaluate, fresh_so_far or _fresh_of_loader
         self.run = ReuseRun()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
@@ -57,11 +57,16 @@ class StepEvaluator(pl.Callback):
         run.fresh.append(fresh - sum(run.fresh))
         if steps % study.spacing_steps:
             return
+        run.evaluations.append(Evaluation(fresh, steps, self.evaluated(trainer, pl_module)))
+        trainer.should_stop = reached_at(study.task, run.evaluations) is not None or steps >= study.most_steps
+
+    def evaluated(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
+        """The metric now."""
         pl_module.eval()
         with torch.no_grad():
-            run.evaluations.append(Evaluation(fresh, steps, self._evaluate(pl_module.model)))
+            value: float = self._evaluate(pl_module.model)
         pl_module.train()
-        trainer.should_stop = reached_at(study.task, run.evaluations) is not None or steps >= study.most_steps
+        return value
 
 
 def train(study: Study, arm: ReuseArm, rate: float, seed: int, accelerator: str = "cpu") -> ReuseRun:
@@ -96,7 +101,7 @@ def _fit_echoed(study: Study, arm: ReuseArm, split: Split, module: Module, seed:
         reuse="each" if arm.reuse == "none" else arm.reuse,
         seed=seed,
     )
-    evaluator = StepEvaluator(study, split.evaluate, lambda trainer, steps: trainer.datamodule.loader.counts.fresh)  # type: ignore[attr-defined]
+    evaluator = StepEvaluator(study, split.evaluate)
     quiet_trainer([evaluator, EchoCallback(summary=False)], **options).fit(module, datamodule=echoed)
     return evaluator.run
 
@@ -109,3 +114,8 @@ def _fit_falling(study: Study, arm: ReuseArm, split: Split, module: Module, seed
     evaluator = StepEvaluator(study, split.evaluate, lambda trainer, steps: sum(sampler.fresh[:steps]))
     quiet_trainer([evaluator], **options).fit(module, loader)
     return evaluator.run
+
+
+def _fresh_of_loader(trainer: pl.Trainer, steps: int) -> int:
+    fresh: int = trainer.datamodule.loader.counts.fresh  # type: ignore[attr-defined]
+    return fresh

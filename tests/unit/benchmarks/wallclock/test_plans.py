@@ -1,91 +1,67 @@
-import math
-
 import pytest
-from learning.arms import Arm
-from learning.digits import DIGITS
-from learning.due import Progress
-from learning.rules import FULL
-from learning.store import Row
-from wallclock.plans import NO_ECHO, NOT_SLOWED, Plan, plans_of, points_by_learning, tuned_rate
+from learning.reuse.due import ReuseProgress
+from learning.reuse.rows import ReuseRow
+from learning.reuse.rules import FULL_SEEDS
+from learning.reuse.studies import NO_ECHO as WITHOUT
+from learning.reuse.studies import STUDIES, ReuseArm
+from wallclock.plans import FIXED, NO_ECHO, SETTLED, STEP, STEP_STEPS, TARGET_IDLE, Plan, next_plan, rates_of
 
-MIDDLE = DIGITS.rates[1]
+GLYPHS = STUDIES["glyphs"]
+RATES = {1.0: 0.1, 4.0: 0.4, 8.0: 0.8, 16.0: 1.6, 32.0: 3.2}
 
 
-def rows_of(arm: Arm, best_rate: float, fresh: float) -> list[Row]:
-    """The tuning runs of an arm, the best at a rate inside the grid."""
-    return [
-        Row("digits", arm.name, rate, seed, fresh if rate == best_rate else 2 * fresh, 1, math.nan, 1, 1, 1.0, 1.0, "")
-        for rate in (*DIGITS.rates, DIGITS.rates[0] / 2, DIGITS.rates[-1] * 2)
-        for seed in FULL.tuning
+def all_plans(ratio: int, seed: int, done: list[tuple[Plan, int, float]]) -> list[Plan]:
+    """Each run takes 325 steps, and a controller ends at 6.5."""
+    while (plan := next_plan(GLYPHS, RATES, ratio, seed, done)) is not None:
+        done = [*done, (plan, 325, 6.5 if plan.arm == TARGET_IDLE else plan.factor)]
+    return [plan for plan, _, _ in done]
+
+
+def test_behind_a_source_the_arms_follow_each_other_and_the_last_one_is_as_long_as_target_idle() -> None:
+    assert all_plans(8, 301, []) == [
+        Plan("glyphs", 8, NO_ECHO, 1, 0.1, 301),
+        Plan("glyphs", 8, STEP, 32, 0.8, 301, STEP_STEPS),
+        Plan("glyphs", 8, FIXED, 8, 0.8, 301),
+        Plan("glyphs", 8, TARGET_IDLE, 1, 0.8, 301),
+        Plan("glyphs", 8, SETTLED, 6.5, 0.8, 301, 325),
     ]
 
 
-def learned(*arms: tuple[Arm, float, float]) -> Progress:
-    return Progress(DIGITS, FULL, [row for arm in arms for row in rows_of(*arm)])
+def test_runs_of_other_sources_and_seeds_are_no_ones_partners() -> None:
+    done = [(plan, 325, 6.5) for ratio, seed in ((8, 302), (16, 301)) for plan in all_plans(ratio, seed, [])]
+    assert all_plans(8, 301, done)[len(done) :] == all_plans(8, 301, [])
 
 
-LEARNED = learned(
-    (Arm(), DIGITS.rates[2], 9000),
-    (Arm(4, "before_augmentation"), DIGITS.rates[0], 4000),
-    (Arm(8, "before_augmentation"), DIGITS.rates[2], 4000),
-    (Arm(4, "after_augmentation"), MIDDLE, 3000),
-    (Arm(4, "after_batching"), MIDDLE, 7000),
-)
+def test_what_is_done_is_not_done_again() -> None:
+    first = [(plan, 325, 6.5) for plan in all_plans(4, 301, [])[:3]]
+    assert next_plan(GLYPHS, RATES, 4, 301, first) == Plan("glyphs", 4, TARGET_IDLE, 1, 0.4, 301)
 
 
-def test_points_come_best_for_learning_at_e_4_first() -> None:
-    assert points_by_learning(DIGITS, LEARNED) == ("after_augmentation", "before_augmentation", "after_batching")
+def row(arm: ReuseArm, rate: float, seed: int, steps: float) -> ReuseRow:
+    return ReuseRow("glyphs", arm.name, rate, seed, steps, steps, 2100, 1.0, 1.0, "1", "1")
 
 
-def test_points_come_earliest_first_while_that_is_not_known() -> None:
-    assert points_by_learning(DIGITS, learned((Arm(4, "after_batching"), MIDDLE, 1.0))) == DIGITS.points
+def rows(arm: ReuseArm, best: float) -> list[ReuseRow]:
+    """The tuning runs of an arm, the best at a rate inside the grid."""
+    grid = [GLYPHS.task.rates[0] / 2, *GLYPHS.task.rates, GLYPHS.task.rates[-1] * 2]
+    return [row(arm, rate, seed, 500 if rate == best else 1000) for rate in grid for seed in FULL_SEEDS.tuning]
 
 
-@pytest.mark.parametrize(
-    ("factor", "expected"),
-    [
-        (1, (DIGITS.rates[2], "tuned for no echo")),
-        (4, (DIGITS.rates[0], "tuned for before_augmentation, e=4")),
-        (5, (DIGITS.rates[0], "tuned for before_augmentation, e=4")),
-        (6, (DIGITS.rates[2], "tuned for before_augmentation, e=8")),  # 4 is 1.5 times as far, 8 1.33 times
-        (2, (MIDDLE, "middle of the grid")),
-    ],
-)
-def test_the_rate_is_that_of_the_arm_with_the_nearest_factor_or_the_middle(factor: float, expected: tuple[float, str]) -> None:
-    assert tuned_rate(DIGITS, LEARNED, factor, "before_augmentation") == expected
+def test_rates_are_those_of_the_default_rule_with_the_most_memory() -> None:
+    tuned = rows(WITHOUT, 2e-3)
+    for factor, best in ((4, 2e-3), (8, 4e-3), (16, 8e-3), (32, 4e-3)):
+        tuned += rows(ReuseArm("memory", factor, None), best) + rows(ReuseArm("memory", factor, 64), 2e-3)
+    found = rates_of(GLYPHS, ReuseProgress(GLYPHS, FULL_SEEDS, tuned), "memory")
+    assert found == {1.0: 2e-3, 4.0: 2e-3, 8.0: 4e-3, 16.0: 8e-3, 32.0: 4e-3}
 
 
-def test_the_rate_is_that_of_the_default_buffer_where_it_was_tuned() -> None:
-    tuned = learned((Arm(4, "after_batching"), MIDDLE, 7000), (Arm(4, "after_batching", buffer="large"), DIGITS.rates[0], 5000))
-    for factor in (2, 4, 8):
-        assert tuned_rate(DIGITS, tuned, factor, "after_batching") == (
-            DIGITS.rates[0],
-            "tuned for after_batching, e=4, large buffer",
-        )
-    assert tuned_rate(DIGITS, tuned, 4, "after_augmentation") == (MIDDLE, "middle of the grid")
+def test_each_rule_has_its_own() -> None:
+    tuned = rows(WITHOUT, 2e-3)
+    for factor in (4, 8, 16, 32):
+        tuned += rows(ReuseArm("each", factor, 256), 4e-3) + rows(ReuseArm("each", factor, 64), 8e-3)
+    assert rates_of(GLYPHS, ReuseProgress(GLYPHS, FULL_SEEDS, tuned), "each")[8.0] == 4e-3
 
 
-def test_behind_each_source_every_arm_of_a_seed_before_the_next_seed() -> None:
-    plans = plans_of(DIGITS, LEARNED, ["after_batching"], [4.0, 6.0], [1, 2])
-    at_4 = ["e=2", "e=4", "e=8", "TargetIdle"]
-    at_6 = ["e=2", "e=4", "e=6", "e=8", "TargetIdle"]
-    arms = [NOT_SLOWED, NO_ECHO, *(f"after_batching, {arm}" for arm in at_4)]
-    arms += [NO_ECHO, *(f"after_batching, {arm}" for arm in at_6)]
-    assert [plan.arm for plan in plans] == 2 * arms
-    assert [plan.seed for plan in plans] == [1] * len(arms) + [2] * len(arms)
-    assert [plan.ratio for plan in plans[: len(arms)]] == [0] + [4.0] * 5 + [6.0] * 6
-
-
-def test_target_idle_begins_at_1_and_trains_at_the_rate_for_r() -> None:
-    plans = plans_of(DIGITS, LEARNED, ["before_augmentation"], [4.0], [1])
-    expected = Plan(
-        "digits", 4.0, "before_augmentation, TargetIdle", 1, "before_augmentation", DIGITS.rates[0],
-        "tuned for before_augmentation, e=4", 1,
-    )  # fmt: skip
-    assert plans[-1] == expected
-    assert [plan.is_controlled for plan in plans] == [False] * 5 + [True]
-
-
-def test_with_two_points_the_arms_at_both_share_their_baseline() -> None:
-    plans = plans_of(DIGITS, LEARNED, ["before_augmentation", "after_batching"], [2.0], [1])
-    assert [plan.point for plan in plans] == ["none"] * 2 + ["before_augmentation"] * 4 + ["after_batching"] * 4
+def test_without_the_study_there_are_no_rates_and_that_is_said() -> None:
+    with pytest.raises(LookupError, match=r"no rate for glyphs at a factor of \[4.0, 8.0, 16.0, 32.0\]: run make evidence"):
+        rates_of(GLYPHS, ReuseProgress(GLYPHS, FULL_SEEDS, rows(WITHOUT, 2e-3)), "memory")

@@ -2,8 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from learning.arms import Arm
-from learning.digits import DIGITS
+from learning.reuse.studies import STUDIES
 from torch import nn
 from wallclock.source import SlowSource
 from wallclock.stopwatch import Stopwatch, TimedEvaluator
@@ -51,7 +50,7 @@ def test_an_evaluation_costs_no_time_moves_no_read_and_counts_as_a_validation() 
         clock.now += 1000
         return 12.0
 
-    evaluator = TimedEvaluator(DIGITS, Arm(), evaluate, source, Told(events), watch)  # type: ignore[arg-type]
+    evaluator = TimedEvaluator(STUDIES["glyphs"], evaluate, source, Told(events), watch)  # type: ignore[arg-type]
     module = nn.Module()
     module.model = torch.nn.Identity()
     evaluator.on_train_epoch_start(None, None)  # type: ignore[arg-type]

@@ -1,13 +1,15 @@
 import importlib.util
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from learning.store import Store
+from wallclock.plans import FIXED, NO_ECHO, SETTLED, STEP, STEP_STEPS, TARGET_IDLE, Plan
 from wallclock.timed import TimedRow, factor_changes
-from wallclock_rows import POINT, row, stage
+from wallclock_rows import row, seed_rows, stage
 
 from lightning_echo.measuring.report import EpochReport
 
@@ -24,9 +26,10 @@ def main() -> ModuleType:
     return module
 
 
-def test_a_row_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
-    runs, rate = Store(tmp_path, "runs", TimedRow), 1e-2 / 3
-    one = TimedRow(**{**vars(row("e=2", float("inf"))), "rate": rate, "idle": 0.25})
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_row_comes_back_from_its_file_as_it_was(tmp_path: Path, is_reached: bool) -> None:
+    runs = Store(tmp_path, "runs", TimedRow)
+    one = row(FIXED, 1.5, rate=1e-2 / 3, is_reached=is_reached)
     runs.add(one)
     assert Store(tmp_path, "runs", TimedRow).rows == [one]
 
@@ -34,23 +37,20 @@ def test_a_row_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
 def test_only_runs_that_are_missing_are_run(main: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran = []
 
-    def run(task: Any, plan: Any, stage: Any) -> TimedRow:
-        ran.append((plan.arm, plan.rate, stage.ratio))
-        return TimedRow(**{**vars(row("e=4", 2.0)), **vars(plan)})
+    def run(study: Any, plan: Plan, stage: Any) -> TimedRow:
+        ran.append((plan.arm, plan.factor, plan.steps, stage.ratio))
+        of_plan = {name: value for name, value in vars(plan).items() if name != "steps"}
+        return replace(row(plan.arm, 2.0), **of_plan, wanted_steps=plan.steps, last_factor=5.5)
 
     monkeypatch.setattr(main, "timed_run", run)
     stages, runs = main.Store(tmp_path, "stages", main.Stage), main.Store(tmp_path, "runs", main.TimedRow)
-    stages.add(stage(0))
-    stages.add(stage(4.0))
-    done, other = row("e=4", 2.0), row("e=8", 2.0)
-    tuned_anew = TimedRow(**{**vars(done), "rate": 0.5})
-    runs.add(done)
-    task = next(iter(main._TASKS.values()))
-    main.run_due(task, [done.plan, other.plan, tuned_anew.plan], stages, runs)
-    assert ran == [(f"{POINT}, e=8", 0.01, 4.0), (f"{POINT}, e=4", 0.5, 4.0)]
-    again = main.Store(tmp_path, "runs", main.TimedRow)
-    main.run_due(task, [done.plan, other.plan, tuned_anew.plan], stages, again)
-    assert len(ran) == 2
+    stages.add(stage(8))
+    runs.add(row(NO_ECHO, 8.0))
+    options, rates = Namespace(seeds=[1], ratios=[8]), {"glyphs": {1.0: 0.1, 8.0: 0.8}}
+    main.run_due([main.STUDIES["glyphs"]], rates, stages, runs, options)
+    assert ran == [(STEP, 32, STEP_STEPS, 8), (FIXED, 8, 0, 8), (TARGET_IDLE, 1, 0, 8), (SETTLED, 5.5, 100, 8)]
+    main.run_due([main.STUDIES["glyphs"]], rates, stages, main.Store(tmp_path, "runs", main.TimedRow), options)
+    assert len(ran) == 4
 
 
 def test_where_the_factor_changed_is_said_by_epoch() -> None:
@@ -66,17 +66,12 @@ def test_the_report_goes_to_files_and_only_as_evidence_into_the_page(
     page.parent.mkdir()
     page.write_text("<!-- wallclock:begin --><!-- wallclock:end -->")
     monkeypatch.setattr(main, "_PAGE", page)
-    rows = [
-        row("no echo, source not slowed", 1.0, ratio=0),
-        row("no echo", 4.0),
-        row("e=4", 3.0, steps=200),  # 200 steps of 10 ms: learning allows 2 s
-        row("TargetIdle", 3.1),
-    ]
-    failures = main.report([stage(0), stage(4.0)], rows, tmp_path / "results", Namespace(quick=quick, out=None))
-    assert failures == 1  # 1.33 of a bound of 2; TargetIdle is within 10 %
+    failures = main.report([stage()], seed_rows(idle=1.6), tmp_path / "results", Namespace(quick=quick, out=None))
+    assert failures == 1  # TargetIdle takes 1.6 s where 1.5 s are its factor's
     written = {path.name for path in (tmp_path / "results").glob("*.csv")}
-    assert written == {f"wallclock_{name}.csv" for name in ("stages", "times", "bound", "target_idle")}
+    names = ("stages", "times", "allowed", "replay", "target_idle", "headline")
+    assert written == {f"wallclock_{name}.csv" for name in names}
     assert (page.parent / "wallclock.png").exists() == is_written
     assert (tmp_path / "results" / "wallclock.png").exists() != is_written
-    assert ("| t | 4 | after_batching | 1 | e=4 | 3 [3, 3] | 3.1 [3.1, 3.1] |" in page.read_text()) == is_written
+    assert ("| glyphs | 8 | 1 | 100 [100, 100] | 6 [6, 6] | 1.6 [1.6, 1.6] |" in page.read_text()) == is_written
     assert ("![Time to the target against R](wallclock.png)" in page.read_text()) == is_written

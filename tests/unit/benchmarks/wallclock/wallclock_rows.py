@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from learning.reuse.clock import pack_counts
+from wallclock.plans import FIXED, NO_ECHO, SETTLED, STEP, STEP_STEPS, TARGET_IDLE
 from wallclock.stages import Stage
 from wallclock.timed import TimedRow
 
-POINT = "after_batching"
+BATCH = 8
+WANTED = {STEP: STEP_STEPS, SETTLED: 100}
 
 
-def stage(ratio: float = 4.0, **changed: Any) -> Stage:
-    """A batch of 10 examples takes 40 ms upstream, a step 10 ms."""
-    upstream = 0.04 if ratio else 0.005
-    values = {"task": "t", "ratio": ratio, "workers": 2, "batch_size": 10, "delay_seconds": 0.008, "step_seconds": 0.01}
-    values |= {"upstream_seconds": upstream, "points": POINT, "redone_seconds": "0.001", "epoch_steps": 16}
-    return Stage(**{**values, **changed})  # type: ignore[arg-type]
+def stage(ratio: int = 8, task: str = "glyphs") -> Stage:
+    """A batch takes 80 ms upstream, a step alone 10 ms."""
+    return Stage(task, ratio, 2, BATCH, 0.02, 0.01, 0.01 * ratio)
 
 
-def row(arm: str, seconds: float, *, steps: float = 100, fresh: float = 1000, ratio: float = 4.0, seed: int = 1) -> TimedRow:
-    """A run; its arm is ``no echo``, ``e=...`` or ``TargetIdle``, the last two at `POINT`."""
-    is_echoed = not arm.startswith("no echo")
-    factor = float(arm[2:]) if arm.startswith("e=") else 1.0
-    name, point = (f"{POINT}, {arm}", POINT) if is_echoed else (arm, "none")
-    found = {"seconds_to_target": seconds, "steps_to_target": steps, "fresh_to_target": fresh}
-    rest = {"first_batch_seconds": 0.1, "evaluation_seconds": 1.0, "evaluations": 9, "seconds": 9.0, "fresh": 1000, "steps": 800}
-    where = {"task": "t", "ratio": ratio, "arm": name, "factor": factor, "point": point, "rate": 0.01, "rate_from": "tuned"}
-    last = {"last": 97.0, "idle": math.nan, "factors": "0:1 1:4.3", "load": 0.0}
-    return TimedRow(**where, seed=seed, **found, **rest, **last)  # type: ignore[arg-type]
+def row(arm: str, seconds: float, steps: int = 100, *, fresh: int = 1, seed: int = 1, **changed: Any) -> TimedRow:
+    """A run of an arm behind `stage`, with so many fresh examples in each batch."""
+    values: dict[str, Any] = {
+        **{"task": "glyphs", "ratio": 8, "arm": arm, "factor": 1.0, "rate": 0.01, "seed": seed, "is_reached": True},
+        **{"wanted_steps": WANTED.get(arm, 0), "seconds": seconds, "steps": steps, "fresh": pack_counts([fresh] * steps)},
+        **{"first_batch_seconds": 0.1, "idle_seconds": 0.02, "evaluation_seconds": 1.0, "last_factor": 6.0},
+        **{"factors": "0:1 1:6", "buffer_size": 512, "load": 0.0},
+    }
+    return TimedRow(**{**values, **changed})
+
+
+def seed_rows(seed: int = 1, **seconds: float) -> list[TimedRow]:
+    """The five runs of a seed. A step takes 11 ms at 4 R. `FIXED` needs 110 of them: learning allows 1.21 s."""
+    times = {"base": 8.0, "step": 0.1 + 0.011 * STEP_STEPS, "fixed": 1.25, "idle": 1.6, "settled": 1.5, **seconds}
+    return [
+        row(NO_ECHO, times["base"], fresh=BATCH, seed=seed),
+        row(STEP, times["step"], STEP_STEPS, seed=seed, is_reached=False),
+        row(FIXED, times["fixed"], 110, seed=seed),
+        row(TARGET_IDLE, times["idle"], seed=seed),
+        row(SETTLED, times["settled"], seed=seed, is_reached=False),
+    ]
