@@ -56,6 +56,30 @@ def test_a_cache_that_has_stopped_to_grow_takes_no_more(monkeypatch):
     assert cache.memory_to_come == 0
 
 
+def test_what_it_will_not_hold_as_it_is_while_it_is_live(tmp_path):
+    cache = cache_of(Words(WORDS))
+    assert cache.not_held is None  # not open yet
+    cache.open()
+    assert cache.not_held == 0
+    cache = filled(Words(WORDS))
+    cache.of_node.store().arena.freeze()
+    assert cache.not_held == len(WORDS) - 20
+
+
+@pytest.mark.parametrize("size", ["1MiB", "2MiB"])
+def test_before_it_is_full_that_follows_from_its_size(size, monkeypatch):
+    cache = cache_of(Words(WORDS * 1000), size)
+    cache.open()
+    room = int(size[0]) * 2**20 // cache._hold.example_bytes
+    assert cache.not_held == len(WORDS) * 1000 - room > 0
+
+
+def test_where_it_holds_something_else_or_on_a_disk_nothing_live_is_held(tmp_path):
+    for cache in (cache_of(Words(WORDS), path=str(tmp_path)), cache_of(Words(WORDS), whole=True, hold="loaded")):
+        cache.open()
+        assert cache.not_held is None
+
+
 def test_opened_again_it_is_what_it_was():
     cache = filled(Words(WORDS))
     assert cache.open() == ""

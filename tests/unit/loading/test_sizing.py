@@ -413,3 +413,36 @@ class TestSettling:
         assert each.warning.startswith("buffer_size is 40 instead of 128")
         assert each.settle(2.0, Room(400), self.others()) == ""
         assert each.value == 40
+
+
+class TestBesideACache:
+    def sizing(self, reuse=Reuse.memory):
+        return BufferSizing(
+            batch_size=8,
+            workers=1,
+            item_bytes=1,
+            by_batches=False,
+            usual=128,
+            unknown=512,
+            most=992,
+            most_by_default=496,
+            reuse=reuse,
+        )
+
+    @pytest.mark.parametrize(("not_cached", "live"), [(0, 992), (100, 992), (101, 100), (None, 100)])
+    def test_as_much_as_the_pass_allows_is_live_where_there_is_room_for_what_the_cache_has_not(self, not_cached, live):
+        room = Room(10**6, not_cached=not_cached)
+        assert self.sizing().size("100B", 2.0, room) == (live, "")
+        assert self.sizing().size(0.0001, 2.0, room) == (live, "")
+        assert self.sizing(Reuse.each).size("100B", 2.0, room) == (100, "")
+
+    @pytest.mark.parametrize(("not_cached", "live"), [(100, 496), (101, 64), (None, 64)])
+    def test_by_default_half_of_that(self, not_cached, live):
+        assert self.sizing().size(None, 2.0, Room(1000, not_cached=not_cached)) == (live, "")
+
+    @pytest.mark.parametrize(
+        ("size", "not_cached", "fits"),
+        [(900, 500, True), (900, 501, False), (900, None, False), (500, 900, True), (501, 900, False), (500, None, True)],
+    )
+    def test_a_saved_size_fits_where_there_is_room_for_what_the_cache_has_not(self, size, not_cached, fits):
+        assert self.sizing().fits(size, Room(500, not_cached=not_cached)) is fits
