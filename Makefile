@@ -31,18 +31,20 @@ demo: $(INSTALLED) ## train on digits without and with echoing, print a table, s
 SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist worksteal
 # Left to test-all: of each grid of parameters all but a few, what takes seconds, programs started as users start them, tests of times.
 LEAN := not rest_of_grid and not slow and not program and not alone
+# And the tests of benchmarks/.
+OF_PACKAGE := --ignore=tests/unit/benchmarks $(addprefix --ignore=tests/integration/,test_learning_runs.py test_wallclock.py test_peers.py)
 # What a first look at a change to Lightning's side needs of tests/integration.
 SMOKE := test_loader_plain_equivalence test_loader_counts test_loader_growing_data test_longer_schedules test_two_trainers
 
 test: $(INSTALLED) ## run the tests, a few of each grid of parameters (or those that ARGS choose)
 ifeq ($(ARGS),)
-	$(SIDE_BY_SIDE) -m "$(LEAN)" tests/unit tests/integration
+	$(SIDE_BY_SIDE) -m "$(LEAN)" $(OF_PACKAGE) tests/unit tests/integration
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 test-fast: $(INSTALLED) ## run the unit tests and a few with a Trainer
-	$(SIDE_BY_SIDE) -m "$(LEAN)" tests/unit $(SMOKE:%=tests/integration/%.py) $(ARGS)
+	$(SIDE_BY_SIDE) -m "$(LEAN)" $(OF_PACKAGE) tests/unit $(SMOKE:%=tests/integration/%.py) $(ARGS)
 
 test-all: $(INSTALLED) ## run all tests: full grids, programs, outside loaders, then what compares times (CI does)
 	$(SIDE_BY_SIDE) -m "not alone" $(ARGS)

@@ -106,6 +106,7 @@ class SlowModel(Model):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.slow
 def test_where_a_cache_is_advised_the_cache_is_tried(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return start
 
 
+@pytest.mark.slow
 def test_the_smallest_program_uses_every_example_twice(tmp_path: Path) -> None:
     output = run("minimal.py", cwd=tmp_path)
     fresh, echoed = map(int, re.search(r"EchoCounts\(fresh=(\d+), echoed=(\d+)", output).groups())  # type: ignore[union-attr]

@@ -71,6 +71,7 @@ def analyze(model, data, steps=10, **options):
 # ------------------------------------------------------------------ what it finds
 
 
+@pytest.mark.slow
 def test_a_slow_storage_is_a_fetch_stall_and_a_slow_transform_a_prep_stall():
     _, fetch = analyze(Slept(), loader_of(Staged(read_seconds=25 * MS)))
     _, prep = analyze(Slept(), loader_of(Staged(augment_seconds=25 * MS)))
@@ -132,6 +133,7 @@ class Notes(BoringModel):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [
@@ -501,6 +503,7 @@ class OnlyHere(Dataset):
         return torch.zeros(32)
 
 
+@pytest.mark.slow
 def test_a_data_set_that_fails_in_workers_is_analyzed_without_and_workers_are_not_advised(tmp_path):
     analyzer, found = analyze(BoringModel(), loader_of(OnlyHere(), workers=0), 5)
     assert found.step_seconds >= 4 * 5 * MS

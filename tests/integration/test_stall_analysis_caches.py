@@ -42,6 +42,7 @@ class Pictures(StagedDataset):
         return read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hold", [pytest.param("raw", marks=pytest.mark.rest_of_grid), "loaded"])
 def test_a_cache_that_is_tried_holds_its_share_before_the_steps_that_count(hold, tmp_path):
     """Of ten batches of four, each second example is held: five batches. Then the ten batches come."""

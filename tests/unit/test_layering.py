@@ -174,6 +174,7 @@ def test_the_package_imports_lightning_only_for_the_data_module():
     assert loaded_by("from lightning_echo import EchoConfig, EchoLoader, StagedDataset") == []
 
 
+@pytest.mark.slow
 def test_the_checks_above_can_fail():
     assert {"lightning", "torchvision"} <= set(loaded_by("from lightning_echo import EchoDataModule; import torchvision"))
 

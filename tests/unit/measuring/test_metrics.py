@@ -294,6 +294,7 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
+@pytest.mark.slow
 def test_over_two_processes_the_longest_waits_are_summed(ranks):
     for found in ranks:
         assert found["computed"] == (0.5 + 0.5 + 0.5 + 0.75) / 4

@@ -316,6 +316,7 @@ def test_where_the_source_only_hangs_nothing_is_echoed_in_the_end():
     assert {(decision.factor, decision.reason) for decision in decided[-20:]} == {(1, Reason.no_gain)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [200, 500])
 def test_where_single_reads_are_slow_more_of_the_factor_is_given_up_again(steps):
     """Going on from what feeds the device between slow reads to 4 brings less than half: seen in most runs, and then for good."""
