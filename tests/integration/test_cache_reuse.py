@@ -142,3 +142,29 @@ def test_the_size_of_the_buffer_counts_what_the_cache_has(
     next(iter(loader))
     assert loader.buffer_size == live
     loader.close()
+
+
+def kibibytes(monkeypatch: pytest.MonkeyPatch, point: str, **options: Any) -> EchoLoader:
+    """A loader that is settled, with 4,000 KiB that are free beside its cache."""
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 4000 * 2**10)
+    monkeypatch.setattr("lightning_echo.caching.loader_cache.LoaderCache.memory_to_come", 0)
+    plain = DataLoader(Kibibytes(), batch_size=8, shuffle=True)
+    loader = EchoLoader(plain, 4, insertion_point=point, seed=3, reuse="memory", **options)
+    loader.settle()
+    return loader
+
+
+def test_of_whole_batches_a_cache_of_examples_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = kibibytes(monkeypatch, "after_batching", buffer_size=0.2, cache={"size": "3MiB", "hold": "whole"})
+    assert loader.buffer_size == 100
+
+
+def test_the_line_about_a_loader_says_what_is_live_beside_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(size: str, live: int) -> str:
+        cache = {"size": size, "hold": "whole"}
+        return repr(kibibytes(monkeypatch, "after_augmentation", buffer_size=live, cache=cache)).partition(" live examples, ")[2]
+
+    assert said("3MiB", 1992).startswith("0 MiB beside the cache, echoes")
+    left = 2000 - int(1.5 * 2**20) // (1024 + 128)  # a record has 128 bytes more
+    assert said("1.5MiB", 1992).startswith(f"{left / 1024:.3g} MiB beside the cache, echoes")
+    assert said("1.5MiB", 40).startswith("0.0391 MiB, echoes")
