@@ -101,15 +101,14 @@ def train(task: Task, arm: Arm, rate: float, seed: int, *, ends_at_target: bool,
     return Run(evaluator.evaluations, time.perf_counter() - begin)
 
 
-def echoed(task: Task, arm: Arm, split: Split, seed: int, **loader_options: Any) -> EchoDataModule:
-    """The training data of an arm; ``loader_options`` are those of ``DataLoader``."""
+def echoed(task: Task, arm: Arm, split: Split, seed: int) -> EchoDataModule:
+    """The training data of an arm."""
     batch_size = task.batch_size * arm.batch_multiple
     data = split.train
     if arm.cached_share < 1:
         chosen = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
         data = Subset(data, chosen[: round(task.cached_examples * arm.cached_share)].tolist())
-    options = {"num_workers": task.workers, "collate_fn": split.collate, **loader_options}
-    loader = DataLoader(data, batch_size, shuffle=True, drop_last=True, **options)
+    loader = DataLoader(data, batch_size, shuffle=True, drop_last=True, num_workers=task.workers, collate_fn=split.collate)
     return EchoDataModule.from_dataloaders(
         loader,
         factor=arm.factor,

@@ -81,11 +81,14 @@ class Case:
             for row, step in zip(self.runs(arm), self.step_seconds, strict=True)
         ]
 
+    def _first_read_seconds(self, row: TimedRow) -> float:
+        return self.stage.upstream_seconds * row.fresh_counts[0] / self.stage.batch_size
+
     def missing(self) -> dict[str, list[float]]:
         """Shares of the time of `FIXED` that are beyond its steps, by seed."""
         reading, runs, steps = self.stage.upstream_seconds / self.stage.ratio, self.runs(FIXED), self.step_seconds
-        filling = [
-            replayed - row.steps * max(reading, step)
+        filling = [  # the replay reads the first batch, too, which is a part of its own here
+            max(replayed - row.steps * max(reading, step) - self._first_read_seconds(row), 0.0)
             for row, replayed, step in zip(runs, self.replayed(FIXED), steps, strict=True)
         ]
         first = [row.first_batch_seconds for row in runs]

@@ -15,7 +15,8 @@ Rules. A figure is the median over the seeds, and judged by that:
 
 1. *Of what learning allows.* The steps of `FIXED`, each of which takes the longer one of d and its share of reading, h / R, are
    at least `OF_ALLOWED` of its time. What is missing is split into the first batch, the filling of the buffer (what
-   `replayed_time` says of the run's fresh examples, beyond the steps), other idle time, and what is left: longer steps than d.
+   `replayed_time` says of the run's fresh examples, beyond steps and first batch), other idle time, and what is
+   left: longer steps than d.
 2. *The replay.* In each cell of `CELLS` the time of `FIXED` divided by that of `NO_ECHO` is within `REPLAY_WITHIN` of what
    the replay of both runs' fresh examples says, with h and d as measured.
 3. *The controller.* `TARGET_IDLE` takes at most `AT_MOST_SLOWER` times as long as `SETTLED`. Its time to the target is shown with

@@ -50,7 +50,8 @@ class EchoLoader:
             than the factor. Default for ``reuse="each"``: 16 batches, or 4 in device memory; at most a quarter of a pass, at
             least two batches per worker, and fewer if they would take more than a tenth of the free memory. Default for
             ``reuse="memory"``: a tenth of the free memory (of the device for ``after_transfer``), rounded down to a power of
-            two of batches, at most half of a pass; 64 batches if it is not known how much memory an example takes.
+            two of batches, at most half of a pass; 64 batches if it is not known how much memory an example takes; half of a
+            pass where a cache and that tenth hold all examples together.
         reuse: Which examples are used again. ``"each"``: each fresh example is used ``factor`` times, as in the paper.
             ``"memory"``: echoes are drawn from all examples that the buffer holds, and an example leaves it when it is full, the
             oldest first. The share of fresh examples is the same.
@@ -147,10 +148,10 @@ class EchoLoader:
         return self._setting.buffer_size
 
     def settle(self) -> None:
-        """Settles on `buffer_size` before the first batch does. All ranks must call this function together.
+        """Opens the cache, and settles on `buffer_size`, before the first batch does. All ranks must call this function together.
 
         Raises:
-            ValueError: The memory that the user asks for cannot fill a batch.
+            ValueError: The memory that the user asks for cannot fill a batch; or the cache cannot be opened.
         """
         self._run.settle()
 
