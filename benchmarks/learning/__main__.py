@@ -22,9 +22,9 @@ from learning.residual import RESIDUAL
 from learning.reuse.due import ReuseProgress
 from learning.reuse.report import write_reuse_report
 from learning.reuse.rows import ReuseRow
-from learning.reuse.rules import FULL_SEEDS, QUICK_SEEDS
+from learning.reuse.rules import AGAIN_SEEDS, FULL_SEEDS, QUICK_SEEDS
 from learning.reuse.runs import ReuseRuns
-from learning.reuse.studies import STUDIES
+from learning.reuse.studies import AGAIN, STUDIES
 from learning.rules import FULL, QUICK
 from learning.store import Store
 from learning.task import Task
@@ -66,10 +66,13 @@ def reuse(options: argparse.Namespace) -> None:
     seeds = QUICK_SEEDS if options.quick else FULL_SEEDS
     stores = {study.task.name: Store(folder, f"{study.task.name}_reuse", ReuseRow) for study in every}
     if not options.tables_only:
+        asked_again = [study for name, study in AGAIN.items() if name in (options.tasks or AGAIN)]
         chosen = [study for study in every if study.task.name in (options.tasks or STUDIES)]
+        run_reuse([] if options.quick else asked_again, AGAIN_SEEDS, stores, options.processes, options.accelerator)
         run_reuse(chosen, seeds, stores, options.processes, options.accelerator)
     runs = [ReuseRuns(ReuseProgress(study, seeds, stores[study.task.name].rows)) for study in every]
-    write_reuse_report(runs, DOCS / "evidence.md" if is_evidence else folder / "reuse.md", is_quick=options.quick)
+    again = [ReuseRuns(ReuseProgress(study, AGAIN_SEEDS, stores[study.task.name].rows)) for study in AGAIN.values()]
+    write_reuse_report(runs, again, DOCS / "evidence.md" if is_evidence else folder / "reuse.md", is_quick=options.quick)
 
 
 def chosen_tasks(options: argparse.Namespace) -> list[Task]:

@@ -18,15 +18,22 @@ from learning.reuse.runs import ReuseRuns
 from learning.reuse.studies import NO_ECHO, ReuseArm, Study
 from learning.rules import Interval, interval_of_median, ratios, verdict
 
-__all__ = ["cell_table", "decision_table", "reuse_table", "write_reuse_report"]
+__all__ = ["again_table", "cell_table", "decision_table", "reuse_table", "write_reuse_report"]
 
 PLOT, SECTION = "reuse.png", "reuse"
 NOT_YET = "not run yet"
 
 
-def write_reuse_report(all_runs: Sequence[ReuseRuns], page: Path, *, is_quick: bool) -> None:
-    """Prints the tables, and writes them and the plot into a page and beside it; the page is made if it is not there."""
-    text = "\n\n".join([decision_table(all_runs), cell_table(all_runs), *map(reuse_table, all_runs)])
+def write_reuse_report(all_runs: Sequence[ReuseRuns], again: Sequence[ReuseRuns], page: Path, *, is_quick: bool) -> None:
+    """Prints the tables, and writes them and the plot into a page and beside it; the page is made if it is not there.
+
+    Args:
+        all_runs: Of each study.
+        again: Of what rule 9 asks again.
+        page: The page.
+        is_quick: Whether these are runs of ``--quick``.
+    """
+    text = "\n\n".join([decision_table(all_runs, again), cell_table(all_runs), again_table(again), *map(reuse_table, all_runs)])
     print(f"\n{text}")
     page.parent.mkdir(parents=True, exist_ok=True)
     if not page.exists():
@@ -39,23 +46,26 @@ def write_reuse_report(all_runs: Sequence[ReuseRuns], page: Path, *, is_quick: b
         print("\nThese are tables of --quick: they show that everything runs, and say nothing about echoing.")
 
 
-def decision_table(all_runs: Sequence[ReuseRuns]) -> str:
-    """What the rules decide (rules 6 to 8)."""
+def decision_table(all_runs: Sequence[ReuseRuns], again: Sequence[ReuseRuns]) -> str:
+    """What the rules decide (rules 6 to 9)."""
     deciding = [runs for runs in all_runs if runs.study.decides]
     pairs = [("memory", "each"), ("falling", "each"), ("falling", "memory")]
     cells = {pair: list(_cells(deciding, *pair, DECIDING_BATCHES)) for pair in pairs}
     rows = []
     if any(cell is None for some in cells.values() for cell in some):
         rows += [("rule of reuse", NOT_YET), ("falling share", NOT_YET)]
-        winner = "memory"
     else:
         known = {pair: [cell for cell in some if cell is not None] for pair, some in cells.items()}
         reuse = rules.default_reuse(*(known[pair] for pair in pairs))
         winner = "memory" if rules.wins(known["memory", "each"]) else "each"
         stays = reuse == "falling" or rules.falling_stays(known["falling", winner])
-        rows += [("rule of reuse", f"**{reuse}**"), ("falling share", "stays" if stays else "goes")]
-        winner = reuse
+        rows += [("rule of reuse, with e up to 16", reuse), ("falling share", "stays" if stays else "goes")]
+    asked = _cells_again(again)
+    is_known = bool(asked) and None not in asked
+    wins = is_known and rules.wins([cell for cell in asked if cell is not None])
+    winner = "memory" if wins or not is_known else "each"
     rows += [
+        ("rule of reuse, as a training has it by default", f"**{winner}**" if is_known else NOT_YET),
         (f"max_factor, of {winner}", _max_factor(deciding, winner)),
         (f"expected of the headline, of {winner}", _headline(deciding, winner)),
     ]
@@ -75,6 +85,32 @@ def cell_table(all_runs: Sequence[ReuseRuns]) -> str:
                 if any(texts):
                     lines.append((runs.study.task.name, f"{size} batches", f"{one} / {other}", *texts))
     return table(columns, lines)
+
+
+def again_table(again: Sequence[ReuseRuns]) -> str:
+    """The cells of rule 9."""
+    columns = ("task, asked again", "memory", "tested", *(f"time at R = {ratio}, e = {_factor_again(ratio)}" for ratio in DECIDING_RATIOS))
+    lines = []
+    for runs in again:
+        cells = _cells_again([runs])
+        if None not in cells:
+            texts = [f"{interval_text(cell.interval)}, {verdict(cell.interval)}" for cell in cells if cell is not None]
+            lines.append((runs.study.task.name, f"{DECIDING_BATCHES} batches", "memory / each", *texts))
+    return table(columns, lines)
+
+
+def _factor_again(ratio: int) -> int:
+    return min(ratio, rules.AGAIN_MOST_FACTOR)
+
+
+def _cells_again(again: Sequence[ReuseRuns]) -> list[Cell | None]:
+    cells: list[Cell | None] = []
+    for runs in again:
+        for ratio in DECIDING_RATIOS:
+            one, other = (ReuseArm(rule, _factor_again(ratio), DECIDING_BATCHES) for rule in ("memory", "each"))
+            is_there = runs.is_there(one, other)
+            cells.append(Cell(runs.study.task.name, ratio, runs.time_ratio(one, other, ratio)) if is_there else None)
+    return cells
 
 
 def reuse_table(runs: ReuseRuns) -> str:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from learning.digits import DIGITS
 from learning.glyphs import GLYPHS
 from learning.language_model import LANGUAGE_MODEL
+from learning.reuse.rules import AGAIN_MOST_FACTOR, DECIDING_BATCHES, DECIDING_RATIOS
 from learning.task import Task
 
-__all__ = ["NO_ECHO", "STUDIES", "ReuseArm", "Study", "in_order"]
+__all__ = ["AGAIN", "NO_ECHO", "STUDIES", "ReuseArm", "Study", "in_order"]
 
 UNBOUNDED = None
 
@@ -137,3 +138,14 @@ STUDIES = {
         ),
     )
 }
+
+AGAIN = {
+    name: replace(
+        study,
+        factors=tuple(sorted({min(ratio, AGAIN_MOST_FACTOR) for ratio in DECIDING_RATIOS})),
+        rounds=((("memory", DECIDING_BATCHES), ("each", DECIDING_BATCHES)),),
+    )
+    for name, study in STUDIES.items()
+    if study.decides
+}
+"""What rule 9 asks again."""
