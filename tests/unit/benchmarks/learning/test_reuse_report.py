@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from learning.reuse import plots
 from learning.reuse.due import ReuseProgress
-from learning.reuse.report import cell_table, decision_table, reuse_table, write_reuse_report
-from learning.reuse.rules import DECIDING_BATCHES, FULL_SEEDS
+from learning.reuse.report import again_table, cell_table, decision_table, reuse_table, write_reuse_report
+from learning.reuse.rules import AGAIN_SEEDS, DECIDING_BATCHES, FULL_SEEDS, Seeds
 from learning.reuse.runs import ReuseRuns
 from learning.reuse.studies import NO_ECHO, ReuseArm
 from reuse_cases import row, study, tuned
@@ -18,16 +18,16 @@ DECIDING = [ReuseArm(rule, factor, DECIDING_BATCHES) for rule in ("each", "memor
 UNBOUNDED = [ReuseArm("memory", factor, None) for factor in (4, 8, 16, 32)]
 
 
-def runs_of(steps: dict[ReuseArm, float], task: str = "small", **changes) -> ReuseRuns:
+def runs_of(steps: dict[ReuseArm, float], task: str = "small", seeds: Seeds = FULL_SEEDS, **changes) -> ReuseRuns:
     """The runs of a task whose arms need so many steps, a hundredth more from seed to seed."""
     rows = []
     for arm, count in steps.items():
-        rows += tuned(arm, FULL_SEEDS.tuning, count, task=task)
+        rows += tuned(arm, seeds.tuning, count, task=task)
         rows += [
             row(arm, seed, math.inf if math.isinf(count) else round(count * (1 + place / 100)), task=task)
-            for place, seed in enumerate(FULL_SEEDS.report)
+            for place, seed in enumerate(seeds.report)
         ]
-    return ReuseRuns(ReuseProgress(study(task, **changes), FULL_SEEDS, rows))
+    return ReuseRuns(ReuseProgress(study(task, **changes), seeds, rows))
 
 
 def all_steps(memory: float, falling: float, unbounded: dict[int, float]) -> dict[ReuseArm, float]:
@@ -52,10 +52,21 @@ def line_of(table: str, *begin: str) -> list[str]:
 GOOD = {4: 400, 8: 400, 16: 480, 32: 600}
 
 
+def again_of(memory: float, each: float, task: str = "one") -> ReuseRuns:
+    """What rule 9 asks again: so many steps at both factors."""
+    arms = {ReuseArm(rule, factor, DECIDING_BATCHES) for rule in ("memory", "each") for factor in (4, 8)}
+    return runs_of({arm: memory if arm.reuse == "memory" else each for arm in arms} | {NO_ECHO: 400}, task, AGAIN_SEEDS)
+
+
+FIRST, AGAIN = "rule of reuse, with e up to 16", "rule of reuse, as a training has it by default"
+
+
 class TestDecisions:
     def test_follow_from_all_tasks(self) -> None:
-        table = decision_table([runs_of(all_steps(400, 400, GOOD), task) for task in ("one", "other")])
-        assert line_of(table, "rule of reuse")[1] == "**memory**"
+        runs = [runs_of(all_steps(400, 400, GOOD), task) for task in ("one", "other")]
+        table = decision_table(runs, [again_of(400, 500, task) for task in ("one", "other")])
+        assert line_of(table, FIRST)[1] == "memory"
+        assert line_of(table, AGAIN)[1] == "**memory**"
         assert line_of(table, "falling share")[1] == "goes"
         # 480 of 400 steps are within 1.25, 600 are not
         assert line_of(table, "max_factor, of memory")[1].startswith("**16**")
@@ -64,30 +75,52 @@ class TestDecisions:
         assert said.startswith("reached: time / no echo at R = e = 8, replayed: 0.13")
 
     def test_one_task_that_is_level_keeps_the_rule_of_the_paper(self) -> None:
-        table = decision_table([runs_of(all_steps(400, 500, GOOD), "one"), runs_of(all_steps(500, 500, GOOD), "other")])
-        assert line_of(table, "rule of reuse")[1] == "**each**"
+        runs = [runs_of(all_steps(400, 500, GOOD), "one"), runs_of(all_steps(500, 500, GOOD), "other")]
+        table = decision_table(runs, [again_of(400, 500, "one"), again_of(500, 500, "other")])
+        assert line_of(table, FIRST)[1] == "each"
+        assert line_of(table, AGAIN)[1] == "**each**"
         assert line_of(table, "max_factor, of each")[1] == "not run yet"  # of its 256 batches, nothing is there
 
+    def test_what_is_asked_again_decides(self) -> None:
+        runs = [runs_of(all_steps(500, 500, GOOD), task) for task in ("one", "other")]
+        table = decision_table(runs, [again_of(400, 500, task) for task in ("one", "other")])
+        assert line_of(table, FIRST)[1] == "each"
+        assert line_of(table, AGAIN)[1] == "**memory**"
+        assert line_of(table, "max_factor, of memory")[1].startswith("**16**")
+
     def test_the_falling_share_wins_where_it_beats_the_winner(self) -> None:
-        table = decision_table([runs_of(all_steps(400, 300, GOOD), task) for task in ("one", "other")])
-        assert line_of(table, "rule of reuse")[1] == "**falling**"
+        table = decision_table([runs_of(all_steps(400, 300, GOOD), task) for task in ("one", "other")], [])
+        assert line_of(table, FIRST)[1] == "falling"
         assert line_of(table, "falling share")[1] == "stays"
 
     def test_wait_for_all_runs_of_both_tasks(self) -> None:
         some = all_steps(400, 400, GOOD)
         del some[ReuseArm("each", 16, DECIDING_BATCHES)]
-        table = decision_table([runs_of(all_steps(400, 400, GOOD), "one"), runs_of(some, "other")])
+        runs = [runs_of(all_steps(400, 400, GOOD), "one"), runs_of(some, "other")]
+        table = decision_table(runs, [again_of(400, 500), runs_of({}, "other", AGAIN_SEEDS)])
         assert line_of(table, "rule of reuse")[1] == "not run yet"
+        assert line_of(table, AGAIN)[1] == "not run yet"
         assert line_of(table, "max_factor, of memory")[1].startswith("**16**")
 
     def test_a_task_of_many_passes_has_no_say(self) -> None:
         aside = runs_of(all_steps(900, 900, GOOD), "aside", decides=False)
-        table = decision_table([runs_of(all_steps(400, 400, GOOD), "one"), aside])
-        assert line_of(table, "rule of reuse")[1] == "**memory**"
+        table = decision_table([runs_of(all_steps(400, 400, GOOD), "one"), aside], [])
+        assert line_of(table, FIRST)[1] == "memory"
 
     def test_say_nothing_before_the_first_run(self) -> None:
-        assert {cells_of(line)[1] for line in decision_table([runs_of({})]).splitlines()[2:]} == {"not run yet"}
+        table = decision_table([runs_of({})], [runs_of({}, seeds=AGAIN_SEEDS)])
+        assert {cells_of(line)[1] for line in table.splitlines()[2:]} == {"not run yet"}
         assert len(cell_table([runs_of({})]).splitlines()) == 2
+        assert len(again_table([runs_of({}, seeds=AGAIN_SEEDS)]).splitlines()) == 2
+
+
+def test_what_is_asked_again_has_at_most_a_factor_of_8() -> None:
+    line = line_of(again_table([again_of(400, 500)]), "one", "64 batches", "memory / each")
+    # at R = 16 with e = 8 each step takes two, but the first, which takes 16
+    for cell, ratio, step in zip(line[3:], (4, 8, 16), (1, 1, 2), strict=True):
+        expected = (ratio + step * 412) / (ratio + step * 516)
+        assert float(cell.split()[0]) == pytest.approx(expected, abs=0.006)
+        assert cell.endswith("confirmed")
 
 
 def test_cells_are_ratios_of_times_at_equal_memory() -> None:
@@ -129,14 +162,14 @@ class TestPage:
     def test_is_made_with_its_plot_and_written_anew(self, tmp_path: Path) -> None:
         runs = [runs_of(all_steps(400, 400, GOOD), task) for task in ("one", "other")]
         page = tmp_path / "new" / "reuse.md"
-        write_reuse_report([runs_of({})], page, is_quick=False)
-        write_reuse_report(runs, page, is_quick=False)
+        write_reuse_report([runs_of({})], [], page, is_quick=False)
+        write_reuse_report(runs, [], page, is_quick=False)
         text = page.read_text()
         assert text.count("memory, e=8, unbounded") == 2
         assert (page.parent / "reuse.png").stat().st_size > 10_000
 
     def test_has_no_plot_before_the_first_run(self, tmp_path: Path) -> None:
-        write_reuse_report([runs_of({})], tmp_path / "reuse.md", is_quick=True)
+        write_reuse_report([runs_of({})], [], tmp_path / "reuse.md", is_quick=True)
         assert [path.name for path in tmp_path.iterdir()] == ["reuse.md"]
 
 
