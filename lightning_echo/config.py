@@ -45,12 +45,12 @@ class EchoConfig:
     used.
 
     Args:
-        factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader. ``"auto"``: an `EchoCallback`
-            decides on the factor, by a `TargetIdle` with its defaults, and begins with 1.
+        factor: Echo factor, a real number >= 1: uses per fresh example, on average. 1 is the plain loader. ``"auto"``: an
+            `EchoCallback` decides on the factor, by a `TargetIdle` with its defaults, and begins with 1.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), or the memory that they
             may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See `EchoLoader`.
-        reuse: Which examples are used again, ``"each"`` or ``"memory"``, see `EchoLoader`.
+        reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
             `EchoLoader`.
@@ -64,7 +64,7 @@ class EchoConfig:
 
     Example:
         >>> EchoConfig(factor=4)  # doctest: +NORMALIZE_WHITESPACE
-        EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, reuse='each', epoch_length='fixed', seed=None,
+        EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, reuse='memory', epoch_length='fixed', seed=None,
                    cache=None)
         >>> EchoConfig(cache=CacheConfig("8GiB")).cache, EchoConfig(cache=CacheConfig("8GiB", hold="raw")).cache
         ('8GiB', {'size': '8GiB', 'hold': 'raw'})
@@ -73,7 +73,7 @@ class EchoConfig:
     factor: int | float | str = 1.0  # OmegaConf refuses an integer where a union does not name it
     insertion_point: str = InsertionPoint.auto.value
     buffer_size: int | float | str | None = None
-    reuse: str = "each"
+    reuse: str = "memory"
     epoch_length: str = "fixed"
     seed: int | None = None
     cache: Any = None  # OmegaConf 2.3 refuses a union with a mapping or a dataclass

@@ -44,7 +44,7 @@ class EchoDataModule(StandIn):
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
         buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), or the memory that they
             may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See `EchoLoader`.
-        reuse: Which examples are used again, ``"each"`` or ``"memory"``, see `EchoLoader`.
+        reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
         seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else see `EchoLoader`. In a
             collection, each loader has a seed of its own, made from this one and the loader's name.
@@ -82,7 +82,7 @@ class EchoDataModule(StandIn):
         *,
         insertion_point: InsertionPoint | str = InsertionPoint.auto.value,
         buffer_size: int | float | str | None = None,
-        reuse: str = "each",
+        reuse: str = "memory",
         epoch_length: str = "fixed",
         seed: int | None = None,
         cache: CacheOptions = None,

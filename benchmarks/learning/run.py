@@ -114,5 +114,6 @@ def echoed(task: Task, arm: Arm, split: Split, seed: int) -> EchoDataModule:
         factor=arm.factor,
         insertion_point=task.points[0] if arm.point == "none" else arm.point,
         buffer_size=arm.buffer_size(batch_size),
+        reuse="each",  # these runs are about the paper's rule
         seed=seed,
     )

@@ -16,7 +16,8 @@ from workloads import BATCH_SIZE, WORKERS, Sleeping
 from lightning_echo import EchoDataModule, EchoLoader
 
 FACTOR, SEED = 4, 7
-LIVE_BATCHES = 16  # our default; tf.data's buffer gets memory for as many examples
+LIVE_BATCHES = 16  # our default where each fresh example is used e times; tf.data's buffer gets memory for as many examples
+AS_THE_PEERS: dict[str, Any] = {"reuse": "each", "epoch_length": "full_pass", "seed": SEED}
 _BATCHES_AHEAD = 2 * WORKERS  # as many as a DataLoader's workers prepare
 
 
@@ -109,7 +110,7 @@ def _echoed_by_tensorflow(fresh: Any) -> Any:
 
 
 def ours(point: str, data: Sleeping) -> EchoLoader:
-    return EchoLoader(bare(data), FACTOR, insertion_point=point, epoch_length="full_pass", seed=SEED)
+    return EchoLoader(bare(data), FACTOR, insertion_point=point, **AS_THE_PEERS)
 
 
 class Asked(pl.LightningDataModule):
@@ -124,7 +125,7 @@ class Asked(pl.LightningDataModule):
 
 
 def our_module(point: str, data: Sleeping) -> EchoDataModule:
-    return EchoDataModule(Asked(bare, data), FACTOR, insertion_point=point, epoch_length="full_pass", seed=SEED)
+    return EchoDataModule(Asked(bare, data), FACTOR, insertion_point=point, **AS_THE_PEERS)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from lightning_echo.protecting.aliases import LentBatch, rebuild, separate
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.workers.seconds import Report
 
-__all__ = ["BatchEcho", "BatchUse", "LiveBatch", "LiveBatchEcho", "RequestedReader", "count_examples"]
+__all__ = ["BatchEcho", "BatchUse", "LiveBatch", "LiveBatchEcho", "RequestedReader", "UseToCome", "count_examples"]
 
 Read = Callable[[int], tuple[Any, Report]]
 
@@ -85,7 +85,7 @@ class BatchEcho:
 
 
 class LiveBatchEcho(BatchEcho):
-    """Yields uses of live batches, for the device. The rest is as in `BatchEcho`.
+    """Yields uses of live batches to come, for the device. The rest is as in `BatchEcho`.
 
     Args:
         requests: As in `BatchEcho`.
@@ -97,12 +97,12 @@ class LiveBatchEcho(BatchEcho):
         super().__init__(requests, read)
         self._are_owned = are_owned
 
-    def _first_use(self, batch: Any, *, is_last: bool) -> tuple[BatchUse, LiveBatch]:
+    def _first_use(self, batch: Any, *, is_last: bool) -> tuple[UseToCome, LiveBatch]:
         live = LiveBatch(batch if is_last or self._are_owned else copy_example(batch))
-        return BatchUse(live, None, is_last), live
+        return UseToCome(live, is_last), live
 
-    def _further_use(self, held: LiveBatch, *, is_last: bool) -> BatchUse:
-        return BatchUse(held, None, is_last)
+    def _further_use(self, held: LiveBatch, *, is_last: bool) -> UseToCome:
+        return UseToCome(held, is_last)
 
 
 class RequestedReader:
@@ -123,6 +123,30 @@ class RequestedReader:
 
 
 # ---------------------------------------------------------------------- on the device
+
+
+class UseToCome:
+    """A use of a live batch that was fetched ahead.
+
+    The thread that fetches still refers to it for a while when it was handed out. So it lets go of the batch then: of a batch
+    that no use comes after, the device memory is free as soon as the step has let go of it.
+
+    Args:
+        live: The batch.
+        is_last: Whether no use comes after this one.
+    """
+
+    __slots__ = ("_is_last", "_live")
+
+    def __init__(self, live: LiveBatch, is_last: bool) -> None:
+        self._live: LiveBatch | None = live
+        self._is_last = is_last
+
+    def hand_out(self) -> BatchUse:
+        """Returns the use, once."""
+        live, self._live = self._live, None
+        assert live is not None
+        return live.use(self._is_last)
 
 
 class BatchUse(NamedTuple):

@@ -44,7 +44,7 @@ class IndexPipeline:
 
     Args:
         requests: What is asked for, ahead of what is handed out.
-        batches: Yields each batch with its `Report`; of live batches on the device a `BatchUse`.
+        batches: Yields each batch with its `Report`; of live batches on the device a `UseToCome`.
         workers: The processes behind ``batches``.
         reader: What reads the loader if it is not rebuilt; closed with the pipeline.
         on_device: Whether the batches are live on the device.
@@ -82,7 +82,7 @@ class IndexPipeline:
             return None
         if self._on_device:
             use, report = item
-            return use.live.use(use.is_last), report  # here and not in the thread, since a batch is prepared where it is used
+            return use.hand_out(), report  # here and not in the thread, since a batch is prepared where it is used
         return item
 
     def change_factor(self, number: int, factor: float) -> None:

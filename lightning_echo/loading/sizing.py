@@ -8,7 +8,8 @@ short pass, because filling the buffer takes additional fresh examples; and at m
 
 **Echoes are drawn from all that memory holds:** a tenth of the free memory is filled, without additional fresh examples. The
 number of batches is rounded down to a power of two: what is free differs a little from run to run, and two runs with the same
-seed should have the same batches. If it is not known how much memory an item takes, 64 batches are live.
+seed should have the same batches. If it is not known how much memory an item takes, 64 batches are live. There is always room for
+a batch per worker, so that any factor fits that is set later.
 
 *Room* is the free memory that a rank may count on: what the node has free, without what its cache will take, divided among the
 ranks of the node; for items on a device not more than that device has free. A live example that the node's cache has in memory
@@ -193,7 +194,8 @@ class BufferSizing:
             fitting = (1 << batches.bit_length() >> 1) * self.batch_size
         if self.most_by_default is not None:
             fitting = min(fitting, self.most_by_default)
-        return max(fitting, self._least(factor))
+        # A factor may be raised later: however large it is, a batch needs no more echoes than it has items.
+        return max(fitting, self._least(factor), self.batch_size * self.workers)
 
     def _fitting(self, own: int, room: Room | None) -> int:
         """Returns how many items may be live where a rank has memory for ``own`` of them, beside what the cache of its node has.

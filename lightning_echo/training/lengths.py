@@ -168,5 +168,5 @@ def forecast(trainer: Any, echoed: Echoed) -> str:
     line = f"{epochs:,} epochs x {steps:,} steps = {passes:.3g} {unit} over the data at factor {factor:g}"
     planned = echoed.passes_in(epochs * steps) if echoed.is_at_start and epochs * steps <= _SHORT_RUN_STEPS else None
     if planned is not None and planned > _NOTICEABLE * passes:
-        line += f", {planned:.3g} with the fresh examples that fill the buffer first"
+        line += f", {planned:.3g} with the fresh examples of the first batches"
     return line

@@ -88,11 +88,11 @@ class HookedModel(Hooks, PlainModel):
 
 def fit_by(how: str, data: Any, model: Any, **options: Any) -> Run:
     """Trains, echoed by a data module or by a callback, or not at all."""
-    callbacks = options.pop("callbacks", [])
+    callbacks, echo = options.pop("callbacks", []), {**OPTIONS, **options.pop("echo", {})}
     if how == "callback":
-        callbacks = [*callbacks, EchoCallback(echo=EchoConfig(**OPTIONS), summary=False)]
+        callbacks = [*callbacks, EchoCallback(echo=EchoConfig(**echo), summary=False)]
     if how == "data module":
-        data = EchoDataModule(data, **OPTIONS)
+        data = EchoDataModule(data, **echo)
     run = Run(model, data, trainer(callbacks=callbacks, **{"num_sanity_val_steps": 1, **options}))
     run.trainer.fit(model, datamodule=data)
     return run
@@ -311,8 +311,9 @@ def test_the_hooks_are_there_during_fit_and_gone_afterwards(make: Any, ends: str
     assert vars(model)[HOOKS[1]] is mine
 
 
+@pytest.mark.parametrize("reuse", ["each", "memory"])
 @pytest.mark.parametrize("how", ["data module", "callback"])
-def test_nothing_is_left_on_the_device_after_fit(how: str) -> None:
+def test_nothing_is_left_on_the_device_after_fit(how: str, reuse: str) -> None:
     held: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
 
     class Watched(HookedData):
@@ -323,8 +324,8 @@ def test_nothing_is_left_on_the_device_after_fit(how: str) -> None:
             return moved
 
     largest: list[int] = []
-    data = Watched()
-    run = fit_by(how, data, Recorder(), callbacks=[At({epoch: lambda trainer: largest.append(len(held)) for epoch in range(3)})])
+    data, looks = Watched(), At({epoch: lambda trainer: largest.append(len(held)) for epoch in range(3)})
+    run = fit_by(how, data, Recorder(), callbacks=[looks], echo={"buffer_size": 4, "reuse": reuse})
     assert 1 <= max(largest) <= 5
     gc.collect()
     assert len(held) == 0
@@ -376,7 +377,7 @@ def test_the_measured_memory_is_said_once(caplog: pytest.LogCaptureFixture) -> N
 
     for _ in range(2):
         with caplog.at_level(logging.INFO):
-            fit_by("callback", Large(), Sums(), limit_val_batches=0)
+            fit_by("callback", Large(), Sums(), limit_val_batches=0, echo={"buffer_size": 4})
         assert said_of_memory(caplog) == [
             "lightning_echo: a live batch takes 1 MiB of device memory, buffer_size=4 of them 4 MiB, "
             "and about as much on the host"

@@ -98,10 +98,10 @@ def test_a_resumed_run_keeps_the_size_of_its_state(
 def test_also_the_usual_default_that_scarce_memory_has_made_smaller(memory: Memory) -> None:
     memory.free = 500
     with pytest.warns(UserWarning, match="buffer_size is 50 instead of 100"):
-        whole = loader()
+        whole = loader(reuse="each")
     batches(whole, 20)
     memory.free = 5000
-    resumed = loader()
+    resumed = loader(reuse="each")
     resumed.load_state_dict(whole.state_dict())
     assert batches(resumed, 40) == batches(whole, 40)
     assert resumed.buffer_size == 50
@@ -182,14 +182,16 @@ class Stream(Ends, IterableDataset[int]):
     """Goes on where its state was taken."""
 
 
-def test_a_stream_keeps_it_too_and_is_refused_with_another_number() -> None:
+@pytest.mark.parametrize("reuse", ["each", "memory"])
+def test_a_stream_keeps_it_too_and_is_refused_with_another_number(reuse: str) -> None:
     def made(**options: Any) -> EchoLoader:
-        return EchoLoader(DataLoader(Stream(100), batch_size=4), 2, seed=3, **options)
+        return EchoLoader(DataLoader(Stream(100), batch_size=4), 2, reuse=reuse, seed=3, **options)
 
     whole = made(buffer_size=20)
     head = [batch.tolist() for batch in islice(whole, 10)]
     state = whole.state_dict()
-    resumed = made(reuse="each")
+    resumed = made()
+    assert resumed.buffer_size != 20
     resumed.load_state_dict(state)
     assert resumed.buffer_size == 20
     rest = [batch.tolist() for batch in islice(whole, 10)]
@@ -242,9 +244,12 @@ def test_memory_that_a_cache_will_take_is_not_counted_as_free(memory: Memory, tm
 
 
 def test_what_a_cache_holds_already_is_no_longer_free_and_not_counted_twice(memory: Memory) -> None:
-    """The second loader has a worker more, and so works its size out anew."""
+    """The second loader has a worker more, and so works its size out anew.
+
+    With ``reuse="memory"`` its size would not depend on what is free: the cache holds all examples.
+    """
     memory.free = 3000
-    options = {"cache": {"size": "1MiB", "hold": "whole"}, "buffer_size": 0.1}
+    options = {"cache": {"size": "1MiB", "hold": "whole"}, "buffer_size": 0.1, "reuse": "each"}
     before = loader(1, **options)
     list(before)
     held = before.cache_counts
@@ -274,7 +279,8 @@ def test_a_size_is_settled_before_it_is_logged(memory: Memory) -> None:
     assert [params["echo"]["buffer_size"] for params in logger.params if "echo" in params] == [8]
 
 
-ASKED: list[tuple[Any, int]] = [("6.0KiB", 6), (0.25, 5), (9, 9), ("1GB", 57), (None, 15)]  # of 61 examples, with 20 KiB free
+# Of 61 examples in batches of 4, with 20 KiB free. A pass allows 57 of them; the default is half of that.
+ASKED: list[tuple[Any, int]] = [("6.0KiB", 6), (0.25, 5), (9, 9), ("1GB", 57), (None, 57 // 2)]
 
 
 def scaled(memory: Memory, asked: Any) -> Any:
@@ -326,7 +332,8 @@ def _no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["program"])
 
 
-FORMS = [("1GB", 18), ("1.5 GiB", 18), (0.5, 18), (9, 9), ("null", 8)]  # of 22 examples in batches of 4; 8: two batches
+# Of 22 examples in batches of 4. A pass allows 18 of them; the default is half of that.
+FORMS = [("1GB", 18), ("1.5 GiB", 18), (0.5, 18), (10, 10), ("null", 18 // 2)]
 
 
 @pytest.mark.grid

@@ -134,12 +134,12 @@ def test_hyperparameters_say_what_echoing_amounts_to_in_plain_types() -> None:
     assert params == {
         "factor": 2.0,
         "insertion_point": "before_augmentation",
-        "buffer_size": 8,
-        "reuse": "each",
+        "buffer_size": (22 - 4) // 2,  # of 22 examples a pass allows all but a batch of 4, and the default is half of that
+        "reuse": "memory",
         "epoch_length": "fixed",
         "seed": 3,
         "cache": None,
-        "controller": "TargetIdle(0.1, min_factor=1, max_factor=4)",
+        "controller": "TargetIdle(0.1, min_factor=1, max_factor=8)",
     }
     assert all(type(value) in (int, float, str, type(None)) for value in params.values())
 

@@ -130,7 +130,7 @@ def test_what_was_delivered_does_not_depend_on_the_epochs_of_a_change() -> None:
 
 def test_too_small_a_buffer_for_the_largest_factor_is_found_before_training() -> None:
     model = Recorder()
-    with pytest.raises(ValueError, match=r"buffer_size=2 is too small for factor=4"):
+    with pytest.raises(ValueError, match=r"buffer_size=2 is too small for factor=8"):  # the default of max_factor
         fit(Data(), model=model, callbacks=[echo(1.5, controller=TargetIdle(), buffer_size=2)])
     assert model.batches == []
 

@@ -58,9 +58,9 @@ def test_every_keyword_reaches_the_loader() -> None:
 
 def test_without_a_factor_options_are_those_to_begin_with_from_factor_one() -> None:
     run = fit(Data(), callbacks=[EchoCallback(buffer_size=9)], max_epochs=1)
-    assert (loader_of(run).factor, loader_of(run).buffer_size, loader_of(run).reuse) == (1, 9, "each")
-    run = fit(Data(), callbacks=[EchoCallback(factor=2, reuse="memory")], max_epochs=1)
-    assert loader_of(run).reuse == "memory"
+    assert (loader_of(run).factor, loader_of(run).buffer_size, loader_of(run).reuse) == (1, 9, "memory")
+    run = fit(Data(), callbacks=[EchoCallback(factor=2, reuse="each")], max_epochs=1)
+    assert loader_of(run).reuse == "each"
     run = fit(Data(), callbacks=[EchoCallback(FactorSchedule({0: 3.0}), insertion_point=InsertionPoint.after_batching)])
     assert (loader_of(run).factor, str(loader_of(run).insertion_point)) == (3, "after_batching")
 
@@ -73,7 +73,7 @@ def test_without_a_factor_options_are_those_to_begin_with_from_factor_one() -> N
         ("factor", "auto"),
         ("insertion_point", "after_read"),
         ("buffer_size", 8),
-        ("reuse", "memory"),
+        ("reuse", "each"),
         ("epoch_length", "full_pass"),
         ("seed", 0),
         ("cache", "8GiB"),
@@ -140,8 +140,8 @@ def test_auto_is_target_idle_with_its_defaults(echo: EchoCallback) -> None:
 
 
 def test_a_controller_may_be_given_by_position_and_by_name() -> None:
-    for echo in (EchoCallback(TargetIdle(max_factor=8)), EchoCallback(controller=TargetIdle(max_factor=8))):
-        assert given(echo.controller) == (0.05, 1, 8)
+    for echo in (EchoCallback(TargetIdle(max_factor=6)), EchoCallback(controller=TargetIdle(max_factor=6))):
+        assert given(echo.controller) == (0.05, 1, 6)
 
 
 def test_auto_begins_at_factor_one_with_the_other_options() -> None:

@@ -140,10 +140,10 @@ def test_the_group_has_all_options_of_a_config() -> None:
 
 @pytest.mark.parametrize("prefix", ["--echo.controller.init_args.", "--echo.controller."])
 def test_a_controller_is_chosen_by_name_with_its_options(prefix: str) -> None:
-    cli = run("fit", "--echo.controller=TargetIdle", f"{prefix}target=0.1", f"{prefix}max_factor=8", "--trainer.max_epochs=1")
+    cli = run("fit", "--echo.controller=TargetIdle", f"{prefix}target=0.1", f"{prefix}max_factor=6", "--trainer.max_epochs=1")
     controller = controller_of(cli)
     assert type(controller) is TargetIdle
-    assert (controller.target, controller.min_factor, controller.max_factor) == (0.1, 1.0, 8.0)
+    assert (controller.target, controller.min_factor, controller.max_factor) == (0.1, 1.0, 6.0)
     assert type(loader_of(cli)) is EchoLoader
 
 
@@ -151,7 +151,7 @@ def test_a_factor_may_be_left_to_target_idle() -> None:
     cli = run("fit", "--echo.factor=auto", "--echo.buffer_size=9", "--trainer.max_epochs=1")
     controller = controller_of(cli)
     assert type(controller) is TargetIdle
-    assert (controller.target, controller.min_factor, controller.max_factor) == (0.05, 1.0, 4.0)
+    assert (controller.target, controller.min_factor, controller.max_factor) == (0.05, 1.0, 8.0)
     assert loader_of(cli).buffer_size == 9
 
 
@@ -208,9 +208,9 @@ def test_what_print_config_shows_is_a_config(capsys: pytest.CaptureFixture[str],
     controller = echo.pop("controller")
     assert controller["class_path"].endswith("TargetIdle")
     steps = {"first_after_steps": 50, "every_n_steps": None}
-    assert controller["init_args"] == {"target": 0.05, "min_factor": 1.0, "max_factor": 4.0, **steps}
+    assert controller["init_args"] == {"target": 0.05, "min_factor": 1.0, "max_factor": 8.0, **steps}
     expected = {"factor": 2.5, "insertion_point": "after_augmentation", "buffer_size": None, "epoch_length": "fixed", "seed": 7}
-    expected |= {"cache": None, "reuse": "each"}
+    expected |= {"cache": None, "reuse": "memory"}
     assert echo == {**expected, "loaders": None, "enabled": True}
     (tmp_path / "config.yaml").write_text(printed)
     (callback,) = echo_callbacks(run("fit", f"--config={tmp_path / 'config.yaml'}", "--trainer.max_epochs=1"))

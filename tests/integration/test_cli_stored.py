@@ -48,14 +48,24 @@ def callback_of(cli: Any) -> EchoCallback:
     return found
 
 
+# The file is older than reuse=, so that a run takes the present default unless it is told.
+@pytest.mark.parametrize(
+    ("told", "reuse", "live"),
+    [
+        ([], "memory", (512 - 32) // 2),  # half of what a pass of 512 in batches of 32 allows
+        (["--echo.reuse=each"], "each", 512 // 4),  # as when it was saved: a quarter of a short pass
+    ],
+    ids=["default", "each"],
+)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_group_of_echo_cli_trains_to_the_same_setting(mode: str) -> None:
-    cli = started(EchoCLI, mode, f"--config={STORED / 'echo_group.yaml'}", SEEDED)
+def test_the_group_of_echo_cli_trains_to_the_same_setting(mode: str, told: list[str], reuse: str, live: int) -> None:
+    cli = started(EchoCLI, mode, f"--config={STORED / 'echo_group.yaml'}", SEEDED, *told)
     controller = callback_of(cli).controller
     assert type(controller) is TargetIdle
     assert (controller.target, controller.min_factor, controller.max_factor) == (0.1, 1, 4)
     assert callback_of(cli).reports[0].factor == 3
-    assert setting(cli.trainer.train_dataloader)[1:] == ("before_augmentation", 512 // 4, "fixed", 2)  # a quarter of a short pass
+    assert setting(cli.trainer.train_dataloader)[1:] == ("before_augmentation", live, "fixed", 2)
+    assert cli.trainer.train_dataloader.reuse == reuse
     assert cli.trainer.train_dataloader.loader.batch_size == 32
 
 

@@ -112,7 +112,7 @@ def test_options_of_each_loader_go_to_the_hyperparameters() -> None:
             "factor": factor,
             "insertion_point": "after_augmentation",
             "buffer_size": loaders[name].buffer_size,
-            "reuse": "each",
+            "reuse": "memory",
             "epoch_length": "fixed",
             "seed": loaders[name].seed,
             "cache": None,

@@ -72,10 +72,11 @@ def test_early_it_is_asked_once_after_what_was_queued_and_ten_steps_more(workers
     assert [seen.epoch for seen in controller.seen] == [0, 0, 1]
 
 
-def test_early_comes_after_a_buffer_has_been_filled_too() -> None:
+@pytest.mark.parametrize(("reuse", "filling"), [("each", 80 // 4), ("memory", 1)])  # from memory only the first is all fresh
+def test_early_comes_after_a_buffer_has_been_filled_too(reuse: str, filling: int) -> None:
     controller = Scripted(first=5)
-    run(controller, workers=0, echo={"factor": 2, "buffer_size": 80})
-    assert controller.asked[0] == (80 // 4 + 10 + 5, "early")
+    run(controller, workers=0, echo={"factor": 2, "buffer_size": 80, "reuse": reuse})
+    assert controller.asked[0] == (filling + 10 + 5, "early")
 
 
 @pytest.mark.parametrize(("length", "asked"), [(100, 25), (96, 24)])
@@ -214,7 +215,7 @@ def test_in_an_epoch_that_never_ends_a_controller_is_asked_all_the_same() -> Non
 @pytest.mark.parametrize("guarded", [False, True])
 def test_target_idle_echoes_in_the_first_epoch_behind_a_source_that_starves_the_step(guarded: bool) -> None:
     """Reading takes many times as long as a step: without any doubt."""
-    controller: Controller = TargetIdle(first_after_steps=10)
+    controller: Controller = TargetIdle(max_factor=4, first_after_steps=10)
     callback = scripted(MetricGuard(controller) if guarded else controller)
     found = fit(Data(2, length=LENGTH, delay=0.02), callbacks=[callback], max_epochs=1)
     early = callback.decisions[1]

@@ -117,6 +117,7 @@ def test_the_rate_is_constant_after_the_warm_up() -> None:
 def test_an_arm_is_echoed_as_its_name_says(arm: Arm, live: int, batch_size: int) -> None:
     loader = echoed(DIGITS, arm, DIGITS.make_split(1), 1).train_dataloader()
     assert (loader.factor, loader.insertion_point.value, loader.buffer_size) == (arm.factor, arm.point, live)
+    assert loader.reuse == "each"
     images, _ = next(iter(loader))
     loader.close()
     assert len(images) == batch_size

@@ -110,7 +110,12 @@ def test_a_buffer_that_memory_cannot_hold_is_refused_and_a_default_shrinks_with_
     with pytest.raises(ValueError, match=r"buffer_size=16 cannot fit: 16 live examples of .* MiB.*Use a smaller one"):
         EchoLoader(huge, 2, insertion_point="after_augmentation", buffer_size=16)
     with pytest.warns(UserWarning, match=r"buffer_size is 2 instead of 8: .*Set buffer_size to choose another"):
-        assert EchoLoader(huge, 2, insertion_point="after_augmentation").buffer_size == 2
+        assert EchoLoader(huge, 2, insertion_point="after_augmentation", reuse="each").buffer_size == 2
+
+
+def test_a_default_that_follows_the_memory_shrinks_to_what_a_batch_needs_and_needs_no_warning():
+    """No example fits into a tenth of the memory, and a batch of four takes two beside two fresh ones."""
+    assert EchoLoader(DataLoader(Huge(), batch_size=4), 2, insertion_point="after_augmentation").buffer_size == 2
 
 
 @pytest.mark.parametrize("epoch_length", ["full", "", None, 10])

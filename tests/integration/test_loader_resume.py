@@ -27,10 +27,13 @@ class BatchedNoise(Dataset):
         return 19
 
 
-def loader(point="after_augmentation", workers=0, factor=2.37, dataset=None, **options):
+BY_EACH_RULE = pytest.mark.parametrize("reuse", ["memory", "each"])
+
+
+def loader(point="after_augmentation", workers=0, factor=2.37, dataset=None, reuse="memory", **options):
     options = {"shuffle": "sampler" not in options, **options}
     plain = DataLoader(dataset or Noisy(19), batch_size=4, num_workers=workers, **options)
-    return EchoLoader(plain, factor, insertion_point=point, seed=1)
+    return EchoLoader(plain, factor, insertion_point=point, reuse=reuse, seed=1)
 
 
 def states_and_rest(make):
@@ -71,18 +74,20 @@ def assert_goes_on(make, states, batches, steps):
 @pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_run_resumed_after_any_batch_goes_on_as_the_uninterrupted_one(point, workers):
+@BY_EACH_RULE
+def test_a_run_resumed_after_any_batch_goes_on_as_the_uninterrupted_one(point, workers, reuse):
     def make():
-        return loader(point, workers)
+        return loader(point, workers, reuse=reuse)
 
     states, batches = states_and_rest(make)
     assert_goes_on(make, states, batches, range(BATCHES * EPOCHS))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_set_that_reads_whole_batches_is_resumed_by_whole_calls(workers):
+@BY_EACH_RULE
+def test_a_data_set_that_reads_whole_batches_is_resumed_by_whole_calls(workers, reuse):
     def make():
-        return loader("after_augmentation", workers, dataset=BatchedNoise())
+        return loader("after_augmentation", workers, dataset=BatchedNoise(), reuse=reuse)
 
     states, batches = states_and_rest(make)
     assert_goes_on(make, states, batches, range(0, BATCHES * EPOCHS, 1 if workers == 0 else 3))
@@ -191,9 +196,10 @@ class RandomBatches:
 @pytest.mark.grid
 @pytest.mark.parametrize("batches", [Batches, RandomBatches, lambda: list(torch.arange(10).view(5, 2))])
 @pytest.mark.parametrize("factor", [1, 2.5])
-def test_plain_iterables_of_batches_are_resumed_exactly(batches, factor):
+@BY_EACH_RULE
+def test_plain_iterables_of_batches_are_resumed_exactly(batches, factor, reuse):
     def make():
-        return EchoLoader(batches(), factor, seed=1)
+        return EchoLoader(batches(), factor, reuse=reuse, seed=1)
 
     states, delivered = states_and_rest(make)
     assert_goes_on(make, states, delivered, range(BATCHES * EPOCHS))
@@ -212,9 +218,10 @@ def test_a_sampler_without_state_or_generator_says_once_that_resuming_is_not_exa
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_was_live_is_read_again_once_and_counted(tmp_path, workers):
+@BY_EACH_RULE
+def test_what_was_live_is_read_again_once_and_counted(tmp_path, workers, reuse):
     def make(name):
-        return loader("after_augmentation", workers, 4, LoggedDataset(19, ReadLog(tmp_path / name)))
+        return loader("after_augmentation", workers, 4, LoggedDataset(19, ReadLog(tmp_path / name)), reuse=reuse)
 
     first = make("first")
     take(first, 8)
@@ -282,16 +289,17 @@ def test_resuming_with_other_workers_warns_and_leaves_nothing_of_the_pass_out(sa
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_pending_change_of_the_factor_survives_resuming(workers):
+@BY_EACH_RULE
+def test_a_pending_change_of_the_factor_survives_resuming(workers, reuse):
     def run(cut):
-        running = loader(workers=workers, factor=4, dataset=Noisy(39))
+        running = loader(workers=workers, factor=4, dataset=Noisy(39), reuse=reuse)
         delivered = []
         for epoch in range(4):
             for batch in running:
                 delivered.append(batch)
                 if len(delivered) == cut:
                     state = through_a_file(running.state_dict())
-                    running = loader(workers=workers, factor=4, dataset=Noisy(39))
+                    running = loader(workers=workers, factor=4, dataset=Noisy(39), reuse=reuse)
                     running.load_state_dict(state)
                     break
             if len(delivered) == cut:

@@ -209,18 +209,28 @@ def test_auto_falls_back_and_says_once_what_it_took_and_why(plain, point, why):
     assert why in said[0].split("(auto: ")[1]
 
 
-def test_what_was_chosen_is_said_once_with_cut_and_memory(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "live", "end"),
+    [
+        # Half of what the pass allows, (12 - 4) / 2, is less than each worker needs for a batch: 3 beside one fresh example.
+        ({}, 2 * 3, " MiB, echoes from all of them; 2 workers"),
+        ({"reuse": "each"}, 2 * 2 * 4, " MiB; 2 workers"),  # at least two batches in each worker
+    ],
+    ids=["default", "each"],
+)
+def test_what_was_chosen_is_said_once_with_cut_and_memory(tmp_path, options, live, end):
     image = tmp_path / "images" / "cat"
     image.mkdir(parents=True)
     for index in range(12):
         Image.new("RGB", (64, 64), (index, 0, 0)).save(image / f"{index:02}.png")
     transform = v2.Compose([v2.Resize(32), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-    loader = EchoLoader(DataLoader(datasets.ImageFolder(tmp_path / "images", transform), batch_size=4, num_workers=2), 4)
+    plain = DataLoader(datasets.ImageFolder(tmp_path / "images", transform), batch_size=4, num_workers=2)
+    loader = EchoLoader(plain, 4, **options)
     assert repr(loader) == said_by(loader)[0]
     assert repr(loader).startswith(
-        "before_augmentation, factor 4: reuse [load, Resize], redo [RandomHorizontalFlip, PILToTensor]; 16 live examples, "
+        f"before_augmentation, factor 4: reuse [load, Resize], redo [RandomHorizontalFlip, PILToTensor]; {live} live examples, "
     )
-    assert repr(loader).endswith(" MiB; 2 workers")
+    assert repr(loader).endswith(end)
 
 
 @pytest.mark.parametrize("dataset", [Deceptive(), Opaque()], ids=["deceptive", "opaque"])

@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections import Counter
 from contextlib import closing
+from fractions import Fraction
 from itertools import islice
 
 import numpy as np
@@ -17,6 +18,7 @@ from lightning_echo import EchoLoader, EchoStateError
 
 LENGTH, BATCH = 50, 4
 WORKERS = (0, 1, 2, 3)
+RULES = ("each", "memory")
 
 
 def share(length):
@@ -85,11 +87,11 @@ class SizedStateful(Stateful):
         return self.length
 
 
-def echo(factor, dataset=None, workers=2, seed=0, epoch_length="full_pass", buffer_size=None, **options):
+def echo(factor, dataset=None, workers=2, seed=0, epoch_length="full_pass", buffer_size=None, reuse="memory", **options):
     """By default two batches are live in each worker: these streams are short."""
     buffer_size = buffer_size or 2 * BATCH * max(workers, 1)
     plain = DataLoader(Stream() if dataset is None else dataset, BATCH, num_workers=workers, **options)
-    return EchoLoader(plain, factor, seed=seed, epoch_length=epoch_length, buffer_size=buffer_size)
+    return EchoLoader(plain, factor, seed=seed, epoch_length=epoch_length, buffer_size=buffer_size, reuse=reuse)
 
 
 def numbers(batches):
@@ -111,10 +113,11 @@ def test_at_factor_1_every_epoch_is_that_of_the_plain_loader(workers, drop_last,
 
 
 @pytest.mark.grid
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True), (3, False), (3, True)])
 @pytest.mark.parametrize("factor", [1.5, 2.37, 4])
-def test_every_example_is_fresh_once_in_each_pass_and_echoed_by_the_factor(workers, factor, persistent):
-    loader = echo(factor, workers=workers, persistent_workers=persistent)
+def test_every_example_is_fresh_once_in_each_pass_and_echoed_by_the_factor(workers, factor, persistent, reuse):
+    loader = echo(factor, workers=workers, reuse=reuse, persistent_workers=persistent)
     readings, counted = Counter(), 0
     for _ in range(4):
         fresh, batches = [], 0
@@ -134,9 +137,16 @@ def test_every_example_is_fresh_once_in_each_pass_and_echoed_by_the_factor(worke
     assert loader.counts.delivered == counted == sum(readings.values())
     assert loader.counts.fresh == len(readings) == 4 * LENGTH
     assert loader.passes == 4
-    # What is live has uses left, and what filled the buffer at the start had few: all others are used by the factor.
-    assert set(readings.values()) <= set(range(1, int(-(-factor // 1)) + 1))
-    assert factor * (4 * LENGTH - 2 * loader.buffer_size) <= counted <= factor * 4 * LENGTH
+    if reuse == "each":
+        # What is live has uses left, and what filled the buffer at the start had few: all others are used by the factor.
+        assert set(readings.values()) <= set(range(1, int(-(-factor // 1)) + 1))
+        assert factor * (4 * LENGTH - 2 * loader.buffer_size) <= counted <= factor * 4 * LENGTH
+    else:
+        # The first batch of each worker is all fresh. Of the d examples after it floor(d / e) are, which lets d be less than e
+        # above the multiple of e.
+        holders, exact = max(workers, 1), Fraction(str(factor))
+        assert 0 <= counted - holders * BATCH - exact * (4 * LENGTH - holders * BATCH) < exact * holders
+        assert max(readings.values()) > -(-factor // 1), "chance draws some of 200 more often"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -162,11 +172,12 @@ def test_attributes_that_a_worker_init_fn_sets_on_the_data_set_are_those_of_the_
 
 
 @pytest.mark.grid
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_new_factor_reaches_the_workers_and_counts_from_the_same_batch_in_every_run(workers, persistent):
+def test_a_new_factor_reaches_the_workers_and_counts_from_the_same_batch_in_every_run(workers, persistent, reuse):
     def shares():
-        loader = echo(1, Stream(400), workers, persistent_workers=persistent and workers > 0)
+        loader = echo(1, Stream(400), workers, reuse=reuse, persistent_workers=persistent and workers > 0)
         found = []
         for _ in range(2):
             for _ in loader:
@@ -248,11 +259,12 @@ def test_with_a_state_of_its_own_it_goes_on_where_it_was_closed(workers):
 
 class TestResuming:
     @pytest.mark.grid
+    @pytest.mark.parametrize("reuse", RULES)
     @pytest.mark.parametrize("epoch_length", ["full_pass", "fixed"])
     @pytest.mark.parametrize(("workers", "factor"), [(0, 2.37), (1, 4), (2, 1), (2, 2), (3, 2.37)])
-    def test_with_a_state_of_the_stream_it_is_exact_from_every_batch(self, workers, factor, epoch_length):
+    def test_with_a_state_of_the_stream_it_is_exact_from_every_batch(self, workers, factor, epoch_length, reuse):
         def start():
-            return echo(factor, SizedStateful(), workers, epoch_length=epoch_length)
+            return echo(factor, SizedStateful(), workers, epoch_length=epoch_length, reuse=reuse)
 
         def play(loader, first, delivered):
             for epoch in range(first, 3):

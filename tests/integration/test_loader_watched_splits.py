@@ -29,7 +29,7 @@ class Images(Dataset):
         self.transform = transform
 
     def image(self, index):
-        return torch.full((2, 2), float(index))
+        return torch.full((2, 2), float(index), dtype=torch.float64)  # noise beside 1000 keeps its digits: none is there twice
 
     def __getitem__(self, index):
         return self.transform(self.image(index)), index
@@ -77,7 +77,7 @@ class NoisyPartly(Images):
         return self.transform(image), index
 
     def noise(self):
-        return torch.rand(())
+        return torch.rand((), dtype=torch.float64)
 
 
 class NoisyByNumpy(NoisyPartly):
@@ -101,9 +101,9 @@ class NoisyByItself(NoisyPartly):
 
 class NoisyStages(StagedDataset):
     def load(self, index):
-        image = torch.full((2, 2), float(index))
+        image = torch.full((2, 2), float(index), dtype=torch.float64)
         if index % 6 == 3:
-            image[0] += 1000 + torch.rand(())
+            image[0] += 1000 + torch.rand((), dtype=torch.float64)
         return image, index
 
     def augment(self, example):

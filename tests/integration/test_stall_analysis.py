@@ -382,7 +382,10 @@ def test_progress_is_in_lightnings_log_by_default(caplog):
 
 
 def test_an_echoed_trial_counts_only_once_its_buffer_is_full(monkeypatch):
-    """Sixteen batches fill it, all of them fresh; a step waits for the first ones, however long that takes."""
+    """A step waits for the first batches, all of them fresh, however long that takes.
+
+    Drawn from memory, echoes come from the second batch on; where each is used as often as the others, sixteen batches fill it.
+    """
     made = []
 
     class Noted(StepClock):
@@ -394,7 +397,10 @@ def test_an_echoed_trial_counts_only_once_its_buffer_is_full(monkeypatch):
     monkeypatch.setattr("lightning_echo.analysis.checks.StepClock", Noted)
     object.__setattr__(analyzer._training, "most_seconds", 0.0)
     analyzer.check(found, factor=4, insertion_point="after_batching")
-    assert made[0]._counts_from == 16 + 5
+    assert made[0]._counts_from == 1 + 5
+    training = analyzer._training
+    clock = training.clock_echoed(training.loader, 10, factor=4, insertion_point="after_batching", reuse="each")
+    assert clock._counts_from == 16 + 5
 
 
 def test_what_a_trial_takes_is_the_mean_over_fresh_and_echoed_batches(monkeypatch):

@@ -1,4 +1,7 @@
-"""Checkpoints of an earlier version resume: the run goes on with the batches that it would have had. See ``stored/README.md``."""
+"""Checkpoints of an earlier version resume: the run goes on with the batches that it would have had. See ``stored/README.md``.
+
+They are runs of the rule of reuse that was the default then, and say nothing of it: ``reuse="each"`` goes on with them.
+"""
 
 import json
 from collections.abc import Callable
@@ -9,25 +12,26 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from packaging.version import Version
-from trainer_runs import Data, Run, echoed, fit
+from trainer_runs import Data, Run, fit
 
-from lightning_echo import EchoCallback, EchoConfig, EchoLoader
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, EchoLoader
 from lightning_echo.loading.state import EchoState
 
 STORED = Path(__file__).parent / "stored"
 
 
 def by_callback(callbacks: list[Any], **options: Any) -> Run:
-    echo = EchoCallback(echo=EchoConfig(2.5, "after_augmentation", seed=7))
+    echo = EchoCallback(echo=EchoConfig(2.5, "after_augmentation", reuse="each", seed=7))
     return fit(Data(), callbacks=[*callbacks, echo], max_epochs=4, **options)
 
 
 def by_datamodule(**options: Any) -> Run:
-    return fit(echoed(2.5, point="before_augmentation", workers=2, buffer_size=12), max_epochs=4, **options)
+    echo = EchoDataModule(Data(2), 2.5, insertion_point="before_augmentation", buffer_size=12, reuse="each", seed=7)
+    return fit(echo, max_epochs=4, **options)
 
 
 def by_batches(**options: Any) -> Run:
-    return fit(echoed(3, point="after_batching"), max_epochs=4, **options)
+    return fit(EchoDataModule(Data(), 3, insertion_point="after_batching", reuse="each", seed=7), max_epochs=4, **options)
 
 
 RUNS: dict[str, Callable[..., Run]] = {"callback": by_callback, "datamodule": by_datamodule, "batches": by_batches}
@@ -80,6 +84,7 @@ def test_the_loader_alone_goes_on_from_a_stored_state_whatever_the_version_of_li
         state["factor"],
         insertion_point=state["insertion_point"],
         buffer_size=state["buffer_size"],
+        reuse="each",
     )
     loader.load_state_dict(state)
     batches = [batch["index"].tolist() for _ in range(3) for batch in loader]

@@ -9,6 +9,7 @@ import pytest
 from outside_runs import (
     BATCH,
     LENGTH,
+    RULES,
     WORKERS_AND_WAYS,
     assert_counts,
     assert_length,
@@ -39,9 +40,12 @@ class OwnOrder:
         assert len(self.loader(folder, workers, **options)) == steps
         assert run.loader.insertion_point == "after_batching"
 
+    @pytest.mark.parametrize("reuse", RULES)
     @pytest.mark.parametrize(("workers", "way"), WORKERS_AND_WAYS)
-    def test_each_pass_is_fresh_exactly_once_in_the_loaders_own_order(self, workers: int, way: str, folder: str) -> None:
-        run = fit(lambda: self.loader(folder, workers), way=way, epochs=4)
+    def test_each_pass_is_fresh_exactly_once_in_the_loaders_own_order(
+        self, workers: int, way: str, reuse: str, folder: str
+    ) -> None:
+        run = fit(lambda: self.loader(folder, workers), way=way, epochs=4, reuse=reuse)
         assert_counts(run, range(LENGTH), complete=2)
         assert_length(run, 6)
         plain = self.loader(folder, workers)
@@ -53,17 +57,18 @@ class OwnOrder:
     def test_a_killed_run_goes_on_with_the_same_batches(self, workers: int, way: str, folder: str, tmp_path: Path) -> None:
         assert_resumes_exactly(lambda: self.loader(folder, workers), tmp_path, (1, 4, 6, 10, 11, 12, 15), way=way)
 
+    @pytest.mark.parametrize("reuse", RULES)
     @pytest.mark.parametrize("workers", [0, 2])
     def test_in_a_plain_loader_its_data_set_is_a_stream_that_cannot_be_set_back(
-        self, workers: int, folder: str, tmp_path: Path
+        self, workers: int, reuse: str, folder: str, tmp_path: Path
     ) -> None:
         """The data set's own state wants to be told how many examples were delivered, which only its own loader knows."""
 
         def make() -> Any:
             return DataLoader(self.data(folder), BATCH, num_workers=workers)
 
-        run = fit(make, epochs=3)
+        run = fit(make, epochs=3, reuse=reuse)
         assert run.loader.insertion_point == "after_augmentation"
         assert_counts(run, range(LENGTH), complete=1)
         with pytest.raises(EchoStateError, match="state_dict"):
-            fit(make, ckpt_path=kill(make, tmp_path, 3))
+            fit(make, reuse=reuse, ckpt_path=kill(make, tmp_path, 3, reuse=reuse))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from outside_runs import (
     BATCH,
+    RULES,
     WORKERS_AND_WAYS,
     assert_an_epoch_is_a_pass,
     assert_counts,
@@ -45,9 +46,10 @@ def stream(workers: int, shuffle: bool = False) -> Any:
     return DataLoader(data.map(stamped), BATCH, num_workers=workers)
 
 
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize(("workers", "way"), WORKERS_AND_WAYS)
-def test_a_map_style_data_set_with_a_transform_is_echoed_in_the_workers(workers: int, way: str) -> None:
-    run = fit(lambda: map_style(workers), way=way, epochs=4)
+def test_a_map_style_data_set_with_a_transform_is_echoed_in_the_workers(workers: int, way: str, reuse: str) -> None:
+    run = fit(lambda: map_style(workers), way=way, epochs=4, reuse=reuse)
     assert run.loader.insertion_point == "after_augmentation"
     assert_counts(run, range(LENGTH - 2), complete=2)
     assert_length(run, 6)
@@ -64,9 +66,10 @@ def test_a_map_style_data_set_resumes_exactly(workers: int, tmp_path: Path) -> N
     assert_resumes_exactly(lambda: map_style(workers), tmp_path, (1, 6, 13), epochs=3)
 
 
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize(("workers", "way"), WORKERS_AND_WAYS)
-def test_a_stream_ends_its_epoch(workers: int, way: str) -> None:
-    run = fit(lambda: stream(workers), way=way, epochs=2)
+def test_a_stream_ends_its_epoch(workers: int, way: str, reuse: str) -> None:
+    run = fit(lambda: stream(workers), way=way, epochs=2, reuse=reuse)
     assert run.loader.insertion_point == "after_augmentation"
     assert_an_epoch_is_a_pass(run, range(LENGTH), 2)
     assert_counts(run, range(LENGTH), complete=2)

@@ -122,7 +122,7 @@ def test_that_it_cannot_be_resumed_within_a_pass_is_said_with_the_way_out(
     with caplog.at_level("INFO"):
         path = kill(lambda: make(cuts, "simple", 0), see, tmp_path, 3)
     assert "a checkpoint from within a pass cannot be resumed" in said(caplog)
-    assert "or torchdata's StatefulDataLoader" in said(caplog)
+    assert "or the loader is torchdata's StatefulDataLoader" in said(caplog)
     with pytest.raises(EchoStateError, match="state_dict"):
         train(lambda: make(cuts, "simple", 0), see, ckpt_path=path)
 

@@ -90,7 +90,7 @@ def test_its_transform_is_that_of_another_data_set_so_that_views_are_reused_whic
         run = train(make, see_views, way=way)
     assert run.loader.insertion_point == "after_augmentation"
     assert "LightlyDataset.transform cannot be replaced in a copy alone" in said(caplog)
-    assert "StagedDataset can have it redone" in said(caplog)
+    assert "a StagedDataset can redo for each use" in said(caplog)
     assert_exact(run, range(LENGTH))
     assert_epochs(run, 6)
     assert_noise_reused(run)

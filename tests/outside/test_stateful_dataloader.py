@@ -9,6 +9,7 @@ import pytest
 from outside_runs import (
     BATCH,
     LENGTH,
+    RULES,
     WAYS,
     WORKERS_AND_WAYS,
     assert_an_epoch_is_a_pass,
@@ -66,21 +67,23 @@ def stream(workers: int) -> Any:
     return torchdata.StatefulDataLoader(Stream(), BATCH, num_workers=workers)
 
 
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("drop_last", "kept"), [(False, LENGTH), (True, 20)])
-def test_two_epochs_are_as_long_as_without_echoing(workers: int, drop_last: bool, kept: int) -> None:
+def test_two_epochs_are_as_long_as_without_echoing(workers: int, drop_last: bool, kept: int, reuse: str) -> None:
     def make() -> Any:
         return numbers(workers, shuffle=False, drop_last=drop_last)
 
-    run = fit(make, epochs=2)
+    run = fit(make, epochs=2, reuse=reuse)
     assert_length(run, len(make()))
     assert_counts(run, range(kept), complete=1)
     assert run.loader.insertion_point == "after_batching"
 
 
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize("way", WAYS)
-def test_each_pass_is_fresh_exactly_once(way: str) -> None:
-    run = fit(lambda: numbers(2), way=way, epochs=5)
+def test_each_pass_is_fresh_exactly_once(way: str, reuse: str) -> None:
+    run = fit(lambda: numbers(2), way=way, epochs=5, reuse=reuse)
     assert_counts(run, range(LENGTH), complete=2)
     assert_length(run, -(-LENGTH // BATCH))
 
@@ -90,9 +93,10 @@ def test_a_killed_run_goes_on_with_the_same_batches(workers: int, way: str, tmp_
     assert_resumes_exactly(lambda: numbers(workers), tmp_path, (1, 4, 6, 11, 14), way=way)
 
 
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_ends_its_epoch_and_resumes_exactly(workers: int, tmp_path: Path) -> None:
-    run = fit(lambda: stream(workers), epochs=2)
+def test_a_stream_ends_its_epoch_and_resumes_exactly(workers: int, reuse: str, tmp_path: Path) -> None:
+    run = fit(lambda: stream(workers), epochs=2, reuse=reuse)
     assert_an_epoch_is_a_pass(run, range(LENGTH), 2)
     assert_counts(run, range(LENGTH), complete=2)
-    assert_resumes_exactly(lambda: stream(workers), tmp_path, (1, 5, run.steps[0] + 3), epochs=2)
+    assert_resumes_exactly(lambda: stream(workers), tmp_path, (1, 5, run.steps[0] + 3), epochs=2, reuse=reuse)

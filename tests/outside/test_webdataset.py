@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from outside_runs import BATCH, WAYS, assert_an_epoch_is_a_pass, assert_counts, assert_length, fit, kill, stamped
+from outside_runs import BATCH, RULES, WAYS, assert_an_epoch_is_a_pass, assert_counts, assert_length, fit, kill, stamped
 from torch.utils.data import DataLoader
 
 from lightning_echo.loading.state import EchoStateError
@@ -64,10 +64,11 @@ def loader(shards: list[str], kind: str, workers: int, **options: Any) -> Any:
     return whole if kind == "WebLoader" else whole.unbatched().shuffle(12).batched(BATCH)
 
 
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_ends_where_the_stream_ends(kind: str, workers: int, shards: list[str]) -> None:
-    run = fit(lambda: loader(shards, kind, workers), epochs=2)
+def test_an_epoch_ends_where_the_stream_ends(kind: str, workers: int, reuse: str, shards: list[str]) -> None:
+    run = fit(lambda: loader(shards, kind, workers), epochs=2, reuse=reuse)
     assert run.loader.insertion_point == ("after_augmentation" if kind == "examples" else "after_batching")
     assert_an_epoch_is_a_pass(run, range(LENGTH), 2)
     assert_counts(run, range(LENGTH), complete=2)
@@ -86,9 +87,10 @@ def test_persistent_workers_begin_every_pass_anew(workers: int, shards: list[str
     assert_an_epoch_is_a_pass(run, range(LENGTH), 3)
 
 
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_with_length_it_keeps_that_length(workers: int, shards: list[str]) -> None:
-    run = fit(lambda: loader(shards, "WebLoader", workers).with_length(6, silent=True), epochs=4)
+def test_with_length_it_keeps_that_length(workers: int, reuse: str, shards: list[str]) -> None:
+    run = fit(lambda: loader(shards, "WebLoader", workers).with_length(6, silent=True), epochs=4, reuse=reuse)
     assert_length(run, LENGTH // BATCH)
     assert_counts(run, range(LENGTH), complete=2)
 

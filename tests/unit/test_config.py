@@ -20,7 +20,7 @@ from lightning_echo import CacheConfig, EchoConfig, EchoDataModule, EchoLoader, 
 from lightning_echo.config import read_options
 
 DEFAULTS = {
-    **{"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "reuse": "each"},
+    **{"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "reuse": "memory"},
     **{"epoch_length": "fixed", "seed": None, "cache": None},
 }
 OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard", "loaders"}  # no options of echoing

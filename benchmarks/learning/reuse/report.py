@@ -89,7 +89,12 @@ def cell_table(all_runs: Sequence[ReuseRuns]) -> str:
 
 def again_table(again: Sequence[ReuseRuns]) -> str:
     """The cells of rule 9."""
-    columns = ("task, asked again", "memory", "tested", *(f"time at R = {ratio}, e = {_factor_again(ratio)}" for ratio in DECIDING_RATIOS))
+    columns = (
+        "task, asked again",
+        "memory",
+        "tested",
+        *(f"time at R = {ratio}, e = {_factor_again(ratio)}" for ratio in DECIDING_RATIOS),
+    )
     lines = []
     for runs in again:
         cells = _cells_again([runs])

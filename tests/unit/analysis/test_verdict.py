@@ -10,7 +10,7 @@ from lightning_echo.analysis.predict import TrainingSetting, costs_of, predict
 from lightning_echo.analysis.verdict import VerdictKind, judge
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.summary import advise
-from lightning_echo.measuring.target_idle import recommend
+from lightning_echo.measuring.target_idle import LARGE_FACTOR, recommend
 
 NONE = Spread.exactly(0.0)
 STARVED = replace(CACHED, hand_over=NONE, copy=NONE, cores=2)  # 136 ms of worker time per batch, 68 ms with two of them
@@ -140,16 +140,19 @@ def test_where_sizes_were_not_measured_the_cache_has_none():
 
 
 def test_echoing_comes_last_at_the_earliest_point_whose_factor_is_not_large():
-    """Per batch 112 ms reused and 24 redone before the augmentation: 6.6; 128 and 8 after it: 4.02; 136 and 0: 3.46."""
-    verdict = judge(STARVED, 68 * MS, {})
+    """Per batch 256 ms reused and 24 redone before the augmentation: 15.1; 272 and 8 after it: 8.53; 280 and 0: 7.12."""
+    slower = replace(STARVED, read=Spread.exactly(28 * MS))
+    verdict = judge(slower, 140 * MS, {})
     assert verdict.kind is VerdictKind.echo
     assert verdict.setting.insertion_point == "after_batching"
-    assert verdict.setting.factor == pytest.approx(136 / (2 * 20 / 0.95) * 1.07, abs=0.01)
-    assert predict(STARVED, verdict.setting).idle_fraction <= 0.05
+    assert verdict.setting.factor == pytest.approx(280 / (2 * 20 / 0.95) * 1.07, abs=0.01)
+    assert predict(slower, verdict.setting).idle_fraction <= 0.05
     assert verdict.message == (
-        "Echo at insertion_point='after_batching' with factor 3.46: the accelerator is busy only 29 % of the time, and would be "
-        "100 %; each step then has 29 % as many fresh examples. Neither more workers nor a cache are enough."
+        "Echo at insertion_point='after_batching' with factor 7.12: the accelerator is busy only 14 % of the time, and would "
+        "be 100 %; each step then has 14 % as many fresh examples. Neither more workers nor a cache are enough."
     )
+    verdict = judge(STARVED, 68 * MS, {})  # 112 / (42.1 - 24) * 1.07; 4.02 and 3.46 would do at later points
+    assert (verdict.setting.insertion_point, verdict.setting.factor) == ("before_augmentation", pytest.approx(6.62, abs=0.01))
     faster = replace(STARVED, read=Spread.exactly(4 * MS), read_cached=Spread.exactly(4 * MS))  # 64 / (42.1 - 24) = 3.54 * 1.07
     verdict = judge(faster, 68 * MS, {})
     assert (verdict.setting.insertion_point, verdict.setting.factor) == ("before_augmentation", pytest.approx(3.79, abs=0.01))
@@ -170,7 +173,7 @@ def test_the_advice_at_the_end_of_a_training_is_the_same(point):
 def test_a_large_factor_is_advised_with_a_warning():
     slow = replace(STARVED, read=Spread.exactly(60 * MS), read_cached=Spread.exactly(60 * MS))
     verdict = judge(slow, 200 * MS, {})
-    assert verdict.setting.factor > 4
+    assert verdict.setting.factor > LARGE_FACTOR
     assert "so large a factor seldom pays in learning" in verdict.message
 
 
@@ -181,13 +184,16 @@ def test_without_workers_they_are_part_of_the_advice():
 
 
 def test_a_transform_that_starves_the_accelerator_by_itself_is_named():
-    """48 ms of a batch are RandAugment's: 24 ms with two workers, more than a step."""
+    """48 ms of a batch are RandAugment's: 24 ms with two workers, more than a step.
+
+    Before the augmentation 64 ms are redone, too many; after it 168 ms are reused and 8 redone: 168 / (42.1 - 8) * 1.07 = 5.27.
+    """
     heavy = replace(STARVED, augment=Spread.exactly(7 * MS))
     verdict = judge(heavy, 100 * MS, {"Normalize": 1 * MS, "RandAugment": 6 * MS})
     assert verdict.kind is VerdictKind.transform
     assert verdict.message.startswith(
         "RandAugment alone starves the accelerator. Move it to the device, for whole batches at once, or echo at "
-        "insertion_point='after_batching' with factor "
+        "insertion_point='after_augmentation' with factor 5.28: "
     )
     light = judge(heavy, 100 * MS, {"Normalize": 1 * MS, "RandAugment": 4 * MS})
     assert light.kind is VerdictKind.echo

@@ -227,12 +227,20 @@ class TestLoader:
         assert transfer.counts.fresh > 0
 
     def test_of_the_uses_of_a_batch_the_last_one_is_marked_at_factor_1_each(self):
-        loader = echo(factor=3)
+        loader = echo(factor=3, reuse="each")
         uses = [use for _ in range(6) for use in loader]
         whole = [[use.is_last for use in uses if use.live is live] for live in dict.fromkeys(use.live for use in uses)]
         assert {tuple(marks) for marks in whole[:-4]} <= {(*[False] * others, True) for others in range(4)}
         assert len(whole) > 12
-        assert all(use.is_last for use in echo(factor=1))
+        assert all(use.is_last for use in echo(factor=1, reuse="each"))
+
+    def test_with_reuse_from_memory_none_is_marked_but_at_factor_1(self):
+        """A batch leaves a full buffer when another one is read, and so not at a use of its own."""
+        loader = echo(factor=3, reuse="memory", buffer_size=4)
+        uses = [use for _ in range(6) for use in loader]
+        assert not any(use.is_last for use in uses)
+        assert len({use.live for use in uses}) > 12, "many have left"
+        assert all(use.is_last for use in echo(factor=1, reuse="memory"))
 
     def test_a_new_factor_counts_from_the_same_batch(self):
         runs = []
@@ -283,10 +291,11 @@ class TestLoader:
         ]
         assert [batch for batch in seen if batch] == [batch for number, batch in enumerate(expected) if number % 3]
 
+    @pytest.mark.parametrize("reuse", ["each", "memory"])
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_no_more_batches_are_on_the_device_than_the_buffer_holds_and_the_one_in_use(self, workers):
+    def test_no_more_batches_are_on_the_device_than_the_buffer_holds_and_the_one_in_use(self, workers, reuse):
         held, largest = weakref.WeakSet(), 0
-        with closing(echo(factor=3, buffer_size=4, loader=plain_loader(num_workers=workers))) as loader:
+        with closing(echo(factor=3, buffer_size=4, reuse=reuse, loader=plain_loader(num_workers=workers))) as loader:
             for _ in range(4):
                 for use in loader:
                     use.live.prepare(use.host, lambda batch: batch)
@@ -331,13 +340,18 @@ class TestLoader:
         ):
             next(iterator)
 
-    def test_it_says_where_its_memory_is(self):
-        loader = EchoLoader(DataLoader(torch.zeros(8, 2**18), batch_size=4), 4, insertion_point="after_transfer")
+    @pytest.mark.parametrize(
+        ("options", "live", "mebibytes", "rule"),
+        [({"reuse": "each"}, 4, 16, ""), ({}, 2, 8, ", echoes from all of them")],  # by default a whole pass of two batches
+    )
+    def test_it_says_where_its_memory_is(self, options, live, mebibytes, rule):
+        options = {"insertion_point": "after_transfer", **options}
+        loader = EchoLoader(DataLoader(torch.zeros(8, 2**18), batch_size=4), 4, **options)
         assert repr(loader) == (
             "after_transfer, factor 4: reuse [load, augment, collate, transfer], redo [on_after_batch_transfer]; "
-            "4 live batches, 16 MiB of device memory; 0 workers"
+            f"{live} live batches, {mebibytes} MiB of device memory{rule}; 0 workers"
         )
-        assert repr(EchoLoader([1, 2], 2, insertion_point="after_transfer")).endswith("; 4 live batches; 0 workers")
+        assert repr(EchoLoader([1, 2], 2, **options)).endswith(f"; {live} live batches{rule}; 0 workers")
 
     def test_auto_never_takes_it(self):
         for loader in (plain_loader(), [1, 2, 3], DataLoader(range(8), batch_size=None)):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_echo.fetching.batches import BatchUse, LiveBatch
+from lightning_echo.fetching.batches import LiveBatch, UseToCome
 from lightning_echo.fetching.index_pipeline import IndexPipeline, lookahead
 from lightning_echo.fetching.passes import PassOver
 from lightning_echo.fetching.prefetch import DEPTH
@@ -75,7 +75,7 @@ def test_state_factor_and_exactness_are_those_of_the_requests():
 
 def test_a_use_on_the_device_is_made_when_it_is_handed_over_so_that_it_has_the_host_batch_until_one_is_prepared():
     live = LiveBatch([1.0])
-    fetched = [(BatchUse(live, None, is_last), Report(1)) for is_last in (False, False, True)]
+    fetched = [(UseToCome(live, is_last), Report(1)) for is_last in (False, False, True)]
     started = pipeline(iter(fetched), on_device=True)
     first, _ = started.next_batch(0)
     second, _ = started.next_batch(1)

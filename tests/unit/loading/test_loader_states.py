@@ -25,21 +25,22 @@ def through_a_checkpoint(state):
 class TestGoingOn:
     EPOCHS = 5
 
-    def make(self, kind, factor=2.37):
+    def make(self, kind, factor=2.37, **options):
         if kind in POINTS:
-            return echo(factor, kind)
+            return echo(factor, kind, **options)
         if kind == "sampler":
             sampler = RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(3))
-            return echo(factor, loader=plain_loader(shuffle=False, sampler=sampler))
+            return echo(factor, loader=plain_loader(shuffle=False, sampler=sampler), **options)
         if kind == "full_pass":
-            return echo(factor, epoch_length="full_pass")
+            return echo(factor, epoch_length="full_pass", **options)
         if kind == "factor 1, sampler":
-            return self.make("sampler", 1)
-        return EchoLoader([torch.tensor([[i, 0.0]]) for i in range(7)], factor, seed=3)
+            return self.make("sampler", 1, **options)
+        return EchoLoader([torch.tensor([[i, 0.0]]) for i in range(7)], factor, seed=3, **options)
 
+    @pytest.mark.parametrize("reuse", ["each", "memory"])
     @pytest.mark.parametrize("kind", [*POINTS, "sampler", "factor 1, sampler", "full_pass", "iterable"])
-    def test_from_any_batch_of_any_epoch_in_a_new_process(self, kind):
-        loader, epochs, states = self.make(kind), [], []
+    def test_from_any_batch_of_any_epoch_in_a_new_process(self, kind, reuse):
+        loader, epochs, states = self.make(kind, reuse=reuse), [], []
         for _ in range(3):
             epochs.append([])
             for batch in loader:
@@ -47,7 +48,7 @@ class TestGoingOn:
                 states.append((len(epochs) - 1, len(epochs[-1]), through_a_checkpoint(loader.state_dict())))
         after = [[batch.tolist() for batch in loader] for _ in range(2)]
         for epoch, in_epoch, state in states:
-            resumed = self.make(kind)
+            resumed = self.make(kind, reuse=reuse)
             resumed.load_state_dict(state)
             rest = epochs[epoch][in_epoch:]  # an epoch that was at its end is not gone on with
             for expected in [rest, *epochs[epoch + 1 :]] if rest else epochs[epoch + 1 :]:
@@ -216,8 +217,15 @@ class TestAChangedRun:
         assert set(fresh) | set(again[: LENGTH - taken]) == set(range(LENGTH))
         assert sorted(passes[LENGTH:]) == list(range(LENGTH)), "the next pass is whole"
 
-    def test_with_another_buffer(self):
-        self.check(echo(), echo(buffer_size=25), r"saved with buffer_size=12 \(now 25\)")
+    # Two batches of 6, more than a quarter of the pass of 43; and half of what a pass allows: (43 - 6) / 2.
+    @pytest.mark.parametrize(("reuse", "default"), [("each", 12), ("memory", 18)])
+    def test_with_another_buffer(self, reuse, default):
+        self.check(echo(reuse=reuse), echo(reuse=reuse, buffer_size=25), rf"saved with buffer_size={default} \(now 25\)")
+
+    @pytest.mark.parametrize("rules", [("each", "memory"), ("memory", "each")])
+    def test_with_another_rule_of_reuse(self, rules):
+        first, second = (echo(reuse=reuse, buffer_size=18) for reuse in rules)
+        self.check(first, second, f"saved with reuse='{rules[0]}' .now '{rules[1]}'.")
 
     def test_with_another_batch_size(self):
         self.check(echo(), echo(loader=plain_loader(batch_size=4)), r"batch_size=6 \(now 4\)")

@@ -16,6 +16,7 @@ from lightning_echo.loading.pipeline_state import FactorChange, OrderState, Pass
 from lightning_echo.loading.resuming import adapt_state, begin_next_pass, follow_state, has_own_states, where_to_go_on
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import EchoState
+from lightning_echo.planning.shape import Reuse
 
 
 class Stream(IterableDataset[int]):
@@ -41,8 +42,8 @@ class Batches:
         return iter(torch.arange(12).split(4))
 
 
-def setting(loader: Any, point: str = "auto", buffer_size: int | None = None) -> Setting:
-    return Setting(loader, InsertionPoint(point), buffer_size, 2.0, None)
+def setting(loader: Any, point: str = "auto", buffer_size: int | None = None, reuse: str = "memory") -> Setting:
+    return Setting(loader, InsertionPoint(point), buffer_size, 2.0, None, reuse=Reuse(reuse))
 
 
 def read(saved: dict[str, Any]) -> EchoState:
@@ -83,25 +84,29 @@ DOES_NOT = [
 # Without the stream with a length whose batches are reused: its epoch is round(factor * steps) long, after which two passes
 # have begun, and the second one has not ended.
 ENDS_WITH_A_PASS = [each for number, each in enumerate(DOES_NOT) if number != 3]
+RULES = ["each", "memory"]
 
 
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize(("make", "point"), RESUMES)
-def test_what_knows_its_place_goes_on_there(make: Any, point: str) -> None:
-    state = state_after(make(), 2)
-    assert adapt_state(state, setting(make(), point)) is state
+def test_what_knows_its_place_goes_on_there(make: Any, point: str, reuse: str) -> None:
+    state = state_after(make(), 2, reuse=reuse)
+    assert adapt_state(state, setting(make(), point, reuse=reuse)) is state
 
 
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize(("make", "point"), DOES_NOT)
-def test_what_does_not_is_refused_within_a_pass(make: Any, point: str) -> None:
-    state = state_after(make(), 2, insertion_point=point)
+def test_what_does_not_is_refused_within_a_pass(make: Any, point: str, reuse: str) -> None:
+    state = state_after(make(), 2, insertion_point=point, reuse=reuse)
     with pytest.raises(EchoStateError, match=r"saved within a pass, and .* cannot continue there: without state_dict\(\)"):
-        adapt_state(state, setting(make(), point))
+        adapt_state(state, setting(make(), point, reuse=reuse))
 
 
+@pytest.mark.parametrize("reuse", RULES)
 @pytest.mark.parametrize(("make", "point"), ENDS_WITH_A_PASS)
-def test_and_begins_the_next_pass_where_one_has_ended_with_nothing_live(make: Any, point: str) -> None:
-    state = end_of_pass(make(), insertion_point=point, epoch_length="full_pass")
-    adapted = adapt_state(state, setting(make(), point))
+def test_and_begins_the_next_pass_where_one_has_ended_with_nothing_live(make: Any, point: str, reuse: str) -> None:
+    state = end_of_pass(make(), insertion_point=point, epoch_length="full_pass", reuse=reuse)
+    adapted = adapt_state(state, setting(make(), point, reuse=reuse))
     assert adapted.plan is None
     if state.stream is not None:
         assert adapted.stream is not None
@@ -111,7 +116,7 @@ def test_and_begins_the_next_pass_where_one_has_ended_with_nothing_live(make: An
         assert adapted.begin_at == (3, state.delivered)
         assert adapted.order == OrderState(passes=(PassStart(1, 3),))
     assert adapted.counts == state.counts
-    assert adapt_state(adapted, setting(make(), point)).begin_at == adapted.begin_at
+    assert adapt_state(adapted, setting(make(), point, reuse=reuse)).begin_at == adapted.begin_at
 
 
 @pytest.mark.parametrize(("make", "point"), [case for case in DOES_NOT if case != SIZED_BATCHES])
@@ -135,12 +140,12 @@ def test_a_state_from_before_the_first_batch_is_no_state_within_a_pass() -> None
     assert state.plan is None
 
 
-def test_with_another_buffer_a_stream_is_refused_too_and_says_what_has_changed() -> None:
-    state = state_after(DataLoader(Stateful(), 4), 2)
-    with pytest.raises(
-        EchoStateError, match=r"within a pass of a stream, with buffer_size=64 \(now 9\): the workers divide a stream"
-    ):
-        adapt_state(state, setting(DataLoader(Stateful(), 4), buffer_size=9))
+@pytest.mark.parametrize(("reuse", "batches"), [("each", 16), ("memory", 64)])  # defaults where a pass has no known length
+def test_with_another_buffer_a_stream_is_refused_too_and_says_what_has_changed(reuse: str, batches: int) -> None:
+    state = state_after(DataLoader(Stateful(), 4), 2, reuse=reuse)
+    said = rf"within a pass of a stream, with buffer_size={4 * batches} \(now 9\): the workers divide a stream"
+    with pytest.raises(EchoStateError, match=said):
+        adapt_state(state, setting(DataLoader(Stateful(), 4), buffer_size=9, reuse=reuse))
 
 
 def test_with_other_batches_too() -> None:
@@ -155,10 +160,11 @@ def test_what_is_no_stream_any_more_cannot_go_on_within_the_pass_of_one() -> Non
         adapt_state(state, setting(DataLoader(list(range(12)), 4)))  # type: ignore[arg-type]
 
 
-def test_epochs_that_do_not_end_with_the_stream_are_the_way_out() -> None:
-    state = state_after(DataLoader(Sized(), 4), 3)
+@pytest.mark.parametrize("reuse", RULES)
+def test_epochs_that_do_not_end_with_the_stream_are_the_way_out(reuse: str) -> None:
+    state = state_after(DataLoader(Sized(), 4), 3, reuse=reuse)
     with pytest.raises(EchoStateError, match="by epoch_length='full_pass', and resume from a state saved there"):
-        adapt_state(state, setting(DataLoader(Sized(), 4)))
+        adapt_state(state, setting(DataLoader(Sized(), 4), reuse=reuse))
 
 
 @pytest.mark.parametrize(("make", "point"), RESUMES)

@@ -53,8 +53,8 @@ class Stream(Ends, IterableDataset):
 OTHER_REFUSALS = "the state is of a pass of", "the state was saved within a pass"
 
 
-def loader(data, factor=2.0, **options):
-    return EchoLoader(data, factor, seed=0, **options)
+def loader(data, factor=2.0, reuse="each", **options):
+    return EchoLoader(data, factor, seed=0, reuse=reuse, **options)
 
 
 LOADERS = {
@@ -69,6 +69,7 @@ LOADERS = {
     "from memory": lambda: loader(
         DataLoader(Numbers(), batch_size=4, shuffle=True), insertion_point="after_augmentation", reuse="memory"
     ),
+    "batches from memory": lambda: loader(DataLoader(Numbers(), 4), insertion_point="after_batching", reuse="memory"),
     "a stream from memory": lambda: loader(DataLoader(Stream(30), batch_size=4), reuse="memory"),
 }
 WRONG = [None, True, "1", "", -1, 0, 0.5, math.nan, math.inf, -math.inf, 10**30, [], [1], {}, {"a": 1}]

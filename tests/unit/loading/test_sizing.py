@@ -28,11 +28,11 @@ def free(monkeypatch):
 
 
 class TestMemory:
-    """Examples of 1 MiB, batches of 8, two workers that are never started: 32 live examples are usual."""
+    """Examples of 1 MiB, batches of 8, two workers that are never started: 32 live examples are usual with ``reuse="each"``."""
 
-    def make(self, factor=2, **options):
+    def make(self, factor=2, reuse="each", **options):
         loader = DataLoader(torch.zeros(16, 2**18), batch_size=8, num_workers=2)
-        return EchoLoader(loader, factor, insertion_point="after_augmentation", **options)
+        return EchoLoader(loader, factor, insertion_point="after_augmentation", reuse=reuse, **options)
 
     @pytest.mark.parametrize("mebibytes", [None, 321, 10**6])
     def test_enough_or_unknown_memory_leaves_the_default_as_it_is(self, free, mebibytes):
@@ -50,20 +50,22 @@ class TestMemory:
         with pytest.warns(UserWarning, match=f"buffer_size is {least} instead of 32"):
             assert self.make(factor).buffer_size == least
 
-    def test_an_explicit_size_that_cannot_fit_is_refused_with_the_way_out(self, free):
+    @pytest.mark.parametrize("reuse", ["each", "memory"])
+    def test_an_explicit_size_that_cannot_fit_is_refused_with_the_way_out(self, free, reuse):
         free(200)
         with pytest.raises(ValueError, match=r"buffer_size=201 cannot fit: .* Use a smaller one, or a later insertion point"):
-            self.make(buffer_size=201)
+            self.make(reuse=reuse, buffer_size=201)
 
-    def test_an_explicit_size_that_fits_is_taken_as_it_is(self, free):
+    @pytest.mark.parametrize("reuse", ["each", "memory"])
+    def test_an_explicit_size_that_fits_is_taken_as_it_is(self, free, reuse):
         free(200)
-        assert self.make(buffer_size=199).buffer_size == 199
+        assert self.make(reuse=reuse, buffer_size=199).buffer_size == 199
 
     def test_whole_batches_are_counted_by_their_examples(self, free):
         free(200)
         loader = DataLoader(torch.zeros(16, 2**18), batch_size=8)
         with pytest.warns(UserWarning, match=r"buffer_size is 2 instead of 4: 4 live batches of 8 MiB"):
-            assert EchoLoader(loader, 2, insertion_point="after_batching").buffer_size == 2
+            assert EchoLoader(loader, 2, insertion_point="after_batching", reuse="each").buffer_size == 2
 
     def test_what_is_free_is_what_the_container_leaves(self):
         assert sizing.free_memory_bytes is free_memory_bytes
@@ -74,9 +76,10 @@ class Stream(IterableDataset):
         return iter(torch.zeros(16, 2))
 
 
-class TestDefault:
+class TestDefaultOfReuseOfEach:
     def default(self, point, examples, workers=0):
-        return EchoLoader(DataLoader(torch.zeros(examples, 2), 8, num_workers=workers), 2, insertion_point=point).buffer_size
+        loader = DataLoader(torch.zeros(examples, 2), 8, num_workers=workers)
+        return EchoLoader(loader, 2, insertion_point=point, reuse="each").buffer_size
 
     @pytest.mark.parametrize(
         ("workers", "examples", "size"),
@@ -104,15 +107,15 @@ class TestDefault:
             def __len__(self):
                 return 200
 
-        assert EchoLoader(DataLoader(Sized(), 8), 2).buffer_size == 50
+        assert EchoLoader(DataLoader(Sized(), 8), 2, reuse="each").buffer_size == 50
 
     def test_where_the_length_of_a_pass_is_not_known(self):
-        assert EchoLoader(DataLoader(Stream(), 8), 2).buffer_size == 128
-        assert EchoLoader(Stream(), 2, insertion_point="after_batching").buffer_size == 16
+        assert EchoLoader(DataLoader(Stream(), 8), 2, reuse="each").buffer_size == 128
+        assert EchoLoader(Stream(), 2, insertion_point="after_batching", reuse="each").buffer_size == 16
 
     def test_a_quarter_of_the_pass_of_this_rank(self):
-        loader = DataLoader(torch.zeros(800, 2), 8)
-        assert EchoLoader(loader, 2, insertion_point="after_augmentation", num_replicas=2, rank=0).buffer_size == 100
+        loader, options = DataLoader(torch.zeros(800, 2), 8), {"insertion_point": "after_augmentation", "reuse": "each"}
+        assert EchoLoader(loader, 2, **options, num_replicas=2, rank=0).buffer_size == 100
 
 
 class Mebibytes(Dataset):
@@ -161,7 +164,8 @@ class TestAskedForInMemory:
         for asked in ("1TB", 0.9):
             for reuse in ("each", "memory"):
                 assert over_mebibytes(100, buffer_size=asked, reuse=reuse).buffer_size == 92
-            assert over_mebibytes(100, buffer_size=asked, insertion_point="after_batching").buffer_size == 13, "a pass"
+                batches = over_mebibytes(100, buffer_size=asked, reuse=reuse, insertion_point="after_batching")
+                assert batches.buffer_size == 13, "a pass"
 
     def test_a_pass_that_hardly_fills_a_batch_is_no_reason_to_refuse(self, free):
         free(1000)
@@ -202,27 +206,41 @@ class TestAskedForInMemory:
 
 
 class TestDefaultOfReuseFromMemory:
-    """A tenth of the free memory, as a power of two of batches; at most half of what a pass allows."""
+    """A tenth of the free memory, as a power of two of batches; at most half of what a pass allows, and a batch per worker."""
 
     def size(self, length=10_000, **options):
         return over_mebibytes(length, reuse="memory", **options).buffer_size
 
     @pytest.mark.parametrize(
-        ("mebibytes", "size"), [(5120, 64 * 8), (10_239, 64 * 8), (5119, 32 * 8), (20, 8), (10**6, (10_000 - 8) // 2)]
+        ("mebibytes", "size"), [(5120, 64 * 8), (10_239, 64 * 8), (5119, 32 * 8), (20, 2 * 8), (10**6, (10_000 - 8) // 2)]
     )
     def test_of_examples(self, free, mebibytes, size):
         free(mebibytes)
         assert self.size() == size
+
+    def test_it_is_the_rule_by_default(self, free):
+        free(5120)
+        assert (over_mebibytes().reuse, over_mebibytes().buffer_size) == ("memory", 64 * 8)
+
+    def test_half_of_the_pass_of_this_rank(self, free):
+        free(10**6)
+        assert self.size(800, num_replicas=2, rank=0) == (400 - 8) // 2
 
     def test_the_ranks_of_a_node_divide_the_tenth(self, free, monkeypatch):
         free(4000)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
         assert self.size() == 4 * 8
 
-    @pytest.mark.parametrize(("factor", "least"), [(1, 8), (4, 12), (8, 14)])
-    def test_never_less_than_a_batch_needs(self, free, factor, least):
+    @pytest.mark.parametrize("factor", [1, 4, 8])
+    def test_never_less_than_a_batch_needs_at_any_factor(self, free, factor):
+        """Two workers, batches of 8: with a large factor a batch is nearly all echoes."""
         free(1)
-        assert self.size(factor=factor) == least
+        assert self.size(factor=factor) == 2 * 8
+
+    @pytest.mark.parametrize(("length", "batch_size", "workers"), [(64, 16, 2), (20, 16, 0), (500, 64, 4)])
+    def test_of_a_short_pass_it_allows_any_factor_later_on(self, length, batch_size, workers):
+        echoed = EchoLoader(DataLoader(range(length), batch_size, num_workers=workers), 1, reuse="memory")
+        assert echoed.check_factor(1000) == 1000
 
     def test_of_batches_it_is_at_most_a_pass(self, free):
         free(800)
@@ -238,7 +256,7 @@ class TestDefaultOfReuseFromMemory:
 
     def test_nothing_is_warned_of_and_nothing_noted(self, free, recwarn):
         free(100)
-        assert self.size() == 8
+        assert self.size() == 2 * 8  # what a batch of each of two workers needs at any factor
         assert not recwarn.list
 
     @pytest.mark.parametrize("memory", [None, 10**6])
@@ -263,7 +281,7 @@ class TestDefaultOfReuseFromMemory:
         with caplog.at_level("INFO", "lightning_echo"):
             next(iter(EchoLoader(DataLoader(Stream(), 8), 2, reuse="memory", seed=0)))
             next(iter(over_mebibytes(reuse="memory", workers=0, seed=0)))
-            next(iter(EchoLoader(DataLoader(Stream(), 8), 2, seed=0)))
+            next(iter(EchoLoader(DataLoader(Stream(), 8), 2, reuse="each", seed=0)))
         said = "buffer_size is a default that does not follow the memory: how much memory live examples take is not known"
         assert [said in line for line in caplog.messages] == [True, False, False]
 
@@ -275,7 +293,7 @@ class TestEachRank:
         with pytest.warns(
             UserWarning, match=r"more than a tenth of the 0\.195 GiB of free memory that each of the node's 4 ranks has"
         ):
-            assert over_mebibytes().buffer_size == 20
+            assert over_mebibytes(reuse="each").buffer_size == 20
 
     @pytest.mark.parametrize("said", ["", "0", "many", "-2"])
     def test_what_a_launcher_says_wrongly_is_not_taken(self, free, monkeypatch, said):

@@ -301,7 +301,7 @@ def test_an_impossible_option_is_refused_with_its_name_its_value_and_the_way_out
 
 def test_it_is_printed_with_all_its_options():
     guard = MetricGuard(TargetIdle(0.1), monitor="val_acc", mode="max", patience=2, min_delta=0.01, shrink=0.7)
-    expected = "MetricGuard(TargetIdle(0.1, min_factor=1, max_factor=4), monitor='val_acc', mode='max', patience=2, "
+    expected = "MetricGuard(TargetIdle(0.1, min_factor=1, max_factor=8), monitor='val_acc', mode='max', patience=2, "
     assert repr(guard) == expected + "min_delta=0.01, shrink=0.7)"
     assert eval(repr(guard)).state_dict() == guard.state_dict()
 

@@ -173,20 +173,20 @@ SITUATIONS = {  # name: factor, costs, what is recommended, and the advice expec
         "Do not echo: fresh examples alone feed the accelerator, and are worth more than echoed ones.",
     ),
     "at the maximum, from below": (
-        *(1, costs(0.2), (4, Reason.at_maximum)),
-        f"Echo with factor 4, about 4 times as fast: {BUSY} only 10 % of the time{LAST}{FIRST}; a faster source "
+        *(1, costs(0.2), (8, Reason.at_maximum)),
+        f"Echo with factor 8, about 8 times as fast: {BUSY} only 10 % of the time{LAST}{FIRST}; a faster source "
         "helps further, a larger factor seldom does.",
     ),
     "at the maximum": (
-        *(4, costs(0.2), (4, Reason.at_maximum)),
-        f"Keep factor 4: {BUSY} 40 % of the time{LAST}; a faster source helps further, a larger factor seldom does.",
+        *(8, costs(0.2), (8, Reason.at_maximum)),  # 100 ms / 8 for a step of 10 ms
+        f"Keep factor 8: {BUSY} 80 % of the time{LAST}; a faster source helps further, a larger factor seldom does.",
     ),
     "at a low maximum": (
         *(1, costs(0.05), (1, Reason.at_maximum)),
         f"Keep factor 1: {BUSY} 40 % of the time{LAST}; a faster source helps further, or a larger max_factor.",
     ),
-    "over the maximum": (8, costs(0.2), (4, Reason.at_maximum), "Lower the factor to 4: a larger one is seldom worth it."),
-    "over a low maximum": (8, costs(0.2), (2, Reason.at_maximum), "Lower the factor to 2: max_factor allows no larger one."),
+    "over the maximum": (16, costs(0.2), (8, Reason.at_maximum), "Lower the factor to 8: a larger one is seldom worth it."),
+    "over a low maximum": (8, costs(0.2), (4, Reason.at_maximum), "Lower the factor to 4: max_factor allows no larger one."),
     "at the minimum, from above": (
         *(4, costs(0.01), (3, Reason.at_minimum)),
         "Lower the factor to 3: that is enough to feed the accelerator, and fresh examples are worth more than echoed ones.",

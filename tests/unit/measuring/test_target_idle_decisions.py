@@ -87,19 +87,19 @@ def test_waits_that_no_costs_explain_raise_the_factor_nevertheless():
 
 def test_a_binding_maximum_is_a_reason_of_its_own():
     decision = TargetIdle().decide(observe(1.0, 0.9, costs_of(0.1)))
-    assert (decision.factor, decision.reason) == (4, Reason.at_maximum)
-    assert decision.message == "idle 90 %, target 5 %: a factor of 10.17 feeds the device; max_factor is 4"
-    stays = TargetIdle().decide(observe(4.0, 0.6, costs_of(0.1)))
-    assert (stays.factor, stays.reason) == (4, Reason.at_maximum)
+    assert (decision.factor, decision.reason) == (8, Reason.at_maximum)
+    assert decision.message == "idle 90 %, target 5 %: a factor of 10.17 feeds the device; max_factor is 8"
+    stays = TargetIdle().decide(observe(8.0, 0.2, costs_of(0.1)))  # 100 ms / 8 for a step of 10 ms
+    assert (stays.factor, stays.reason) == (8, Reason.at_maximum)
     just = TargetIdle(max_factor=4.07).decide(observe(1.0, 0.75, costs_of(0.04)))
     assert (just.factor, just.reason) == (4.07, Reason.starved)
 
 
 def test_a_factor_above_the_maximum_is_brought_down_to_it():
-    for idle, costs in ((0.0, costs_of(0.05)), (0.5, costs_of(0.12)), (0.0, None), (0.5, None)):
-        decision = TargetIdle().decide(observe(6.0, idle, costs))
-        assert (decision.factor, decision.reason) == (4, Reason.at_maximum)
-        assert decision.message.endswith("max_factor is 4")
+    for idle, costs in ((0.0, costs_of(0.1)), (0.5, costs_of(0.24)), (0.0, None), (0.5, None)):
+        decision = TargetIdle().decide(observe(12.0, idle, costs))
+        assert (decision.factor, decision.reason) == (8, Reason.at_maximum)
+        assert decision.message.endswith("max_factor is 8")
 
 
 def test_a_binding_minimum_is_a_reason_of_its_own():
@@ -240,8 +240,8 @@ def test_the_state_is_made_of_plain_numbers():
 
 def test_defaults_and_printing():
     controller = TargetIdle()
-    assert (controller.target, controller.min_factor, controller.max_factor) == (0.05, 1, 4)
-    assert repr(TargetIdle(0.1, min_factor=2, max_factor=8)) == "TargetIdle(0.1, min_factor=2, max_factor=8)"
+    assert (controller.target, controller.min_factor, controller.max_factor) == (0.05, 1, 8)
+    assert repr(TargetIdle(0.1, min_factor=2, max_factor=6)) == "TargetIdle(0.1, min_factor=2, max_factor=6)"
     assert controller.initial_factor() is None
 
 
@@ -258,7 +258,7 @@ def test_defaults_and_printing():
         ({"min_factor": math.nan}, ValueError, "min_factor must be a finite number >= 1, got nan"),
         ({"min_factor": math.inf}, ValueError, "min_factor must be a finite number >= 1, got inf"),
         ({"min_factor": None}, TypeError, "min_factor must be a number, got None"),
-        ({"min_factor": 5}, ValueError, "max_factor must be a finite number >= min_factor=5, got 4.0; 4 is the default"),
+        ({"min_factor": 9}, ValueError, "max_factor must be a finite number >= min_factor=9, got 8.0; 8 is the default"),
         ({"max_factor": 0.5}, ValueError, r"max_factor must be a finite number >= min_factor=1\.0, got 0\.5"),
         ({"max_factor": math.inf}, ValueError, "max_factor must be a finite number .*, got inf"),
         ({"max_factor": math.nan}, ValueError, "max_factor must be a finite number .*, got nan"),
@@ -331,9 +331,9 @@ def test_an_early_raise_is_judged_like_any_other():
 
 def test_it_says_after_how_many_steps_it_wants_to_be_asked():
     assert (TargetIdle().first_after_steps, TargetIdle().every_n_steps) == (50, None)
-    assert repr(TargetIdle()) == "TargetIdle(0.05, min_factor=1, max_factor=4)"
+    assert repr(TargetIdle()) == "TargetIdle(0.05, min_factor=1, max_factor=8)"
     told = TargetIdle(first_after_steps=None, every_n_steps=500)
-    assert repr(told) == "TargetIdle(0.05, min_factor=1, max_factor=4, first_after_steps=None, every_n_steps=500)"
+    assert repr(told) == "TargetIdle(0.05, min_factor=1, max_factor=8, first_after_steps=None, every_n_steps=500)"
     for name in ("first_after_steps", "every_n_steps"):
         with pytest.raises(ValueError, match=f"{name} must be a number of steps >= 1, got 0"):
             TargetIdle(**{name: 0})

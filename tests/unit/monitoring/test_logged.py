@@ -76,11 +76,11 @@ def test_hyperparameters_are_what_auto_and_defaults_came_to_in_plain_types(tmp_p
                 "factor": 2.0,
                 "insertion_point": "after_augmentation",
                 "buffer_size": 16,
-                "reuse": "each",
+                "reuse": "memory",
                 "epoch_length": "full_pass",
                 "seed": 7,
                 "cache": None,
-                "controller": "TargetIdle(0.1, min_factor=1, max_factor=4)",
+                "controller": "TargetIdle(0.1, min_factor=1, max_factor=8)",
             }
         }
         torch.save(params, tmp_path / "params.pt")

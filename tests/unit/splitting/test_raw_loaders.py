@@ -42,11 +42,12 @@ class TestMemory:
         assert copy_example(raw)[0] is raw[0]
         assert copy_example({"image": raw[0]})["image"] is raw[0]
 
-    def test_the_loader_says_how_much_it_is_and_sizes_its_buffer_by_it(self, images):
+    @pytest.mark.parametrize(("options", "rule"), [({"reuse": "each"}, ""), ({}, ", echoes from all of them")])
+    def test_the_loader_says_how_much_it_is_and_sizes_its_buffer_by_it(self, images, options, rule):
         dataset = datasets.ImageFolder(images, RANDOM)
         sizes = [os.path.getsize(path) for path, _ in dataset.samples]
         loaders = {
-            point: EchoLoader(DataLoader(dataset, batch_size=4), 2, insertion_point=point)
+            point: EchoLoader(DataLoader(dataset, batch_size=4), 2, insertion_point=point, **options)
             for point in ("after_read", "before_augmentation")
         }
         raw = find_split(dataset, raw=True).example_bytes
@@ -54,7 +55,7 @@ class TestMemory:
         live = loaders["after_read"].buffer_size
         assert repr(loaders["after_read"]) == (
             "after_read, factor 2: reuse [read], redo [decode, Resize, RandomHorizontalFlip, PILToTensor]; "
-            f"{live} live examples, {raw * live / 2**20:.3g} MiB; 0 workers"
+            f"{live} live examples, {raw * live / 2**20:.3g} MiB{rule}; 0 workers"
         )
         resized = find_split(dataset).example_bytes
         assert resized >= 12 * 16 * 4 > 0

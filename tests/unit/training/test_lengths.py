@@ -200,24 +200,37 @@ def test_passes_are_the_steps_over_those_of_a_pass_and_the_factor(options: Any, 
     assert line.startswith(expected)
 
 
-@pytest.mark.parametrize(("epochs", "factor", "workers"), [(2, 4.0, 0), (8, 4.0, 2), (3, 2.5, 1), (4, 2.0, 0)])
-def test_a_short_run_is_told_how_far_it_really_comes(epochs: int, factor: float, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("reuse", "epochs", "factor", "workers"),
+    [
+        ("each", 2, 4.0, 0),
+        ("each", 8, 4.0, 2),
+        ("each", 3, 2.5, 1),
+        ("each", 4, 2.0, 0),
+        ("memory", 1, 4.0, 0),  # all of the first batch of each worker is fresh: 67 examples instead of 64,
+        ("memory", 1, 4.0, 2),  # and 70
+    ],
+)
+def test_a_short_run_is_told_how_far_it_really_comes(reuse: str, epochs: int, factor: float, workers: int) -> None:
     def make() -> EchoLoader:
         plain = DataLoader(list(range(256)), 4, shuffle=True, num_workers=workers)  # type: ignore[arg-type]
-        return EchoLoader(plain, factor, insertion_point="after_augmentation", seed=3)
+        return EchoLoader(plain, factor, insertion_point="after_augmentation", seed=3, reuse=reuse)
 
     loader = make()
     for _ in range(epochs):
         deque(loader, maxlen=0)
     loader.close()
     line = forecast(trainer_for(max_epochs=epochs), make())
-    assert line.endswith(f", {loader.counts.fresh / 256:.3g} with the fresh examples that fill the buffer first")
-    assert forecast(trainer_for(max_epochs=epochs), loader) == line.rpartition(", ")[0], "a run that goes on has filled it"
+    assert line.endswith(f", {loader.counts.fresh / 256:.3g} with the fresh examples of the first batches")
+    assert forecast(trainer_for(max_epochs=epochs), loader) == line.rpartition(", ")[0], "a run that goes on has had them"
 
 
-@pytest.mark.parametrize(("epochs", "factor"), [(400, 4.0), (8, 1.0)])
-def test_where_it_makes_no_difference_nothing_is_line_of_it(epochs: int, factor: float) -> None:
-    assert "fill the buffer" not in forecast(trainer_for(max_epochs=epochs), sixteen_batches(factor))
+@pytest.mark.parametrize(
+    ("reuse", "epochs", "factor"),
+    [("each", 400, 4.0), ("each", 8, 1.0), ("memory", 8, 4.0), ("memory", 8, 1.0)],  # memory: 131 fresh examples instead of 128
+)
+def test_where_it_makes_no_difference_nothing_is_line_of_it(reuse: str, epochs: int, factor: float) -> None:
+    assert "first batches" not in forecast(trainer_for(max_epochs=epochs), sixteen_batches(factor, reuse=reuse))
 
 
 @pytest.mark.parametrize("told", [{"max_epochs": None}, {"max_epochs": -1}, {"limit_train_batches": 0}])
