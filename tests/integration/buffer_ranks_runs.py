@@ -70,13 +70,18 @@ def scenario_share(rank: int) -> Any:
     return run(made(rank, buffer_size=0.3))
 
 
-def scenario_usual_default(rank: int) -> Any:
-    return run(made(rank))
+def scenario_default_of_each(rank: int) -> Any:
+    return run(made(rank, reuse="each"))
 
 
 def scenario_enough_memory(rank: int) -> Any:
     set_free(10**6 * (1 + rank))
-    return run(loader())
+    return run(loader(reuse="memory"))
+
+
+def scenario_enough_memory_of_each(rank: int) -> Any:
+    set_free(10**6 * (1 + rank))
+    return run(loader(reuse="each"))
 
 
 def scenario_resumed(rank: int) -> Any:

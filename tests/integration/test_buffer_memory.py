@@ -107,7 +107,7 @@ def test_also_the_usual_default_that_scarce_memory_has_made_smaller(memory: Memo
     assert resumed.buffer_size == 50
 
 
-@pytest.mark.parametrize(("free", "size"), [(64, 64), (63, 6)])
+@pytest.mark.parametrize(("free", "size"), [(64, 64), (63, 8)])  # 8: a batch, since not one fits into a tenth of the memory
 def test_only_where_memory_has_no_room_for_it_it_goes_on_with_another_one_and_says_so(
     memory: Memory, free: int, size: int
 ) -> None:
@@ -120,7 +120,7 @@ def test_only_where_memory_has_no_room_for_it_it_goes_on_with_another_one_and_sa
     if size == 64:
         assert batches(resumed, 30) == batches(whole, 30)
     else:
-        with pytest.warns(UserWarning, match=r"saved with buffer_size=64 \(now 6\): the run continues at the same place"):
+        with pytest.warns(UserWarning, match=r"saved with buffer_size=64 \(now 8\): the run continues at the same place"):
             batches(resumed, 30)
     assert resumed.buffer_size == size
 

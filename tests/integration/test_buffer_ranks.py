@@ -42,8 +42,9 @@ def of(ranks: list[dict[str, Any]], scenario: str, name: str) -> list[Any]:
     [
         ("scenario_default_of_memory", TENTH),
         ("scenario_share", LEAST * 0.3),
-        ("scenario_usual_default", LEAST / 10),
-        ("scenario_enough_memory", 128),  # sixteen batches
+        ("scenario_default_of_each", LEAST / 10),
+        ("scenario_enough_memory", (1600 // RANKS - 8) // 2),  # half of what a rank's pass allows
+        ("scenario_enough_memory_of_each", 128),  # sixteen batches
         ("scenario_resumed", 90),
         ("scenario_resumed_without_room_on_one_rank", 170 / RANKS // 10),
         ("before_the_job", TENTH),
@@ -64,11 +65,12 @@ def test_before_it_is_settled_each_says_what_it_would_take_alone(ranks: list[dic
 
 
 def test_the_first_rank_says_that_another_one_has_less_memory(ranks: list[dict[str, Any]]) -> None:
-    said, other = of(ranks, "scenario_usual_default", "said")
+    said, other = of(ranks, "scenario_default_of_each", "said")
     assert len(said) == 1
     assert said[0] == "buffer_size is 50 instead of 128: another rank has less free memory"
     assert other == [], "once in a job"
     assert of(ranks, "scenario_enough_memory", "said") == [[], []]
+    assert of(ranks, "scenario_enough_memory_of_each", "said") == [[], []]
     assert of(ranks, "scenario_default_of_memory", "said") == [[], []]
 
 

@@ -328,7 +328,7 @@ def test_the_fit_line_counts_the_steps_and_passes_of_a_rank(ranks: Ranks) -> Non
     said = re.search(r"5 epochs x 3 steps = 1.82 passes over the data at factor 2.75, ([\d.]+) with the fresh ex", ranks.printed)
     assert said is not None
     for rank in ranks.of("default_run"):
-        fresh = sum(map(len, first_uses(rank["batches"])))  # while the buffer fills, more than one in 2.75 uses is
+        fresh = sum(map(len, first_uses(rank["batches"])))  # of the first batches all are, and not one in 2.75
         assert float(said[1]) == pytest.approx(fresh / 12, abs=0.005)
 
 

@@ -175,7 +175,7 @@ def test_epochs_of_a_single_step_are_as_idle_as_their_waits_make_them(workers: i
 
 def test_target_idle_acts_although_an_epoch_has_a_single_step() -> None:
     loader = EchoLoader(DataLoader(Slowly(4 * STEPS, 10 * MS), 4, num_workers=1), 1, insertion_point="after_augmentation")
-    model, echo = Sleeper(5 * MS, loader), EchoCallback(TargetIdle(), summary=False)
+    model, echo = Sleeper(5 * MS, loader), EchoCallback(TargetIdle(max_factor=4), summary=False)
     fit(model, echo=echo, max_epochs=STEPS, limit_train_batches=1)
     assert [report.reason for report in echo.reports[:4]] == ["not_measured"] * 4  # the first one waits for the worker to start
     assert (echo.reports[4].reason, echo.reports[4].next_factor) == ("at_maximum", 4)

@@ -114,8 +114,8 @@ def test_a_buffer_that_memory_cannot_hold_is_refused_and_a_default_shrinks_with_
 
 
 def test_a_default_that_follows_the_memory_shrinks_to_what_a_batch_needs_and_needs_no_warning():
-    """No example fits into a tenth of the memory, and a batch of four takes two beside two fresh ones."""
-    assert EchoLoader(DataLoader(Huge(), batch_size=4), 2, insertion_point="after_augmentation").buffer_size == 2
+    """No example fits into a tenth of the memory, and with a large factor nearly all four of a batch are echoes."""
+    assert EchoLoader(DataLoader(Huge(), batch_size=4), 2, insertion_point="after_augmentation").buffer_size == 4
 
 
 @pytest.mark.parametrize("epoch_length", ["full", "", None, 10])

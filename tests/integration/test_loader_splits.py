@@ -212,8 +212,8 @@ def test_auto_falls_back_and_says_once_what_it_took_and_why(plain, point, why):
 @pytest.mark.parametrize(
     ("options", "live", "end"),
     [
-        # Half of what the pass allows, (12 - 4) / 2, is less than each worker needs for a batch: 3 beside one fresh example.
-        ({}, 2 * 3, " MiB, echoes from all of them; 2 workers"),
+        # Half of what the pass allows, (12 - 4) / 2, is less than a batch for each worker.
+        ({}, 2 * 4, " MiB, echoes from all of them; 2 workers"),
         ({"reuse": "each"}, 2 * 2 * 4, " MiB; 2 workers"),  # at least two batches in each worker
     ],
     ids=["default", "each"],

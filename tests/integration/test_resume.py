@@ -322,9 +322,9 @@ def test_another_number_of_workers_resumes_with_a_warning_and_leaves_nothing_out
     save = SaveAt(tmp_path, [8], dies=True)
     killed = Recorder()
     with pytest.raises(Killed):
-        fit(echoed(2, length=66, workers=before), model=killed, callbacks=[save])
+        fit(echoed(2, length=66, workers=before, buffer_size=16), model=killed, callbacks=[save])
     with pytest.warns(UserWarning, match=f"saved with workers={before} .now {after}."):
-        resumed = fit(echoed(2, length=66, workers=after), ckpt_path=save.path(8), max_epochs=3)
+        resumed = fit(echoed(2, length=66, workers=after, buffer_size=16), ckpt_path=save.path(8), max_epochs=3)
     batches = killed.batches + resumed.model.batches
     assert [len(epoch) for epoch in resumed.model.by_epoch][1:] == [17, 17]
     fresh = fresh_stream(batches)

@@ -25,18 +25,20 @@ def changing(factors: dict[int, float], *, start: float = 2, callbacks: Any = ()
     return fit(data, callbacks=[SetFactor(data, factors), *callbacks], **{"max_epochs": 3, **of_fit})
 
 
+@pytest.mark.parametrize("reuse", ["memory", "each"])
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_new_factor_counts_from_the_first_batch_that_cannot_be_in_flight(workers: int) -> None:
-    model = changing({0: 1}, workers=workers, max_epochs=2).model
+def test_a_new_factor_counts_from_the_first_batch_that_cannot_be_in_flight(workers: int, reuse: str) -> None:
+    model = changing({0: 1}, workers=workers, max_epochs=2, reuse=reuse).model
     in_flight = workers * 2 + 2 if workers else 0  # asked of each worker, and what the fetching thread holds
     all_fresh = [len(new) == len(indices) for new, (indices, _) in zip(first_uses(model.batches), model.batches, strict=True)]
     assert all_fresh[2:].index(True) + 2 == 17 + in_flight  # while the buffer fills, batches may be all fresh too
     assert all(all_fresh[17 + in_flight :])
 
 
+@pytest.mark.parametrize("reuse", ["memory", "each"])
 @pytest.mark.parametrize(("start", "then"), [(2, 4), (4, 2), (1, 3), (1.5, 2.37)])
-def test_the_fresh_share_is_level_before_the_change_and_again_after_one_buffer(start: float, then: float) -> None:
-    model = changing({1: then}, start=start, workers=2, max_epochs=5).model
+def test_the_fresh_share_is_level_before_the_change_and_again_after_one_buffer(start: float, then: float, reuse: str) -> None:
+    model = changing({1: then}, start=start, workers=2, max_epochs=5, buffer_size=16, reuse=reuse).model
     fresh = [len(new) for new in first_uses(model.batches)]
     full = [len(indices) == 4 for indices, _ in model.batches]
     assert model.steps == [17] * 5

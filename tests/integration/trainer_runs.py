@@ -192,7 +192,7 @@ def fit(data: Any, *, model: Any = None, ckpt_path: Any = None, **options: Any) 
 
 def echoed(factor: float = 2.5, *, point: str = "after_augmentation", seed: int | None = 7, **options: Any) -> EchoDataModule:
     """An echoing data module around `Data`; echo options by name, the rest are options of `Data`."""
-    echo = {name: options.pop(name) for name in ("buffer_size", "epoch_length", "shard") if name in options}
+    echo = {name: options.pop(name) for name in ("buffer_size", "epoch_length", "reuse", "shard") if name in options}
     return EchoDataModule(Data(**options), factor, insertion_point=point, seed=seed, **echo)
 
 

@@ -374,8 +374,8 @@ class TestSeedAndRandomness:
 class TestWhatItSays:
     FROM_MEMORY = ", echoes from all of them"
 
-    # By default half of what a pass allows are (8 - 4) / 2, fewer than the 4 - 1 that a batch needs at factor 2.5.
-    @pytest.mark.parametrize(("options", "live", "rule"), [({"reuse": "each"}, 8, ""), ({}, 3, FROM_MEMORY)])
+    # By default half of what a pass allows are (8 - 4) / 2, fewer than the 4 of a batch.
+    @pytest.mark.parametrize(("options", "live", "rule"), [({"reuse": "each"}, 8, ""), ({}, 4, FROM_MEMORY)])
     def test_the_split_the_live_examples_and_their_memory(self, options, live, rule):
         dataset = StagedDataset.of(torch.zeros(8, 2**18), augment=lambda example: example)  # 1 MiB each
         loader = EchoLoader(DataLoader(dataset, batch_size=4), 2.5, insertion_point="before_augmentation", **options)
