@@ -21,7 +21,7 @@ Words, the same in code, logs and docs:
 What to use:
 
 * `EchoCallback` echoes the loader that a Trainer trains on, `EchoDataModule` the loader of a data module. `EchoLoader` echoes a
-  loader without either. `EchoConfig` holds their options, `CacheConfig` those of a cache.
+  loader without either. `EchoConfig` holds their options, `CacheConfig` those of a cache, `ShareConfig` those of sharing.
 * `CachedDataset` keeps the examples of a data set for any ``DataLoader``: validation, prediction, other frameworks.
 * `TargetIdle` and other controllers decide on the echo factor from epoch to epoch.
 * `StallAnalyzer` measures what a training waits for, and tells what would help.
@@ -35,6 +35,7 @@ The folders and files. Each imports only those that stand before it:
     caching/        examples that are kept for good, shared by the processes of a node
     workers/        what runs in worker processes: read or look up, augment, collate
     fetching/       from the plan to batches, in the main process
+    sharing/        several trainings, one process that reads
     loading/        `EchoLoader`: epochs, their length, the state
     config.py       `EchoConfig`: the options as a value
     measuring/      clocks, costs, controllers
@@ -66,6 +67,7 @@ from lightning_echo.measuring.control import Controller, Decision, Observation, 
 from lightning_echo.measuring.guard import MetricGuard
 from lightning_echo.measuring.schedule import FactorSchedule
 from lightning_echo.measuring.target_idle import TargetIdle
+from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.splitting.staged import StagedDataset
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ __all__ = [
     "MetricGuard",
     "Observation",
     "Reason",
+    "ShareConfig",
     "StagedDataset",
     "StallAnalysis",
     "StallAnalyzer",

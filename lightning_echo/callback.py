@@ -25,7 +25,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_echo.attachment import Attachment
 from lightning_echo.checkpoints import adapt_checkpoint
-from lightning_echo.config import CacheOptions, EchoConfig, Options, given_options, read_options, without_auto
+from lightning_echo.config import CacheOptions, EchoConfig, Options, ShareOptions, given_options, read_options, without_auto
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
@@ -68,6 +68,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
                                                        from epoch to epoch
     ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
     ``EchoCallback(factor=2, controller=controller)``  begins with that factor
+    ``EchoCallback(share="sweep")``                    trainings of this name, on one machine, read their data once
     ``EchoCallback(cache="8GiB")``                     what fits into that memory is read once; with a factor, too, the rest is
                                                        echoed
     ================================================== ==================================================================
@@ -125,6 +126,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
             `EchoLoader`.
         cache: What is kept of the examples, so that they are read once: a size such as ``"8GiB"``, a `CacheConfig`, or a mapping
             of its options. Without a factor there is a cache alone, and no echoing.
+        share: Under which name the reading is shared with other trainings on this machine: a name, a `ShareConfig`, or a mapping
+            of its options. Without a factor the training shares, and does not echo.
         echo: In place of these options: an `EchoConfig`, or a mapping of the options (a dict, OmegaConf's ``DictConfig``). It
             counts for a single loader and for all loaders of a collection. Or, by name, one of these for each loader of a
             collection that is echoed (see `EchoDataModule`). If neither ``echo`` nor an option is given, a controller drives
@@ -157,6 +160,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         epoch_length: str = "fixed",
         seed: int | None = None,
         cache: CacheOptions = None,
+        share: ShareOptions = None,
         echo: dict[str, EchoConfig] | EchoConfig | None = None,
         summary: bool = True,
     ) -> None:
@@ -173,6 +177,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             epoch_length=epoch_length,
             seed=seed,
             cache=cache,
+            share=share,
         )
         config, is_auto = _config(options, echo)
         if is_auto and controller is not None:

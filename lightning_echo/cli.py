@@ -15,7 +15,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lightning_echo.analysis.command import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
-from lightning_echo.config import CacheOptions, EchoConfig, read_loaders
+from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, read_loaders
 from lightning_echo.measuring.control import Controller
 
 __all__ = ["EchoCLI", "EchoOptions"]
@@ -38,12 +38,15 @@ class EchoOptions(EchoConfig):
         seed: Seed of order, draws and augmentation. Default: that of seed_everything, else one is chosen.
         cache: What is kept of the examples, so that they are read once: a size such as 8GiB, or 0.5 (that share of the free
             memory). Or the options of a CacheConfig by name: --echo.cache.size 8GiB --echo.cache.hold raw.
+        share: Trainings on this machine that give the same name read their data once. Or the options of a ShareConfig by name:
+            --echo.share.name sweep --echo.share.behind skip.
         controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
         loaders: In place of the options above, for a collection of loaders: the options of each loader that is echoed, by name.
         enabled: False switches echoing off, whatever the other options are, and goes on measuring.
     """
 
     cache: CacheOptions = None
+    share: ShareOptions = None
     controller: Controller | None = None
     loaders: dict[str, EchoConfig] | None = None
     enabled: bool = True

@@ -17,12 +17,14 @@ from typing import Any, TypeAlias, get_type_hints
 from lightning_echo.caching.cache_config import CacheConfig, read_cache_config
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading import options
+from lightning_echo.sharing.share_config import ShareConfig, read_share_config
 
 __all__ = [
     "AUTO_FACTOR",
     "CacheOptions",
     "EchoConfig",
     "Options",
+    "ShareOptions",
     "config_of",
     "given_options",
     "read_loaders",
@@ -35,6 +37,9 @@ AUTO_FACTOR = "auto"  # a controller decides on the factor
 # What a user may give as a cache. A command line takes the first type that fits: as a string, 0.5 would be no share of the
 # memory.
 CacheOptions: TypeAlias = int | float | str | Mapping[str, Any] | CacheConfig | None
+
+# What a user may give as share.
+ShareOptions: TypeAlias = str | Mapping[str, Any] | ShareConfig | None
 
 
 @dataclass
@@ -57,6 +62,8 @@ class EchoConfig:
         cache: What is kept of the examples, so that they are read once: a size (``"8GiB"``, or ``0.5``: that share of the free
             memory), a `CacheConfig`, or a mapping of its options. It is held as plain values: the size alone, or the options that
             differ from their defaults. With ``factor=1`` there is a cache alone, and no echoing.
+        share: Under which name the reading is shared with other trainings on this machine: a name, a `ShareConfig`, or a mapping
+            of its options. It is held as the cache is.
 
     Raises:
         TypeError: A value has a wrong type.
@@ -65,7 +72,7 @@ class EchoConfig:
     Example:
         >>> EchoConfig(factor=4)  # doctest: +NORMALIZE_WHITESPACE
         EchoConfig(factor=4.0, insertion_point='auto', buffer_size=None, reuse='memory', epoch_length='fixed', seed=None,
-                   cache=None)
+                   cache=None, share=None)
         >>> EchoConfig(cache=CacheConfig("8GiB")).cache, EchoConfig(cache=CacheConfig("8GiB", hold="raw")).cache
         ('8GiB', {'size': '8GiB', 'hold': 'raw'})
     """
@@ -77,6 +84,7 @@ class EchoConfig:
     epoch_length: str = "fixed"
     seed: int | None = None
     cache: Any = None  # OmegaConf 2.3 refuses a union with a mapping or a dataclass
+    share: Any = None  # the same
 
     def __post_init__(self) -> None:
         self.factor = _number_or_auto(self.factor)
@@ -86,6 +94,7 @@ class EchoConfig:
         self.epoch_length = options.check_epoch_length(self.epoch_length)
         self.seed = options.check_seed(self.seed)
         self.cache = _plain_cache(self.cache)
+        self.share = _plain_share(self.share)
 
     def as_options(self) -> dict[str, Any]:
         """Returns the options by name, without what a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
@@ -94,7 +103,7 @@ class EchoConfig:
 
 # OmegaConf asks the class for the types of its fields. jsonargparse asks the constructor, where these are types and not strings,
 # and takes --...echo.cache.size only where the type may have options.
-EchoConfig.__init__.__annotations__ = {**get_type_hints(EchoConfig.__init__), "cache": CacheOptions}
+EchoConfig.__init__.__annotations__ = {**get_type_hints(EchoConfig.__init__), "cache": CacheOptions, "share": ShareOptions}
 
 Options: TypeAlias = EchoConfig | dict[str, EchoConfig]  # of all loaders, or by name of those that are echoed
 
@@ -217,14 +226,16 @@ def without_auto(argument: str, given: Options) -> tuple[Options, bool]:
 def _is_by_name(given: Mapping[Any, Any]) -> bool:
     """Returns whether the keys of a mapping are names of loaders, and not names of options.
 
-    A loader's options are an `EchoConfig` or a mapping. Of the options, only ``cache`` may be a mapping.
+    A loader's options are an `EchoConfig` or a mapping. Of the options, only ``cache`` and ``share`` may be a mapping.
     """
-    nested = [name for name, value in given.items() if isinstance(value, EchoConfig | Mapping)]
-    if nested != ["cache"]:
+    nested = {name for name, value in given.items() if isinstance(value, EchoConfig | Mapping)}
+    if not nested or not nested <= {"cache", "share"}:
         return bool(nested)
-    if isinstance(given["cache"], EchoConfig):
+    if any(isinstance(given[name], EchoConfig) for name in nested):
         return True
-    return len(given) == 1 and any(field.name in given["cache"] for field in fields(EchoConfig))  # a loader named "cache"
+    # Loaders of these names: all that is given are mappings of a loader's options.
+    known = {field.name for field in fields(EchoConfig)}
+    return nested == set(given) and all(known & set(given[name]) for name in nested)
 
 
 def _plain_cache(given: Any) -> Any:
@@ -237,6 +248,16 @@ def _plain_cache(given: Any) -> Any:
     if isinstance(cache.path, os.PathLike):
         chosen["path"] = os.fspath(cache.path)
     return chosen if len(chosen) > 1 else cache.size
+
+
+def _plain_share(given: Any) -> Any:
+    """Returns the options of sharing as plain values: None, the name alone, or a dict of the options that are not defaults."""
+    share = read_share_config(given)
+    if share is None:
+        return None
+    values = {field.name: getattr(share, field.name) for field in fields(share)}
+    chosen = {field.name: values[field.name] for field in fields(share) if values[field.name] != field.default}
+    return chosen if len(chosen) > 1 else share.name
 
 
 def _number_or_auto(factor: Any) -> float | str:

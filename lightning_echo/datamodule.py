@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_echo.config import CacheOptions, EchoConfig, Options, given_options, read_loaders, without_auto
+from lightning_echo.config import CacheOptions, EchoConfig, Options, ShareOptions, given_options, read_loaders, without_auto
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.training.refusals import is_in_fit
@@ -50,6 +50,8 @@ class EchoDataModule(StandIn):
             collection, each loader has a seed of its own, made from this one and the loader's name.
         cache: What is kept of the examples, so that they are read once: a size such as ``"8GiB"``, a `CacheConfig`, or a mapping
             of its options. With ``factor=1`` there is a cache alone, and no echoing.
+        share: Under which name the reading is shared with other trainings on this machine: a name, a `ShareConfig`, or a mapping
+            of its options. With ``factor=1`` the training shares, and does not echo.
         loaders: In place of all these options: the options of the loaders of a collection that are echoed, by name. Names are
             keys, or positions from ``"0"`` on, joined by ``/`` where collections are nested. Loaders not named are left as they
             are.
@@ -86,6 +88,7 @@ class EchoDataModule(StandIn):
         epoch_length: str = "fixed",
         seed: int | None = None,
         cache: CacheOptions = None,
+        share: ShareOptions = None,
         loaders: dict[str, EchoConfig] | None = None,
         shard: bool = True,
     ) -> None:
@@ -99,6 +102,7 @@ class EchoDataModule(StandIn):
             epoch_length=epoch_length,
             seed=seed,
             cache=cache,
+            share=share,
         )
         given: Options
         if loaders is None:

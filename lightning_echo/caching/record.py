@@ -38,7 +38,7 @@ import torch
 
 from lightning_echo.protecting.objects import is_from_pillow, is_image
 
-__all__ = ["NotPlainError", "Record", "decode", "digest_of", "encode", "is_whole"]
+__all__ = ["NotPlainError", "Record", "decode", "digest_of", "encode", "encode_plain", "is_whole"]
 
 _PREFIX = struct.Struct("<II")
 _parsed = (
@@ -109,13 +109,30 @@ def encode(example: Any, *, checksum: bool = False, key: int = 0) -> Record:
         {'image': tensor([[0, 1, 2],
                 [3, 4, 5]]), 'label': 7}
     """
-    buffers = _Buffers()
     try:
-        header, is_plain = _JSON + json.dumps(_form(example, buffers), separators=(",", ":")).encode(), True
+        header, buffers, is_plain = *_plain_form(example), True
     except NotPlainError:
         buffers, target = _Buffers(), io.BytesIO()
         _Pickler(target, buffers).dump(example)
         header, is_plain = _PICKLE + target.getvalue(), False
+    return _record(header, buffers, is_plain, checksum, key)
+
+
+def encode_plain(example: Any) -> Record:
+    """Returns the record of an example that any process may read.
+
+    Raises:
+        NotPlainError: Only pickle could write it.
+    """
+    return _record(*_plain_form(example), True, False, 0)
+
+
+def _plain_form(example: Any) -> tuple[bytes, _Buffers]:
+    buffers = _Buffers()
+    return _JSON + json.dumps(_form(example, buffers), separators=(",", ":")).encode(), buffers
+
+
+def _record(header: bytes, buffers: _Buffers, is_plain: bool, checksum: bool, key: int) -> Record:
     start = _aligned(_PREFIX.size + len(header))
     parts = [header, bytes(start - _PREFIX.size - len(header)), *buffers.parts]
     crc = _begin_of_checksum(key)
@@ -124,17 +141,18 @@ def encode(example: Any, *, checksum: bool = False, key: int = 0) -> Record:
     return Record([_PREFIX.pack(len(header), crc if checksum else 0), *parts], start + buffers.size, is_plain)
 
 
-def decode(data: Any, *, trusted: bool = True) -> Any:
+def decode(data: Any, *, trusted: bool = True, is_copy: bool = False) -> Any:
     """Returns the example of a record, made of a copy of it.
 
     Args:
         data: The bytes of the record: anything with a buffer.
         trusted: Whether this job has written the record. Otherwise one with pickle is refused.
+        is_copy: Whether ``data`` is a bytearray that nobody else has, so that it need not be copied.
 
     Raises:
         ValueError: The record is pickled and not trusted.
     """
-    own = bytearray(data)
+    own = data if is_copy else bytearray(data)
     header_at = _PREFIX.size + len(_JSON)
     end = _PREFIX.unpack_from(own)[0] + _PREFIX.size
     header, leaves = own[header_at:end], _Leaves(own, _aligned(end))

@@ -34,7 +34,7 @@ from lightning_echo.planning.shape import PlanShape
 from lightning_echo.protecting.randomness import PreservingIterator
 from lightning_echo.workers.seconds import Report
 
-__all__ = ["IndexPipeline", "lookahead", "rank_key", "start_index_pipeline"]
+__all__ = ["IndexPipeline", "index_order", "lookahead", "pipeline_over", "rank_key", "start_index_pipeline"]
 
 _ORDER_SEED, _NOISE_SEED, _PASS_SEED = 11, 12, 13
 
@@ -136,16 +136,39 @@ def start_index_pipeline(
     # What may draw from the global random states must not do so while the training draws from them, too.
     in_thread = source.num_workers > 0 and source.may_run_in_thread
     batches: Iterator[Any] = iter(source.rebuild(requests, choice.make_stages, key, workers, caching))
+    # Once a worker has sent a batch, it does not use its memory any more.
+    return pipeline_over(
+        requests, batches, workers, on_device=choice.point.on_device, in_thread=in_thread, are_owned=source.num_workers > 0
+    )
+
+
+def pipeline_over(
+    requests: ExampleRequests | BatchRequests,
+    batches: Iterator[Any],
+    workers: WorkerProcesses,
+    *,
+    on_device: bool,
+    in_thread: bool,
+    are_owned: bool,
+) -> IndexPipeline:
+    """Returns the pipeline over a rebuilt loader.
+
+    Args:
+        requests: What the loader is asked for.
+        batches: What it yields.
+        workers: The processes behind it.
+        on_device: Whether the batches are live on the device.
+        in_thread: Whether a thread fetches ahead; else the random states of the training are put back after each batch.
+        are_owned: Whether nobody else uses the memory of a batch.
+    """
     if not in_thread:
         batches = PreservingIterator(batches)
     if isinstance(requests, BatchRequests):
-        if choice.point.on_device:  # once a worker has sent a batch, it does not use its memory any more
-            batches = LiveBatchEcho(requests, RequestedReader(batches).read, are_owned=source.num_workers > 0)
-        else:
-            batches = BatchEcho(requests, RequestedReader(batches).read)
+        read = RequestedReader(batches).read
+        batches = LiveBatchEcho(requests, read, are_owned=are_owned) if on_device else BatchEcho(requests, read)
     if in_thread:
         batches = Prefetcher(batches, lost=workers.lost)
-    return IndexPipeline(requests, batches, workers, on_device=choice.point.on_device)
+    return IndexPipeline(requests, batches, workers, on_device=on_device)
 
 
 def _start_reading(source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch) -> IndexPipeline:
@@ -167,7 +190,7 @@ def _requests(
     """Returns the batch sampler of a rebuilt loader, at the batch to begin with."""
     by_batches, plan = choice.point.by_batches, _plan(shape, launch)
     preserves = by_batches and not source.num_workers
-    order = _index_order(source, layout, shape.distance, launch.seed, rank, preserves=preserves)
+    order = index_order(source, layout, shape.distance, launch.seed, rank, preserves=preserves)
     if launch.state["order"] is not None:
         order.load(launch.state["order"])
     if not by_batches:
@@ -186,8 +209,17 @@ def _plan(shape: PlanShape, launch: Launch) -> Plan:
     return plan
 
 
-def _index_order(source: Source, layout: Layout, distance: int, seed: int, rank: int, *, preserves: bool) -> Order:
-    """Returns the order of a rebuilt loader's indices, or of its batches where a batch sampler of the user's makes them."""
+def index_order(source: Source, layout: Layout, distance: int, seed: int, rank: int, *, preserves: bool) -> Order:
+    """Returns the order of a rebuilt loader's indices, or of its batches where a batch sampler of the user's makes them.
+
+    Args:
+        source: The user's loader.
+        layout: How a pass is cut and dealt out.
+        distance: Positions that must lie between two uses of an index once passes are spread.
+        seed: Seed of the run.
+        rank: Which share of a pass is that of this rank.
+        preserves: As in `SamplerOrder`.
+    """
     dealt_out = (layout.length, layout.pass_length, layout.replicas, rank)
     if source.is_sequential:
         return SequentialOrder(*dealt_out)

@@ -154,6 +154,8 @@ class Source:
         key: int,
         workers: WorkerProcesses,
         caching: Caching | None = None,
+        *,
+        is_seeded: bool = True,
     ) -> DataLoader[Any]:
         """Returns the user's ``DataLoader``, rebuilt around requests.
 
@@ -163,8 +165,9 @@ class Source:
             key: Seed of this rank's random numbers.
             workers: What the workers run first; notes those that are started.
             caching: What reads go through; None: each example is read.
+            is_seeded: As in `ExampleCache`.
         """
-        cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn, caching)
+        cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn, caching, is_seeded=is_seeded)
         return self._rebuilt(requests, cache, key, workers)
 
     def rebuild_stream(

@@ -386,6 +386,13 @@ class EchoRun:
                 "set, the sampler or the kind of insertion point has changed. Resume with the same one, or start anew without "
                 "the loader's state"
             )
+        was_shared = state.order is not None and state.order.phase is not None
+        if state.plan is not None and was_shared is not (setting.sharing is not None):
+            here = "does not share" if was_shared else "shares"
+            raise EchoStateError(
+                f"the state is of a run that {'shared' if was_shared else 'did not share'} its reading, and this loader {here}: "
+                "they have different orders. Resume with the same share, or start anew without the loader's state"
+            )
         setting.keep_buffer_of(state)
         state = adapt_state(state, setting)
         if has_own_states(state) and world()[0] > 1:

@@ -26,6 +26,7 @@ from lightning_echo.loading.schema import LEFT_OUT
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import EchoCounts
 from lightning_echo.loading.succession import EpochListener
+from lightning_echo.sharing.share_config import ShareConfig, read_share_config
 from lightning_echo.workers.seconds import StageSeconds
 
 __all__ = ["EchoLoader"]
@@ -67,6 +68,8 @@ class EchoLoader:
         rank: Number of this rank, from 0.
         cache: What may be kept of the examples, so that they are read once: a `CacheConfig`, a mapping of its fields, or its
             size alone (``"8GiB"``). None: nothing is kept.
+        share: Under which name the reading is shared with other trainings on this machine: a name, a `ShareConfig`, or a mapping
+            of its fields. None: this loader reads for itself.
 
     Attributes:
         limit_train_batches: The Trainer's option of this name; None if unknown. A resumed run compares it with its place, to see
@@ -105,6 +108,7 @@ class EchoLoader:
         num_replicas: int | None = None,
         rank: int | None = None,
         cache: CacheConfig | Mapping[str, Any] | str | float | int | None = None,
+        share: ShareConfig | Mapping[str, Any] | str | None = None,
     ) -> None:
         if isinstance(loader, EchoLoader):
             raise ValueError("loader is echoed already: pass the loader inside (its .loader), or set .factor on it")
@@ -115,7 +119,17 @@ class EchoLoader:
         ranks = options.check_ranks(num_replicas, rank)
         seed = options.check_seed(seed)
         self._cache = read_cache_config(cache)
-        self._setting = Setting(loader, point, buffer_size, factor, ranks, epoch_length, self._cache, options.check_reuse(reuse))
+        self._setting = Setting(
+            loader,
+            point,
+            buffer_size,
+            factor,
+            ranks,
+            epoch_length,
+            self._cache,
+            options.check_reuse(reuse),
+            read_share_config(share),
+        )
         self._run = EchoRun(self._setting, factor, seed)
         self._iterations = Iterations()
         self._told_length: int | None = None
@@ -273,6 +287,21 @@ class EchoLoader:
         return None if self._setting.cache is None else self._setting.cache.counts
 
     @property
+    def share(self) -> ShareConfig | None:
+        """The options of sharing; None if this loader reads for itself."""
+        return None if self._setting.sharing is None else self._setting.sharing.config
+
+    @property
+    def missed_examples(self) -> int:
+        """Examples that other trainings had and this rank missed, since the reader does not wait with ``behind="skip"``."""
+        return 0 if self._setting.sharing is None else self._setting.sharing.counts.missed
+
+    @property
+    def waited_for_peers_seconds(self) -> float:
+        """Seconds that this rank has waited for other trainings, which share the reading and are slower."""
+        return 0.0 if self._setting.sharing is None else self._setting.sharing.waited.for_peers
+
+    @property
     def seconds(self) -> StageSeconds:
         """Seconds that the workers spent on the batches delivered so far; all zero if the loader cannot be measured inside."""
         return replace(self._run.delivery.seconds)
@@ -315,8 +344,8 @@ class EchoLoader:
 
     @property
     def num_workers(self) -> int:
-        """Worker processes of the loader."""
-        return self._setting.source.num_workers
+        """Worker processes of the loader; 1 if it shares: the reader's workers count as one, as fast as all together."""
+        return self._setting.source.num_workers if self._setting.sharing is None else 1
 
     @property
     def batch_sampler(self) -> EpochListener:

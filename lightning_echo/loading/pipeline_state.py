@@ -200,12 +200,14 @@ class OrderState:
         sampler: For the order of a user's sampler: the passes that may have to be asked for again.
         passes: For a loader without a length: the passes that may have to be read again. The last one is the present pass.
         loader: For a loader with a state of its own, if it is needed to read the live batches again.
+        phase: For a training that shares its reading: batches of a pass that came before its first one.
     """
 
     distances: tuple[Distance, ...] | None = None
     sampler: tuple[SamplerState, ...] | None = None
     passes: tuple[PassStart, ...] | None = None
     loader: OwnLoaderState | None = None
+    phase: int | None = None
 
 
 # --- a stream ---------------------------------------------------------------------------------------------------------
@@ -285,7 +287,9 @@ class PipelineState:
 
 def check_order(order: OrderState, position: int, layout: Layout, by_index: bool) -> None:
     """Checks the order that belongs to a plan whose next fresh item is at ``position``."""
-    if by_index:
+    if by_index and order.phase is not None:
+        require(order.phase < layout.batches_per_pass, "order.phase", f"below {layout.batches_per_pass}", order.phase)
+    elif by_index:
         require(bool(order.distances), "order.distances", "a list with an entry", order.distances)
     elif not layout.batches_per_pass:  # a pass ends when the loader's iteration ends
         passes = order.passes or ()

@@ -27,6 +27,8 @@ from lightning_echo.loading.state import Conditions, EchoState
 from lightning_echo.planning.plans import make_plan
 from lightning_echo.planning.shape import Reuse
 from lightning_echo.protecting.objects import is_stateful
+from lightning_echo.sharing.loader_sharing import LoaderSharing, point_of_shared
+from lightning_echo.sharing.share_config import ShareConfig
 
 __all__ = ["Setting"]
 
@@ -44,8 +46,10 @@ class Setting:
         epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes the second if the length of a pass is not known.
         cache: The options of a cache; None: nothing is kept.
         reuse: The rule of reuse.
+        share: The options of sharing; None: this loader reads for itself.
 
     Attributes:
+        sharing: How the loader shares; None: it does not.
         source: The user's loader, taken apart.
         choice: The insertion point that was chosen, never ``auto``.
         buffer: The buffer size.
@@ -68,9 +72,13 @@ class Setting:
         epoch_length: str = "fixed",
         cache: CacheConfig | None = None,
         reuse: Reuse = Reuse.each,
+        share: ShareConfig | None = None,
     ) -> None:
         self._ranks, self.reuse = ranks, reuse
         self.source = Source(loader)
+        self.sharing = None if share is None else LoaderSharing(share, self.source, has_cache=cache is not None)
+        if share is not None:
+            point = point_of_shared(point)
         self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
         if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
             point = earliest(Needs.examples)  # what is held whole does not augment, so that there is nothing to redo
@@ -256,12 +264,15 @@ class Setting:
 
     def conditions(self) -> Conditions:
         """Returns what must be the same for a run to continue exactly."""
-        return Conditions(self.choice.point, self.layout(), self.source.num_workers, self.buffer_size, self.reuse)
+        workers = self.source.num_workers if self.sharing is None else 0  # the workers are the reader's
+        return Conditions(self.choice.point, self.layout(), workers, self.buffer_size, self.reuse)
 
     # ------------------------------------------------------------------ running
 
     def lookahead(self, largest_factor: float) -> int:
         """Returns how many batches after the delivered one may be planned already."""
+        if self.sharing is not None and not self.by_batches:
+            return self.sharing.lookahead
         return lookahead(self.source, self.by_batches, largest_factor)
 
     def filling_batches(self) -> int:
@@ -282,8 +293,10 @@ class Setting:
             return start_stream_pipeline(self.source, shape, launch, key=key)
         layout = self.layout()
         shape = shape_of(self.source, layout, self.buffer_size, launch.seed, self.by_batches, self.reuse)
-        caching = None if self.cache is None else self.cache.caching()
         rank = self._shards()[1]
+        if self.sharing is not None:
+            return self.sharing.start(self.choice, layout, shape, launch, rank=rank, key=key)
+        caching = None if self.cache is None else self.cache.caching()
         return start_index_pipeline(self.source, self.choice, layout, shape, launch, rank=rank, key=key, caching=caching)
 
 

@@ -42,6 +42,8 @@ class PlanShape:
         seed: Seed of the draws.
         distinct: Whether a batch must not hold an index twice. It makes no difference for whole batches.
         reuse: The rule of reuse.
+        most_distance: The most positions that the order keeps between two fresh uses of an index; None: as many as are needed.
+        phase: Batches of a pass that come before batch 0, if a run begins within a pass.
     """
 
     batch_size: int
@@ -52,6 +54,8 @@ class PlanShape:
     seed: int
     distinct: bool = True
     reuse: Reuse = Reuse.each
+    most_distance: int | None = None
+    phase: int = 0
 
     @property
     def pass_length(self) -> int:
@@ -82,9 +86,11 @@ class PlanShape:
             return 0
         least = self.buffer_in_pass + self.batch_size
         slack = 2 * max(self.workers, 1) * max(self.batch_size, 16)
+        most = self.pass_length if self.most_distance is None else self.most_distance
         # In a short pass half of what there is to spare goes to the slack, half to shuffling the next pass.
-        return min(self.pass_length, least + min(slack, max(self.pass_length - least, 0) // 2))
+        return min(most, least + min(slack, max(self.pass_length - least, 0) // 2))
 
     def size_of(self, number: int) -> int:
         """Returns the size of batch ``number``. The sizes are those of the plain loader, pass after pass."""
-        return self.last_batch_size if (number + 1) % self.batches_per_pass == 0 else self.batch_size
+        ends_pass = (number + self.phase + 1) % self.batches_per_pass == 0
+        return self.last_batch_size if ends_pass else self.batch_size

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 from lightning_echo.planning.hashing import mix
 from lightning_echo.protecting.randomness import seed_all
 
-__all__ = ["BATCH", "EXAMPLE", "Seeding", "seeders"]
+__all__ = ["BATCH", "EXAMPLE", "NoSeeding", "Seeding", "seeders"]
 
 BATCH, EXAMPLE = 1, 2  # purposes of a seed
 _FEW = 16  # members of containers that are looked at
@@ -39,6 +39,13 @@ class Seeding:
         seed_all(seed)
         for place, seed_one in enumerate(self._seeders):  # each gets another seed: two of them must not draw the same numbers
             seed_one(seed + place & 0x7FFFFFFF)
+
+
+class NoSeeding:
+    """Takes the place of a `Seeding` where nothing is drawn."""
+
+    def seed(self, purpose: int, number: int) -> None:
+        """Does nothing."""
 
 
 def seeders(dataset: Any) -> dict[int, Callable[[int], Any]]:

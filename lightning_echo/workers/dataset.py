@@ -35,7 +35,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from lightning_echo.caching.cached_reads import CachedReads, Caching
 from lightning_echo.caching.example_store import Lookups
 from lightning_echo.protecting.protect import copy_example
-from lightning_echo.protecting.seeding import BATCH, EXAMPLE, Seeding
+from lightning_echo.protecting.seeding import BATCH, EXAMPLE, NoSeeding, Seeding
 from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.staged import LoadMany
@@ -95,6 +95,8 @@ class ExampleCache:
         collate_fn: The user's collate function. Torch's own copies what it is given. So nothing has to be copied for it, unless
             the user has registered types with it.
         caching: What reads go through; None: there is no cache beyond the live examples.
+        is_seeded: Whether the global random states are seeded for what is read. Not where nothing is drawn, in a thread beside
+            the training, which draws from them.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class ExampleCache:
         key: int,
         collate_fn: Any,
         caching: Caching | None = None,
+        *,
+        is_seeded: bool = True,
     ) -> None:
-        self.dataset, self._caching = dataset, caching
+        self.dataset, self._caching, self._is_seeded = dataset, caching, is_seeded
         self._make_stages, self._key = make_stages, key
         self._collate_fn = collate_fn
         self._stages: Stages | None = None
@@ -145,7 +149,7 @@ class ExampleCache:
             self._cached = CachedReads(self._caching, self.dataset, stages)
             stages = self._stages = self._cached.stages
         self._copies_uses = bool(stages.redone) or not copies_by_itself(self._collate_fn)
-        self._seeding = Seeding(self.dataset, self._key)
+        self._seeding = Seeding(self.dataset, self._key) if self._is_seeded else NoSeeding()
         return stages
 
     def _read_once(self, stages: Stages, request: Request) -> list[Any]:

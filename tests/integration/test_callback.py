@@ -139,6 +139,7 @@ def test_hyperparameters_say_what_echoing_amounts_to_in_plain_types() -> None:
         "epoch_length": "fixed",
         "seed": 3,
         "cache": None,
+        "share": None,
         "controller": "TargetIdle(0.1, min_factor=1, max_factor=8)",
     }
     assert all(type(value) in (int, float, str, type(None)) for value in params.values())

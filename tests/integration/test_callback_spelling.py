@@ -77,6 +77,7 @@ def test_without_a_factor_options_are_those_to_begin_with_from_factor_one() -> N
         ("epoch_length", "full_pass"),
         ("seed", 0),
         ("cache", "8GiB"),
+        ("share", "sweep"),
     ],
 )
 def test_an_option_beside_echo_is_refused_with_both_names(echo: Any, name: str, value: Any) -> None:

@@ -210,7 +210,7 @@ def test_what_print_config_shows_is_a_config(capsys: pytest.CaptureFixture[str],
     steps = {"first_after_steps": 50, "every_n_steps": None}
     assert controller["init_args"] == {"target": 0.05, "min_factor": 1.0, "max_factor": 8.0, **steps}
     expected = {"factor": 2.5, "insertion_point": "after_augmentation", "buffer_size": None, "epoch_length": "fixed", "seed": 7}
-    expected |= {"cache": None, "reuse": "memory"}
+    expected |= {"cache": None, "share": None, "reuse": "memory"}
     assert echo == {**expected, "loaders": None, "enabled": True}
     (tmp_path / "config.yaml").write_text(printed)
     (callback,) = echo_callbacks(run("fit", f"--config={tmp_path / 'config.yaml'}", "--trainer.max_epochs=1"))

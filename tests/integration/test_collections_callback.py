@@ -116,6 +116,7 @@ def test_options_of_each_loader_go_to_the_hyperparameters() -> None:
             "epoch_length": "fixed",
             "seed": loaders[name].seed,
             "cache": None,
+            "share": None,
         }
     assert said["controller"] is None
 

@@ -16,12 +16,12 @@ from omegaconf import OmegaConf, ValidationError
 from omegaconf.errors import ConfigTypeError
 from torch.utils.data import DataLoader
 
-from lightning_echo import CacheConfig, EchoConfig, EchoDataModule, EchoLoader, InsertionPoint, StagedDataset
+from lightning_echo import CacheConfig, EchoConfig, EchoDataModule, EchoLoader, InsertionPoint, ShareConfig, StagedDataset
 from lightning_echo.config import read_options
 
 DEFAULTS = {
     **{"factor": 1.0, "insertion_point": "auto", "buffer_size": None, "reuse": "memory"},
-    **{"epoch_length": "fixed", "seed": None, "cache": None},
+    **{"epoch_length": "fixed", "seed": None, "cache": None, "share": None},
 }
 OF_A_CONSTRUCTOR_ALONE = {"loader", "num_replicas", "rank", "datamodule", "shard", "loaders"}  # no options of echoing
 
@@ -103,7 +103,14 @@ def test_a_plain_node_with_a_target_makes_one() -> None:
 
 
 def test_its_values_are_plain() -> None:
-    config = EchoConfig(factor=2, insertion_point=InsertionPoint.after_batching, buffer_size=8, seed=1, cache=CacheConfig("8GiB"))
+    config = EchoConfig(
+        factor=2,
+        insertion_point=InsertionPoint.after_batching,
+        buffer_size=8,
+        seed=1,
+        cache=CacheConfig("8GiB"),
+        share=ShareConfig("a"),
+    )
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     assert {name: type(value) for name, value in values.items()} == {
         "factor": float,
@@ -113,6 +120,7 @@ def test_its_values_are_plain() -> None:
         "epoch_length": str,
         "seed": int,
         "cache": str,
+        "share": str,
     }
 
 
@@ -320,3 +328,27 @@ def test_a_misspelt_option_of_a_cache_is_no_name_of_a_loader() -> None:
         read_options("echo", {"cache": {}})
     with pytest.raises(ValueError, match="cache has unknown options seed: known are size"):  # beside an option, it is one
         read_options("echo", {"factor": 2, "cache": {"seed": 1}})
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        ("sweep", "sweep"),
+        (ShareConfig("sweep"), "sweep"),
+        ({"name": "sweep", "behind": "skip"}, {"name": "sweep", "behind": "skip"}),
+        (ShareConfig("sweep", wait_for=3, window="2GiB"), {"name": "sweep", "wait_for": 3, "window": "2GiB"}),
+        (OmegaConf.create({"name": "sweep", "restart": False}), {"name": "sweep", "restart": False}),
+    ],
+)
+def test_share_is_held_as_its_name_or_the_options_that_are_not_defaults(given: Any, held: Any) -> None:
+    assert EchoConfig(share=given).share == held
+    merged = OmegaConf.merge(OmegaConf.structured(EchoConfig), {"share": held})
+    assert OmegaConf.to_object(merged) == EchoConfig(share=held)
+
+
+def test_a_loader_may_be_named_share_too() -> None:
+    assert read_options("echo", {"share": {"factor": 2}}) == {"share": EchoConfig(2)}
+    assert read_options("echo", {"share": {"name": "sweep"}}) == EchoConfig(share="sweep")
+    assert read_options("echo", {"factor": 2, "cache": {"size": "8GiB"}, "share": {"name": "sweep"}}) == EchoConfig(
+        2, cache="8GiB", share="sweep"
+    )

@@ -80,6 +80,7 @@ def test_hyperparameters_are_what_auto_and_defaults_came_to_in_plain_types(tmp_p
                 "epoch_length": "full_pass",
                 "seed": 7,
                 "cache": None,
+                "share": None,
                 "controller": "TargetIdle(0.1, min_factor=1, max_factor=8)",
             }
         }

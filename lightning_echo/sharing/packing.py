@@ -1,0 +1,158 @@
+"""Examples as bytes in the window, and what else stands in the place of one: an error of the data set.
+
+Bytes are records (``caching/record.py``) whose header is JSON: tensors, arrays, images, numbers, strings, bytes, None, and dicts,
+lists and tuples of them. Named tuples and containers that are in an example twice are rewritten first. Anything else is refused,
+with the path to it: pickle could read it, but nothing that another process wrote is unpickled here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from lightning_echo.caching.record import NotPlainError, decode, encode_plain
+
+__all__ = ["ERROR", "Packed", "SharedReadError", "pack", "pack_error", "unpack"]
+
+PLAIN, REWRITTEN, ERROR = 0, 1, 2  # kinds
+_MOST_TEXT = 4000  # characters of an error's message
+_NAMED, _TUPLE = "named", "tuple"  # tags of a tuple in a rewritten example
+
+
+class Packed(NamedTuple):
+    """An example as bytes.
+
+    Attributes:
+        kind: What the bytes are.
+        parts: The bytes, in pieces that share memory with the example.
+        size: Bytes of all pieces.
+    """
+
+    kind: int
+    parts: Sequence[Any]
+    size: int
+
+
+class SharedReadError(RuntimeError):
+    """The data set has raised an exception in the reader, of a type that is not one of Python's own."""
+
+
+def pack(example: Any) -> Packed:
+    """Returns an example as bytes.
+
+    Raises:
+        TypeError: It has a part that cannot be shared; the message says where.
+
+    Example:
+        >>> kind, parts, _ = pack({"image": [1.5, 2.0], "label": 7})
+        >>> unpack(kind, bytearray(b"".join(map(bytes, parts))))
+        {'image': [1.5, 2.0], 'label': 7}
+    """
+    try:
+        record, kind = encode_plain(example), PLAIN
+    except NotPlainError:
+        record, kind = encode_plain(_rewritten(example, "example")), REWRITTEN
+    return Packed(kind, record.parts, record.size)
+
+
+def pack_error(error: Exception) -> Packed:
+    """Returns an exception as bytes: its type, its message and its notes."""
+    notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    message = f"{error}{notes}"[:_MOST_TEXT]
+    kind = type(error)
+    record = encode_plain({"module": kind.__module__, "name": kind.__qualname__, "message": message})
+    return Packed(ERROR, record.parts, record.size)
+
+
+def unpack(kind: int, data: bytearray) -> Any:
+    """Returns the example of these bytes, which are given away.
+
+    Raises:
+        Exception: The data set has raised it in the reader: of the same type if it is one of Python's own, else a
+            `SharedReadError`.
+    """
+    found = decode(data, trusted=False, is_copy=True)
+    if kind == ERROR:
+        raise _error_of(found)
+    return found if kind == PLAIN else _as_it_was(found)
+
+
+def _error_of(found: dict[str, str]) -> Exception:
+    known = getattr(import_module("builtins"), found["name"], None) if found["module"] == "builtins" else None
+    if isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
+        try:
+            return known(found["message"])
+        except TypeError:  # UnicodeDecodeError and the like want more than a message
+            pass
+    return SharedReadError(f"{found['module']}.{found['name']}: {found['message']}")
+
+
+# --- what the record knows no form for ------------------------------------------------------------------------------------
+
+
+def _rewritten(value: Any, path: str) -> Any:
+    """Returns a value with containers of its own, and tuples that say which kind they are."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _rewritten(part, f"{path}[{key!r}]") for key, part in value.items()}
+    if kind is list:
+        return [_rewritten(part, f"{path}[{number}]") for number, part in enumerate(value)]
+    if isinstance(value, tuple):
+        fields = getattr(kind, "_fields", None)
+        if kind is not tuple and (fields is None or not _is_found(kind)):
+            raise _refused(value, path)
+        parts = [
+            _rewritten(part, f"{path}.{name}") for name, part in zip(fields or map(str, range(len(value))), value, strict=True)
+        ]
+        return (_TUPLE, *parts) if kind is tuple else (_NAMED, kind.__module__, kind.__qualname__, *parts)
+    try:
+        encode_plain(value)
+    except NotPlainError:
+        raise _refused(value, path) from None
+    return value
+
+
+def _as_it_was(value: Any) -> Any:
+    """Undoes `_rewritten`."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _as_it_was(part) for key, part in value.items()}
+    if kind is list:
+        return [_as_it_was(part) for part in value]
+    if kind is not tuple:
+        return value
+    if value[0] == _TUPLE:
+        return tuple(map(_as_it_was, value[1:]))
+    named = _named(value[1], value[2])
+    return named(*map(_as_it_was, value[3:]))
+
+
+def _is_found(kind: type) -> bool:
+    """Whether another process finds a class by its name."""
+    return _look_up(kind.__module__, kind.__qualname__) is kind or kind.__module__ == "__main__"
+
+
+def _named(module: str, name: str) -> Any:
+    found = _look_up(module, name)
+    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
+        raise TypeError(f"{module}.{name} is no named tuple in this training, but the reader's data set returns one of that name")
+    return found
+
+
+def _look_up(module: str, name: str) -> Any:
+    """Returns what has this name in a module that was imported already; None if nothing has."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _refused(value: Any, path: str) -> TypeError:
+    kind = type(value)
+    return TypeError(
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be shared: only None, numbers, strings, bytes, tensors "
+        "on the CPU, numpy arrays, PIL images, tv_tensors, and dicts, lists, tuples and named tuples of these can. Let the data "
+        "set return one of these, and make the rest of it in collate_fn"
+    )

@@ -1,0 +1,114 @@
+"""What the reader's process runs.
+
+The training that starts it sends the parts of its loader through the pipe that is this process's standard input, never over the
+socket. The process leaves its parent behind, so that it outlives it, and writes one line to the pipe ``STATUS`` when it is ready;
+the end of that pipe without a line says that it could not begin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import socket
+import struct
+import sys
+from functools import partial
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from lightning_echo.fetching.source import Source
+from lightning_echo.sharing.folder import socket_of
+from lightning_echo.sharing.reader.loader_parts import loader_of
+from lightning_echo.sharing.reader.server import Server
+from lightning_echo.sharing.wire import new_socket
+
+__all__ = ["READY", "Payload", "main"]
+
+READY = b"ready\n"
+_HEADER = struct.Struct("<Q")
+
+
+class Payload(NamedTuple):
+    """What a training sends.
+
+    Attributes:
+        paths: Its ``sys.path``, since its modules must be found.
+        options: ``window_bytes``, ``linger_seconds``, ``print``; and ``expected``, how many trainings a reader had that has died.
+        loader: Parts of the loader, by cloudpickle.
+    """
+
+    paths: list[str]
+    options: dict[str, Any]
+    loader: bytes
+
+    def to_bytes(self) -> bytes:
+        """Returns it as it goes through the pipe."""
+        header = json.dumps({"paths": self.paths, "options": self.options}).encode()
+        return _HEADER.pack(len(header)) + header + self.loader
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Payload:
+        """Undoes `to_bytes`."""
+        (size,) = _HEADER.unpack_from(data)
+        header = json.loads(data[_HEADER.size : _HEADER.size + size])
+        return cls(header["paths"], header["options"], data[_HEADER.size + size :])
+
+
+def main(name: str, status: int) -> None:
+    """Reads the payload, leaves the parent, and serves.
+
+    Args:
+        name: The name that is shared.
+        status: Descriptor of the pipe to the training that waits.
+    """
+    payload = Payload.from_bytes(sys.stdin.buffer.read())
+    if os.fork():
+        os._exit(0)  # the training has nobody to wait for
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, force=True)
+    sys.path[:] = payload.paths
+    _serve(name, status, payload)
+
+
+def _serve(name: str, status: int, payload: Payload) -> None:
+    source = Source(loader_of(cloudpickle.loads(payload.loader)))
+    path, options = socket_of(name), payload.options
+    new_path = f"{path}.{os.getpid()}"
+    listener = new_socket()
+    listener.bind(new_path)
+    listener.listen(socket.SOMAXCONN)
+    made = os.stat(new_path).st_ino
+    os.rename(new_path, path)  # at once there, in the place of one that a reader has left that died
+    server = Server(
+        listener,
+        source,
+        seed=seed_of(name),
+        data_print=options["print"],
+        window_bytes=options["window_bytes"],
+        linger_seconds=options["linger_seconds"],
+        expected=options["expected"],
+        when_over=partial(_remove, path, made),
+    )
+    os.write(status, READY)
+    os.close(status)
+    server.run()
+
+
+def _remove(path: str, made: int) -> None:
+    """Removes the socket, unless it is that of the next reader already."""
+    try:
+        if os.stat(path).st_ino == made:
+            os.unlink(path)
+    except FileNotFoundError:  # the folder was cleaned up
+        pass
+
+
+def seed_of(name: str) -> int:
+    """Returns the seed of order and noise: that of the name, so that any reader of that name has it.
+
+    >>> seed_of("sweep") == seed_of("sweep"), seed_of("sweep") == seed_of("other")
+    (True, False)
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,242 @@
+"""What the reader reads, in which order, and how its workers prepare it.
+
+Item ``n`` of the endless stream is slot ``n % length`` of pass ``n // length``. Its index follows from the seed and ``n``, and
+so do the random numbers that are drawn for it. So any reader can begin at any item. Two uses of an index are a third of a pass
+apart at
+least: no training meets an index that it still holds, and none needs to change the order.
+
+Items are asked of the workers in chunks of `CHUNK`, cut at multiples of that number wherever a reader begins: a data set that
+reads many examples at once (``__getitems__``) then draws the same numbers for them. The workers are those of a ``DataLoader``,
+and what it hands out of a chunk is only that it is done: the examples go into the window.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader, get_worker_info
+
+from lightning_echo.fetching.index_pipeline import index_order
+from lightning_echo.fetching.layout import Layout
+from lightning_echo.fetching.source import Source
+from lightning_echo.planning.hashing import mix
+from lightning_echo.planning.order import Order
+from lightning_echo.protecting.seeding import EXAMPLE, Seeding
+from lightning_echo.sharing.packing import pack, pack_error
+from lightning_echo.sharing.window import CHUNK, Closed, Ring, TooLargeError, Window
+from lightning_echo.splitting.stages import uncut_stages
+from lightning_echo.workers.dataset import EchoDataset, add_note
+
+__all__ = ["Chunk", "Preparation", "Reading", "chunks", "distance_of", "order_of"]
+
+_NOISE = 21
+_PREFETCHED_CHUNKS = 2  # per worker
+
+
+def distance_of(length: int) -> int:
+    """Returns how many items lie between two uses of an index at least; 0 in passes too short to arrange that."""
+    return length // 3
+
+
+def order_of(source: Source, seed: int) -> Order:
+    """Returns the order of the reader's items, at its beginning.
+
+    Args:
+        source: The loader of which the reader has a copy.
+        seed: Seed of order and noise.
+    """
+    length = len(source.sampler)
+    whole = Layout(length=length, replicas=1, batch_size=length, last_batch_size=length, batches_per_pass=1)
+    order = index_order(source, whole, distance_of(length), seed, 0, preserves=False)
+    order.begin_spreading()
+    return order
+
+
+class Chunk(NamedTuple):
+    """What a worker is asked for at once.
+
+    Attributes:
+        first: Its first item.
+        skipped: So many items of it are not asked for, since the reader begins after them.
+        indices: The index of each item.
+    """
+
+    first: int
+    skipped: int
+    indices: list[Any]
+
+
+def chunks(order: Order, begin: int) -> Iterator[Chunk]:
+    """Yields chunk after chunk, from the one with item ``begin`` on, without end."""
+    first = begin // CHUNK * CHUNK
+    order.seek(first)
+    while True:
+        order.prune(first)
+        yield Chunk(first, max(begin - first, 0), order.take(CHUNK))
+        first += CHUNK
+
+
+class Preparation:
+    """Reads the examples of chunks in a worker, and puts them into the window.
+
+    Args:
+        dataset: The user's data set.
+        window: The window.
+        seed: Seed of order and noise.
+        sockets: Descriptors of the reader's that a forked worker closes: a training must not find them open when the reader has
+            died.
+    """
+
+    def __init__(self, dataset: Any, window: Window, seed: int, sockets: Sequence[int] = ()) -> None:
+        self.dataset, self._window, self._seed = dataset, window, seed
+        self._sockets = [(descriptor, os.fstat(descriptor).st_ino) for descriptor in sockets]
+        self._ring: Ring | None = None
+
+    def fetch(self, chunk: Chunk) -> tuple[int]:
+        """Puts the examples of a chunk into the window. Returns how many were read; of no account if the reader ends."""
+        ring = self._ring or self._begin()
+        began, waited = time.perf_counter_ns(), ring.waited_nanoseconds
+        try:
+            if self._load_many is None:
+                for item in range(chunk.first + chunk.skipped, chunk.first + len(chunk.indices)):
+                    self._prepare(item, chunk.indices[item - chunk.first])
+            else:
+                self._prepare_together(chunk)
+        except Closed:
+            return (0,)
+        count = len(chunk.indices) - chunk.skipped
+        ring.note_prepared(count, time.perf_counter_ns() - began - (ring.waited_nanoseconds - waited))
+        return (count,)
+
+    def _begin(self) -> Ring:
+        worker = get_worker_info()
+        assert worker is not None  # a reader has workers
+        for descriptor, inode in self._sockets:
+            _close_if(descriptor, inode)
+        parent = os.getppid()
+        self._ring = Ring(self._window, worker.id, lambda: os.getppid() != parent)
+        stages = uncut_stages(self.dataset)
+        self._load, self._load_many = stages.load, stages.load_many
+        self._seeding = Seeding(self.dataset, mix(self._seed, _NOISE))
+        return self._ring
+
+    def _prepare(self, item: int, index: Any) -> None:
+        self._seeding.seed(EXAMPLE, item)
+        try:
+            example = self._load(index)
+        except Exception as error:  # the data set's own: every training gets it at this item
+            self._put_error(item, error, f"(reading example {index!r} of the data set)")
+        else:
+            self._put(item, index, example)
+
+    def _prepare_together(self, chunk: Chunk) -> None:
+        assert self._load_many is not None
+        self._seeding.seed(EXAMPLE, chunk.first)
+        wanted = range(chunk.first + chunk.skipped, chunk.first + len(chunk.indices))
+        try:
+            examples = list(self._load_many(chunk.indices))
+            if len(examples) != len(chunk.indices):
+                raise ValueError(
+                    f"__getitems__ of the data set returned {len(examples)} examples for {len(chunk.indices)} indices"
+                )
+        except Exception as error:  # as above
+            add_note(error, f"(reading examples {chunk.indices!r} of the data set in one call)")
+            for item in wanted:
+                self._put_error(item, error, "")
+        else:
+            for item in wanted:
+                self._put(item, chunk.indices[item - chunk.first], examples[item - chunk.first])
+
+    def _put(self, item: int, index: Any, example: Any) -> None:
+        assert self._ring is not None
+        try:
+            kind, parts, size = pack(example)
+            self._ring.put(item, kind, parts, size)
+        except (TypeError, TooLargeError) as error:
+            self._put_error(item, error, f"(example {index!r} of the data set)")
+
+    def _put_error(self, item: int, error: Exception, note: str) -> None:
+        assert self._ring is not None
+        if note:
+            add_note(error, note)
+        kind, parts, size = pack_error(error)
+        self._ring.put(item, kind, parts, size)
+
+
+def _close_if(descriptor: int, inode: int) -> None:
+    """Closes a descriptor that this process has inherited; a spawned worker has another one of that number, or none."""
+    try:
+        if os.fstat(descriptor).st_ino == inode:
+            os.close(descriptor)
+    except OSError:  # there is none
+        pass
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+class Reading:
+    """Workers at work: from one item on, into one window.
+
+    Args:
+        source: The loader of which the reader has a copy.
+        seed: Seed of order and noise.
+        begin: The first item.
+        window_bytes: Memory for examples.
+        when_lost: Called, in another thread, with the error if the workers cannot go on.
+        sockets: As in `Preparation`.
+
+    Attributes:
+        window: Where the examples are put.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        seed: int,
+        begin: int,
+        window_bytes: int,
+        when_lost: Callable[[BaseException], None],
+        sockets: Sequence[int] = (),
+    ) -> None:
+        loader = source.loader
+        self.window = Window.create(window_bytes, loader.num_workers, begin)
+        self._when_lost = when_lost
+        dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed, sockets))
+        requests: Any = chunks(order_of(source, seed), begin)
+        self._chunks = iter(
+            DataLoader(
+                dataset,
+                batch_sampler=requests,
+                collate_fn=_as_it_is,
+                num_workers=loader.num_workers,
+                prefetch_factor=_PREFETCHED_CHUNKS,
+                worker_init_fn=loader.worker_init_fn,
+                multiprocessing_context=loader.multiprocessing_context,
+                timeout=loader.timeout,
+            )
+        )
+        self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)
+        self._thread.start()
+
+    def _pump(self) -> None:
+        """Takes what the workers have done, so that they are asked for more."""
+        try:
+            for _ in self._chunks:
+                if self.window.is_closed:
+                    break
+        except BaseException as error:  # handed on to the thread that serves the trainings
+            if not self.window.is_closed:
+                self._when_lost(error)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.window.close_for_writers()
+        self._thread.join(timeout=10.0)
+        del self._chunks
+        self.window.close()

@@ -1,0 +1,311 @@
+"""The reader's side of the socket: who comes, who leaves, who dies, and what each is told.
+
+One thread waits for all of them (``selectors``). A training that ends in whatever way is out at once: its socket says so, or its
+process does (``pidfd``), also where it has forked children that hold the socket open.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_echo.fetching.source import Source
+from lightning_echo.sharing.reader.reading import Reading
+from lightning_echo.sharing.reader.trainings import Training, Trainings
+from lightning_echo.sharing.same_data import difference
+from lightning_echo.sharing.wire import Gone, WireError, check_peer, receive, send
+
+__all__ = ["Server"]
+
+_log = logging.getLogger("lightning_echo")
+
+_LOOK_SECONDS = 0.2
+_MOST_FIRST_WAIT_SECONDS = 30.0  # a reader waits for its first training so long, at least
+_GRACE_SECONDS = 10.0  # for the trainings of a reader that has died
+_MOST_ITEM = 2**62
+
+
+@dataclass
+class _Peer:
+    """What is at the other end of a connection."""
+
+    connection: socket.socket
+    pid: int
+    pidfd: int = -1
+    training: Training | None = None
+    closed: bool = field(default=False)
+
+
+class Server:
+    """Serves the trainings of one name until all have left.
+
+    Args:
+        listener: Where they come; listens already.
+        source: The loader of which this process has a copy.
+        seed: Seed of order and noise.
+        data_print: What is compared of the data, see ``same_data.py``.
+        window_bytes: Memory for examples.
+        linger_seconds: For how long to stay after the last training has left, seconds.
+        expected: How many trainings a reader before this one had when it died. Until they are here, nothing is overwritten, for
+            a while.
+        when_over: Called when nobody may come any more.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        source: Source,
+        *,
+        seed: int,
+        data_print: dict[str, str],
+        window_bytes: int,
+        linger_seconds: float,
+        expected: int = 0,
+        when_over: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._listener, self._source, self._seed, self._print = listener, source, seed, data_print
+        self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
+        self._length = len(source.sampler)
+        self._trainings = Trainings(self._length)
+        self._peers: dict[int, _Peer] = {}  # by the descriptor of the connection
+        self._reading: Reading | None = None
+        self._selector = selectors.DefaultSelector()
+        self._lost: BaseException | None = None
+        self._wake_here, self._wake_there = socket.socketpair()
+        self._expected, self._when_over = expected, when_over
+        self._begun = self._last_left = time.monotonic()
+        self._had_training = False
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        """Serves, until the last training has left for long enough.
+
+        Raises:
+            RuntimeError: The workers cannot go on.
+        """
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_here, selectors.EVENT_READ, self._hear_lost)
+        try:
+            while not self._is_over():
+                for key, _ in self._selector.select(_LOOK_SECONDS):
+                    act: Callable[[], None] = key.data
+                    act()
+                self._move_low()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Lets go of connections and workers: the trainings first, so that one of them starts another reader at once."""
+        self._when_over()
+        self._listener.close()
+        self._trainings.all.clear()
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+        self._selector.close()
+        self._wake_here.close()
+        self._wake_there.close()
+
+    def _is_over(self) -> bool:
+        if self._trainings.all:
+            return False
+        patience = self._linger_seconds if self._had_training else max(self._linger_seconds, _MOST_FIRST_WAIT_SECONDS)
+        return time.monotonic() - self._last_left > patience
+
+    def _hear_lost(self) -> None:
+        assert self._lost is not None  # it is set before the socket is written to
+        raise RuntimeError(f"the reader's workers cannot go on: {self._lost}") from self._lost
+
+    def _on_lost(self, error: BaseException) -> None:
+        """Called in the thread that reads."""
+        self._lost = error
+        self._wake_there.send(b"!")
+
+    # ------------------------------------------------------------------ who comes and goes
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        try:
+            pid = check_peer(connection)
+        except PermissionError as error:
+            _log.warning("refused: %s", error)
+            connection.close()
+            return
+        connection.setblocking(False)
+        peer = _Peer(connection, pid)
+        self._peers[connection.fileno()] = peer
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(peer))
+        try:
+            peer.pidfd = os.pidfd_open(pid) if pid else -1
+        except OSError:  # it has ended already, or lies in another PID namespace: the socket tells
+            return
+        self._selector.register(peer.pidfd, selectors.EVENT_READ, lambda: self._drop(peer))
+
+    def _drop(self, peer: _Peer) -> None:
+        if peer.closed:
+            return
+        peer.closed = True
+        self._selector.unregister(peer.connection)
+        del self._peers[peer.connection.fileno()]
+        peer.connection.close()
+        if peer.pidfd >= 0:
+            self._selector.unregister(peer.pidfd)
+            os.close(peer.pidfd)
+        if peer.training is not None:
+            self._last_left = time.monotonic()
+            if peer.training in self._trainings.all:  # else the reader ends
+                self._trainings.all.remove(peer.training)
+                _log.info("%s has left", peer.training.label)
+                self._move_low()
+                self._let_enter()
+
+    # ------------------------------------------------------------------ what they say
+
+    def _hear(self, peer: _Peer) -> None:
+        """Answers one message. One that is wrong ends the connection that it came over."""
+        if peer.closed:
+            return
+        try:
+            message, _ = receive(peer.connection)
+            self._answer(peer, message)
+        except BlockingIOError:
+            return
+        except (Gone, OSError):
+            self._drop(peer)
+        except (WireError, KeyError, TypeError, ValueError) as error:
+            _log.warning("process %s sends what is no message: %s", peer.pid, error)
+            self._drop(peer)
+
+    def _answer(self, peer: _Peer, message: dict[str, Any]) -> None:
+        if "at" in message:
+            self._move(peer, _item(message["at"]))
+        elif "hello" in message:
+            self._welcome(peer, message["hello"])
+        elif "status" in message:
+            send(peer.connection, self._status())
+        else:
+            raise WireError(f"unknown message {str(message)[:80]}")
+
+    def _move(self, peer: _Peer, item: int) -> None:
+        training = peer.training
+        if training is None or training.cursor is None:
+            raise WireError("a cursor of who has not entered")
+        if item < training.cursor:
+            raise WireError("a cursor that goes back")
+        training.cursor = item
+        self._move_low()
+
+    def _move_low(self) -> None:
+        """Lets the workers overwrite what nobody needs."""
+        if self._reading is None:
+            return
+        window = self._reading.window
+        window.trainings = self._trainings.count
+        if self._trainings.count < self._expected and time.monotonic() - self._begun < _GRACE_SECONDS:
+            return  # those of the reader before have items to take that stood in no cursor here yet
+        self._expected = 0
+        window.low = self._trainings.low(window.low)
+
+    def _welcome(self, peer: _Peer, said: dict[str, Any]) -> None:
+        if peer.training is not None:
+            raise WireError("a second hello")
+        theirs = said["print"]
+        if not isinstance(theirs, dict):
+            raise WireError("a print of another kind")
+        if differs := difference(theirs, self._print):
+            send(peer.connection, {"refused": differs})
+            self._drop(peer)
+            return
+        wish = said["wish"]
+        peer.training = Training(
+            pid=peer.pid,
+            label=str(said["label"])[:200],
+            behind=_one_of(said["behind"], ("wait", "skip")),
+            join=_one_of(said["join"], ("now", "pass")),
+            wait_for=_item(said["wait_for"]),
+            wish=None if wish is None else _item(wish),
+            goes_on=bool(said["goes_on"]),
+            group=str(said["group"])[:100],
+            ranks=_item(said["ranks"]),
+        )
+        self._trainings.all.append(peer.training)
+        self._had_training = True
+        self._let_enter()
+
+    def _let_enter(self) -> None:
+        """Lets those enter that wait, where the reader has begun; else begins when enough have come."""
+        trainings = self._trainings
+        if not trainings.entered:
+            begin = trainings.begin_at()
+            if begin is None:
+                return
+            self._begin(begin)
+        reading = self._reading
+        assert reading is not None  # somebody has entered, or it was begun just now
+        peers = {id(peer.training): peer for peer in self._peers.values() if peer.training is not None}
+        for entry in trainings.entries(reading.window.begin, reading.window.low):
+            self._tell_place(peers[id(entry.training)], reading, entry.place, entry.others, entry.is_late)
+        self._move_low()
+
+    def _begin(self, item: int) -> None:
+        """Begins to read at an item; what was read for others before is thrown away."""
+        if self._reading is not None:
+            self._reading.close()
+        sockets = [self._listener.fileno(), *self._peers]
+        self._reading = Reading(self._source, self._seed, item, self._window_bytes, self._on_lost, sockets)
+
+    def _tell_place(self, peer: _Peer, reading: Reading, place: int, others: int, is_late: bool) -> None:
+        descriptor = reading.window.read_only_descriptor()
+        welcome = {"place": place, "others": others, "is_late": is_late, "length": self._length}
+        try:
+            send(peer.connection, {"welcome": welcome}, [descriptor])
+        except (Gone, BlockingIOError):
+            self._drop(peer)
+        finally:
+            os.close(descriptor)
+
+    # ------------------------------------------------------------------ what is shown
+
+    def _status(self) -> dict[str, Any]:
+        trainings, slowest = self._trainings, self._trainings.slowest()
+        window = None if self._reading is None else self._reading.window
+        return {
+            "status": {
+                "pid": os.getpid(),
+                "data": self._print["data set"],
+                "trainings": [
+                    {"pid": one.pid, "label": one.label, "behind": one.behind, "at": one.cursor} for one in trainings.all[:100]
+                ],
+                "count": trainings.count,
+                "length": self._length,
+                "window_bytes": self._window_bytes,
+                "written": 0 if window is None else window.last_written + 1,
+                "low": 0 if window is None else window.low,
+                "slowest": None if slowest is None else slowest.label,
+            }
+        }
+
+
+def _item(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_ITEM:
+        raise WireError(f"a number is wrong: {str(value)[:80]}")
+    return value
+
+
+def _one_of(value: Any, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise WireError(f"an option is wrong: {str(value)[:80]}")
+    return str(value)

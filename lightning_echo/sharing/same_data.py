@@ -1,0 +1,76 @@
+"""Whether two trainings that give one name have the same data: what is compared, and what differs.
+
+Compared are the chain of data sets (names and lengths), the sampler (class and plain options) and two examples, read under fixed
+seeds: their bytes tell of transforms and of the files behind them. An example that is another one each time it is read tells
+nothing. Not compared are batch size, collate function, ``drop_last``, workers, pinning, and all that belongs to the training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_echo.caching.keys import Keys, NoKeysError
+from lightning_echo.caching.record import digest_of
+from lightning_echo.fetching.source import Source
+from lightning_echo.splitting.prove import read_plainly
+
+__all__ = ["difference", "print_of"]
+
+_MOST_TEXT = 1000  # characters
+_PLAIN = (bool, int, float, str, type(None))
+_NOT_COMPARED = ("generator", "data_source")
+
+
+def print_of(source: Source) -> dict[str, str]:
+    """Returns what is compared of a loader's data, by name, for people."""
+    return {
+        "data set": _data_sets(source.loader.dataset)[:_MOST_TEXT],
+        "sampler": _sampler(source)[:_MOST_TEXT],
+        "examples": _examples(source),
+    }
+
+
+def difference(here: dict[str, str], there: dict[str, str]) -> str:
+    """Returns what differs, for people; empty if nothing does.
+
+    Args:
+        here: Of the training.
+        there: Of the reader.
+
+    Example:
+        >>> difference({"data set": "Images of 10"}, {"data set": "Images of 20"})
+        'its data set is [Images of 10], and that of the reader is [Images of 20]'
+    """
+    for name, found in here.items():
+        if found and there.get(name) and found != there[name]:
+            if name == "examples":
+                return "its examples are others than those of the reader, read at the same indices under the same seeds"
+            return f"its {name} is [{found}], and that of the reader is [{there[name]}]"
+    return ""
+
+
+def _data_sets(dataset: Any) -> str:
+    try:
+        return ", ".join(f"{name} of {length:,}" for name, length in Keys(dataset).parts)
+    except NoKeysError:
+        return type(dataset).__name__
+
+
+def _sampler(source: Source) -> str:
+    sampler = source.sampler
+    plain = {
+        name: value for name, value in vars(sampler).items() if isinstance(value, _PLAIN) and name.strip("_") not in _NOT_COMPARED
+    }
+    options = ", ".join(f"{name.strip('_')}={value!r}" for name, value in sorted(plain.items()))
+    return f"{type(sampler).__name__}({options}) of {len(sampler):,}"
+
+
+def _examples(source: Source) -> str:
+    """Returns a digest of two examples; empty where none can be read here, or reading them again gives others."""
+    first = source.readable_index
+    if first is None:
+        return ""
+    dataset, indices = source.loader.dataset, source.readable_indices
+    last = indices[-1] if indices is not None else len(source.sampler) - 1
+    once, again = (digest_of(read_plainly(dataset, [first, last]).examples) for _ in range(2))
+    return once.hex() if once == again else ""

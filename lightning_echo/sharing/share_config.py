@@ -1,0 +1,134 @@
+"""`ShareConfig`: under which name a training shares its reading, and what it does when it is slower or later than others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+from lightning_echo.caching.free_memory import free_memory_bytes
+from lightning_echo.protecting.memory import bytes_from_words
+
+__all__ = ["BEHIND", "JOIN", "ShareConfig", "read_share_config"]
+
+BEHIND = ("wait", "skip")
+JOIN = ("now", "pass")
+_RESTART = (True, False)
+_LEAST_BYTES = 2**12
+_WINDOW = 'a string with a unit such as "1GiB", a share of the free memory such as 0.1, or a number of bytes'
+
+
+@dataclass(frozen=True)
+class ShareConfig:
+    """The options of sharing (CoorDL's coordinated preparation: Mohan et al. 2021, arXiv 2007.06775, section 4.3).
+
+    Args:
+        name: Trainings of one user on one machine that give the same name share one reader.
+        behind: What happens if this training is slower than the reader has room for: ``"wait"``, the reader waits for it, and it
+            gets every example; ``"skip"``, nobody waits, and it counts what it has missed.
+        join: Where a training enters that comes while others are at work: ``"now"``, where the fastest one is; ``"pass"``, at the
+            next pass.
+        wait_for: The reader begins when so many trainings have come.
+        window: Memory for examples that are prepared and not yet taken by all: a string with a unit (``"1GiB"``), a share of the
+            free memory between 0 and 1, or an integer (bytes). What the training counts that starts the reader.
+        restart: Whether a training starts another reader when the reader has died.
+        linger_seconds: For how long the reader stays after the last training has left, seconds.
+
+    Raises:
+        TypeError: An option has a wrong type.
+        ValueError: An option has an impossible value.
+
+    Example:
+        >>> ShareConfig("sweep", behind="skip").window
+        '1GiB'
+    """
+
+    name: str
+    _: KW_ONLY
+    behind: str = "wait"
+    join: str = "now"
+    wait_for: int = 1
+    window: int | float | str = "1GiB"
+    restart: bool = True
+    linger_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"share must be a name, a ShareConfig or a dict of its options, got {self.name!r}")
+        if not re.fullmatch(r"[\w.-]{1,64}", self.name, re.ASCII) or self.name.startswith("."):
+            raise ValueError(
+                f"share.name must be 1 to 64 letters, digits, '_', '-' or '.', not beginning with '.', got {self.name[:80]!r}"
+            )
+        for option, known in (("behind", BEHIND), ("join", JOIN)):
+            if (value := getattr(self, option)) not in known:
+                raise ValueError(f"share.{option} must be {' or '.join(map(repr, known))}, got {value!r}")
+        if self.restart not in _RESTART or not isinstance(self.restart, bool):
+            raise TypeError(f"share.restart must be True or False, got {self.restart!r}")
+        if isinstance(self.wait_for, bool) or not isinstance(self.wait_for, Integral) or self.wait_for < 1:
+            raise ValueError(f"share.wait_for must be a number of trainings, 1 or more, got {self.wait_for!r}")
+        is_time = isinstance(self.linger_seconds, Real) and not isinstance(self.linger_seconds, bool)
+        if not is_time or not 0 <= self.linger_seconds < float("inf"):
+            raise ValueError(f"share.linger_seconds must be a number of seconds, 0 or more, got {self.linger_seconds!r}")
+        self._check_window()
+
+    def _check_window(self) -> None:
+        window = self.window
+        if isinstance(window, str):
+            size = bytes_from_words(window)
+        elif isinstance(window, bool) or not isinstance(window, Real):
+            raise TypeError(f"share.window must be {_WINDOW}, got {window!r}")
+        elif isinstance(window, Integral):
+            size = int(window)
+        else:
+            size = _LEAST_BYTES if 0 < float(window) < 1 else None
+        if size is None:
+            raise ValueError(f"share.window must be {_WINDOW}, got {window!r}")
+        if size < _LEAST_BYTES:
+            raise ValueError(f"share.window must be at least {_LEAST_BYTES:,} bytes, got {window!r}")
+
+    def window_bytes(self) -> int:
+        """Returns the size of the window in bytes, as the free memory is now.
+
+        Raises:
+            ValueError: A share was given, and the system does not tell how much memory is free.
+        """
+        if isinstance(self.window, str):
+            size = bytes_from_words(self.window)
+            assert size is not None  # checked above
+            return size
+        if isinstance(self.window, Integral):
+            return int(self.window)
+        free = free_memory_bytes()
+        if free is None:
+            raise ValueError(
+                f"share.window={self.window!r} is a share of the free memory, which this system does not tell: give bytes"
+            )
+        return max(int(free * self.window), _LEAST_BYTES)
+
+
+def read_share_config(value: Any) -> ShareConfig | None:
+    """Returns the options of sharing, from any form in which users may give them; None for no sharing.
+
+    Args:
+        value: A `ShareConfig`, a name, a mapping of the fields of a `ShareConfig` (also OmegaConf's), or None.
+
+    Raises:
+        TypeError: It is none of these, or a field has a wrong type.
+        ValueError: A field is unknown, missing, or has an impossible value.
+
+    Example:
+        >>> read_share_config({"name": "sweep", "wait_for": 3}).wait_for
+        3
+    """
+    if value is None or isinstance(value, ShareConfig):
+        return value
+    if isinstance(value, Mapping):
+        known = [field.name for field in fields(ShareConfig)]
+        if unknown := [str(key) for key in value if key not in known]:
+            raise ValueError(f"share has unknown options {', '.join(unknown)}: known are {', '.join(known)}")
+        if "name" not in value:
+            raise ValueError('share needs a name, such as "sweep"')
+        return ShareConfig(**{str(key): value[key] for key in value})
+    return ShareConfig(value)

@@ -1,0 +1,265 @@
+"""The pipeline of a training that shares its reading: its own plan and collate function over the reader's examples.
+
+It is an `IndexPipeline` whose data set is the window: no workers, a thread that fetches ahead. A new one is begun
+
+* when the run starts: where it stopped if the reader can be there, else where the other trainings are;
+* when the reader has not waited (``behind="skip"``): at the next batch that it can have whole. What was live is let go.
+
+The thread must not draw from the random states of the training. Torch's own collate function draws nothing; any other one runs in
+the training's thread, and the random states are put back after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.utils.data import DataLoader, default_collate
+
+from lightning_echo.fetching.choice import Choice
+from lightning_echo.fetching.index_pipeline import IndexPipeline, pipeline_over
+from lightning_echo.fetching.layout import Launch, Layout, Start
+from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, ExampleRequests
+from lightning_echo.fetching.source import Source
+from lightning_echo.fetching.worker_processes import WorkerProcesses
+from lightning_echo.planning.plan import Plan
+from lightning_echo.planning.plans import make_plan, plan_from_state
+from lightning_echo.planning.shape import PlanShape
+from lightning_echo.sharing.attachment import Attachment, Missed, Place
+from lightning_echo.sharing.shared_order import SharedOrder, item_at, start_at
+from lightning_echo.splitting.stages import uncut_stages
+from lightning_echo.workers.seconds import Report
+
+__all__ = ["SharedCounts", "SharedExamples", "SharedPipeline", "shared_shape"]
+
+_log = logging.getLogger("lightning_echo")
+
+
+@dataclass
+class SharedCounts:
+    """What sharing did to a training.
+
+    Attributes:
+        missed: Examples that other trainings had and this one, on this rank, did not.
+        others: Trainings that were at work beside it when it entered.
+    """
+
+    missed: int = 0
+    others: int = 0
+
+
+class SharedExamples:
+    """The reader's stream as a data set of items.
+
+    Args:
+        take: Returns the example of an item.
+        length: Items of a pass.
+    """
+
+    def __init__(self, take: Callable[[int], Any], length: int) -> None:
+        self._take, self._length = take, length
+
+    def __getitem__(self, item: int) -> Any:
+        return self._take(item)
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def shared_shape(shape: PlanShape, phase: int) -> PlanShape:
+    """Returns the sizes of the plan of a training that shares: one buffer, and no more live than the reader keeps apart.
+
+    Args:
+        shape: Sizes as without sharing.
+        phase: See `PlanShape`.
+    """
+    if not shape.distinct:
+        return replace(shape, phase=phase)
+    distance = shape.pass_length // 3  # as in sharing/reader/reading.py, in positions of a rank
+    most = max(distance - shape.batch_size, shape.batch_size)
+    return replace(shape, workers=0, buffer_size=min(shape.buffer_size, most), most_distance=distance, phase=phase)
+
+
+class SharedPipeline:
+    """Hands out batch after batch. See `IndexPipeline`.
+
+    Args:
+        source: The training's loader.
+        choice: The insertion point.
+        layout: How the training cuts and deals out a pass.
+        shape: Sizes of the plan, as without sharing.
+        launch: What the run says.
+        rank: Which share of a pass is that of this rank.
+        key: Seed of what the collate function draws.
+        name: The name that is shared, for messages.
+        attachment: The connection; closed with the pipeline.
+        counts: Is kept up to date.
+
+    Attributes:
+        exact: True: the order follows from the name.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        source: Source,
+        choice: Choice,
+        layout: Layout,
+        shape: PlanShape,
+        launch: Launch,
+        *,
+        rank: int,
+        key: int,
+        name: str,
+        attachment: Attachment,
+        counts: SharedCounts,
+    ) -> None:
+        self._source, self._choice, self._layout, self._shape = source, choice, layout, shape
+        self._rank, self._key, self._name = rank, key, name
+        self._attachment, self._counts = attachment, counts
+        self._in_thread = source.loader.collate_fn is default_collate
+        self._factors = [(0, launch.factor)]  # from which batch on which factor counts
+        self._phase = 0
+        self._inner = self._enter(launch)
+
+    # ------------------------------------------------------------------ as a pipeline
+
+    def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
+        """Returns the next batch and its report.
+
+        Args:
+            delivered: Batches of the run before this one.
+        """
+        while True:
+            try:
+                found = self._inner.next_batch(delivered)
+                return None if found is None else (found[0], self._with_costs(found[1]))
+            except Missed as missed:
+                (item,) = missed.args
+                self._inner.close()
+                self._inner = self._skip(item, delivered)
+
+    def _with_costs(self, report: Report) -> Report:
+        """Returns a report with what the reader took for its fresh examples, in place of how long this training waited for them.
+
+        Waiting depends on what is prepared by then, and on other trainings: no factor follows from it.
+        """
+        if not report.fresh:
+            return report
+        return report._replace(source=report.fresh * self._layout.replicas * self._attachment.seconds_per_example)
+
+    def change_factor(self, number: int, factor: float) -> None:
+        """Lets a factor count from batch ``number`` on."""
+        self._factors = [change for change in self._factors if change[0] < number] + [(number, factor)]
+        self._inner.change_factor(number, factor)
+
+    def state(self, delivered: int) -> dict[str, Any]:
+        """Returns what a run goes on from after so many batches."""
+        return self._inner.state(delivered)
+
+    def close(self) -> None:
+        """Leaves the reader."""
+        self._attachment.stop()
+        self._inner.close()
+        self._attachment.close()
+
+    # ------------------------------------------------------------------ entering
+
+    def _enter(self, launch: Launch) -> IndexPipeline:
+        saved = launch.state["plan"]
+        if saved is None:
+            begin = launch.begin_at
+            place = self._attachment.enter(self._item(begin.position) if begin.position else None)
+            self._counts.others = place.others
+            return self._begin(self._say(place, begin), begin.number)
+        self._phase = (launch.state["order"] or {}).get("phase") or 0
+        plan = plan_from_state(shared_shape(self._shape, self._phase), saved)
+        self._factors = [(0, plan.factor), *((number, factor) for number, factor in saved["pending"])]
+        wish = self._item(plan.oldest_call)
+        place = self._attachment.enter(wish)
+        self._counts.others = place.others
+        if place.item != wish:
+            return self._begin(self._say(place, Start(plan.position, plan.number)), plan.number)
+        items = [item for live in plan.live() for item in self._items_of(live.position)]
+        self._attachment.keep(sorted(set(items)))
+        return self._over(plan)
+
+    def _item(self, position: int) -> int:
+        """Returns the item of a position, the same for all ranks."""
+        return item_at(self._layout, 0, self._first_example(position))
+
+    def _first_example(self, position: int) -> int:
+        """Returns the position of an item's first example: positions of whole batches count batches."""
+        if not self._choice.point.by_batches:
+            return position
+        number, batch = divmod(position, self._layout.batches_per_pass)
+        return number * self._layout.pass_length + batch * self._layout.batch_size
+
+    def _items_of(self, position: int) -> list[int]:
+        """Returns the reader's items that an item of the plan consists of."""
+        first = self._first_example(position)
+        end = self._first_example(position + 1) if self._choice.point.by_batches else first + 1
+        return [item_at(self._layout, self._rank, one) for one in range(first, end)]
+
+    def _say(self, place: Place, wanted: Start) -> Start:
+        """Returns where the training begins, given its place; says what it misses if that is another one than it wanted."""
+        start = start_at(self._layout, place.item)
+        if place.is_late:
+            taken = start.position % self._layout.pass_length
+            share = 100 * (1 - taken / self._layout.pass_length)
+            at_work = f"{place.others} other training{'s' if place.others > 1 else ''} at work"
+            resumed = ", so that it does not go on where it stopped" if wanted.position else ""
+            _log.info("share=%r: enters beside %s%s; it gets %.0f %% of this pass", self._name, at_work, resumed, share)
+        return start
+
+    # ------------------------------------------------------------------ beginning
+
+    def _skip(self, item: int, delivered: int) -> IndexPipeline:
+        """Returns the pipeline that goes on after examples that are gone."""
+        start = start_at(self._layout, self._attachment.low)
+        self._counts.missed += max(item_at(self._layout, 0, start.position) - item, 0) // self._layout.replicas
+        return self._begin(start, delivered)
+
+    def _begin(self, start: Start, number: int) -> IndexPipeline:
+        """Returns a pipeline with nothing live.
+
+        Args:
+            start: Its place in the reader's passes, in examples and batches of this training.
+            number: Number of its first batch in the run.
+        """
+        self._phase = (start.number - number) % self._layout.batches_per_pass
+        shape = shared_shape(self._shape, self._phase)
+        now = next(factor for since, factor in reversed(self._factors) if since <= number)
+        plan = make_plan(shape, now)
+        plan.position, plan.number = (start.number if self._choice.point.by_batches else start.position), number
+        for since, factor in self._factors:
+            if since > number:
+                plan.change_factor(since, factor)
+        return self._over(plan)
+
+    def _over(self, plan: Plan) -> IndexPipeline:
+        """Returns the pipeline of a plan."""
+        layout, loader, point = self._layout, self._source.loader, self._choice.point
+        order: Any = SharedOrder(layout, self._rank, self._phase)
+        requests: ExampleRequests | BatchRequests
+        if point.by_batches:
+            batched = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)
+            requests = BatchRequests(plan, batched)
+        else:
+            requests = ExampleRequests(plan, order, whole_calls=False)
+        examples: Any = SharedExamples(self._attachment.take, layout.length)
+        own = DataLoader(
+            examples,
+            batch_size=layout.batch_size,
+            collate_fn=loader.collate_fn,
+            drop_last=loader.drop_last,
+            pin_memory=loader.pin_memory,
+        )
+        workers = WorkerProcesses()
+        rebuilt = Source(own).rebuild(requests, uncut_stages, self._key, workers, is_seeded=not self._in_thread)
+        return pipeline_over(
+            requests, iter(rebuilt), workers, on_device=point.on_device, in_thread=self._in_thread, are_owned=True
+        )

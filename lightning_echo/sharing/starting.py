@@ -1,0 +1,135 @@
+"""Starts a reader: a fresh interpreter that gets the parts of the training's loader through a pipe.
+
+Fresh, not forked: a fork would inherit the training's descriptors, threads and devices. What says to a process that it is a
+rank of a job, or which devices it has, is taken out of its environment. It outlives the training that starts it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import cloudpickle
+
+from lightning_echo.caching.free_memory import free_memory_bytes
+from lightning_echo.fetching.source import Source
+from lightning_echo.protecting.memory import bytes_in_words
+from lightning_echo.sharing.folder import log_of
+from lightning_echo.sharing.reader.loader_parts import parts_of
+from lightning_echo.sharing.reader.process import READY, Payload
+from lightning_echo.sharing.share_config import ShareConfig
+
+__all__ = ["ReaderError", "payload_of", "start_reader"]
+
+_log = logging.getLogger("lightning_echo")
+
+_PROGRAM = "import sys; from lightning_echo.sharing.reader.process import main; main(sys.argv[1], int(sys.argv[2]))"
+_HEAVY_BYTES = 256 * 2**20
+_LOG_TAIL = 2000  # characters of a log that an error shows
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class ReaderError(RuntimeError):
+    """A reader could not begin, or has died and no other one is to begin."""
+
+
+def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str]) -> Payload:
+    """Returns what a reader of this loader gets.
+
+    Args:
+        config: The options of sharing.
+        source: The training's loader.
+        data_print: What is compared of its data.
+
+    Raises:
+        TypeError: The data set, the sampler or the ``worker_init_fn`` cannot be sent to another process.
+    """
+    parts = parts_of(source)
+    try:
+        data = cloudpickle.dumps(parts)
+    except Exception as error:  # whatever an object of the user's raises when it is pickled
+        raise TypeError(
+            f"share={config.name!r} is impossible here: the data set, the sampler or worker_init_fn cannot be sent to the "
+            f"reader's process ({type(error).__name__}: {error}). Let the data set open files and connections at its first read"
+        ) from error
+    if len(data) > _HEAVY_BYTES:
+        warnings.warn(
+            f"share={config.name!r} sends {bytes_in_words(len(data))} of data to the reader's process: let the data set read its "
+            "files there, not when it is made",
+            UserWarning,
+            stacklevel=2,
+        )
+    options = {
+        "window_bytes": _fitting_window(config),
+        "linger_seconds": config.linger_seconds,
+        "print": data_print,
+        "expected": 0,
+    }
+    return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
+
+
+def _fitting_window(config: ShareConfig) -> int:
+    """Returns the size of the window: what was asked for, or half of the free memory if that is less."""
+    asked, free = config.window_bytes(), free_memory_bytes()
+    if free is None or asked <= free // 2:
+        return asked
+    warnings.warn(
+        f"share.window={config.window!r} is more than half of the free memory: the window has {bytes_in_words(free // 2)}",
+        UserWarning,
+        stacklevel=2,
+    )
+    return free // 2
+
+
+def start_reader(name: str, payload: Payload) -> None:
+    """Starts a reader, and waits until trainings can come.
+
+    Args:
+        name: The name that is shared.
+        payload: See `payload_of`.
+
+    Raises:
+        ReaderError: It could not begin; the message has the end of its log.
+    """
+    _log.info("share=%r: a process that reads for all trainings of this name is started, which takes a few seconds", name)
+    read_end, write_end = os.pipe()
+    try:
+        with open(log_of(name), "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, name, str(write_end)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=(write_end,),
+                env=_environment(),
+                start_new_session=True,
+            )
+    finally:
+        os.close(write_end)
+    with open(read_end, "rb") as status:
+        try:
+            process.communicate(payload.to_bytes())
+        except BrokenPipeError:  # it has died: its log says of what
+            process.wait()
+        if status.readline() != READY:
+            raise ReaderError(f"the reader of share={name!r} could not begin. The end of its log:\n{log_tail(name)}")
+
+
+def log_tail(name: str) -> str:
+    """Returns the end of a reader's log."""
+    try:
+        return Path(log_of(name)).read_text(errors="replace")[-_LOG_TAIL:]
+    except OSError as error:
+        return f"(no log: {error})"
+
+
+def _environment() -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+    package = str(Path(__file__).parents[2])  # this package may be one that is not installed
+    environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment

@@ -1,0 +1,334 @@
+"""The window: memory in which the reader's workers put examples, and from which the trainings copy them.
+
+It is a memfd: without a name, so that nothing is left behind, and not bounded by ``/dev/shm``. It cannot be shrunk, and the
+trainings' descriptor cannot write::
+
+    | header: sizes, low, who is blocked | index: a row (stamp, offset, bytes) per slot | ring of worker 0 | ring of 1 | ...
+
+* Item ``n`` has slot ``n % slots``. It is there if the stamp of its row is ``n + 1``. The highest byte of its size says its
+  kind. A worker writes the example first, then the row, the stamp last; before it overwrites an example it takes the stamp
+  away. Whoever has copied an example looks at the stamp once more: if it is still there, what was copied is whole.
+* The worker of an item is fixed: ``n // CHUNK``, counted from the first chunk of the window, modulo the workers. Each worker
+  writes its ring from the start to the end, and again. Items of a slot are all one worker's, so that each word has one writer.
+* ``low``, written by the reader, says which items may be overwritten: those below it. A worker that finds no room waits until
+  ``low`` has moved, and says so beside it, so that trainings know whom they wait for.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import DupFd
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["CHUNK", "Closed", "Ring", "TooLargeError", "Window"]
+
+CHUNK = 32
+"""Items that a worker is asked for at once."""
+
+_MAGIC = 0x4C45_5348_4152_4501  # the last byte: version of the layout
+_HEADER_BYTES = 4096
+_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _WORKERS, _RING, _BEGIN, _TRAININGS, _OF_WORKERS = range(9)  # words of the header
+_BLOCKED, _PREPARED, _NANOSECONDS = range(3)  # words of a worker, one worker after the other
+_WORDS = 3
+_MOST_WORKERS = (_HEADER_BYTES // 8 - _OF_WORKERS) // _WORDS
+_ROW = 3  # words of a row: stamp, offset, bytes
+_KIND_SHIFT = 56
+_MOST_SIZE = 2**_KIND_SHIFT - 1
+_ALIGNMENT = 16
+_BYTES_PER_SLOT = 1024  # about: with smaller examples the slots are what bounds the window
+_LOOK_SECONDS = 0.001  # a worker without room looks so often
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class TooLargeError(ValueError):
+    """An example is larger than a worker's share of the window."""
+
+
+class Closed(Exception):
+    """The reader ends, and nothing more is to be written."""
+
+
+class Window:
+    """The window as a process sees it: the reader and its workers may write it, the trainings may not.
+
+    Args:
+        descriptor: The memfd; closed with the window.
+        can_write: Whether this process may write.
+
+    Attributes:
+        begin: First item of the window.
+        workers: Number of rings.
+        ring_bytes: Size of a ring.
+        slots: Rows of the index.
+
+    Raises:
+        ValueError: It is no window, or one of another version.
+    """
+
+    def __init__(self, descriptor: int, *, can_write: bool) -> None:
+        self._descriptor, self._can_write = descriptor, can_write
+        size = os.fstat(descriptor).st_size
+        if size < _HEADER_BYTES:
+            raise ValueError("this is no window: it is too small. Trainings that share must have the same lightning_echo")
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if can_write else 0)
+        self._memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
+        self._words: Any = np.frombuffer(self._memory, np.uint64, _HEADER_BYTES // 8)
+        self.slots, self.workers, self.ring_bytes, self.begin = (int(self._words[at]) for at in (_SLOTS, _WORKERS, _RING, _BEGIN))
+        rows = self.slots * _ROW * 8
+        self._data_at = _HEADER_BYTES + _aligned(rows)
+        if int(self._words[_MAGIC_AT]) != _MAGIC or self._data_at + self.workers * self.ring_bytes != size:
+            raise ValueError("this is no window of this version: trainings that share must have the same lightning_echo")
+        self._rows: Any = np.frombuffer(self._memory, np.uint64, self.slots * _ROW, _HEADER_BYTES).reshape(self.slots, _ROW)
+
+    @classmethod
+    def create(cls, size_bytes: int, workers: int, begin: int) -> Window:
+        """Makes a window.
+
+        Args:
+            size_bytes: Memory for examples.
+            workers: Processes that write.
+            begin: The first item that will be written.
+
+        Raises:
+            ValueError: There are too many workers.
+        """
+        if not 1 <= workers <= _MOST_WORKERS:
+            raise ValueError(f"a shared loader may have up to {_MOST_WORKERS} workers, got {workers}")
+        slots = CHUNK * workers * max(size_bytes // (_BYTES_PER_SLOT * CHUNK * workers), 2)
+        ring_bytes = max(size_bytes // workers // _ALIGNMENT, 1) * _ALIGNMENT
+        descriptor = os.memfd_create("lightning_echo-window", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, _HEADER_BYTES + _aligned(slots * _ROW * 8) + workers * ring_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        header = np.zeros(_OF_WORKERS, np.uint64)
+        header[[_MAGIC_AT, _LOW, _SLOTS, _WORKERS, _RING, _BEGIN]] = _MAGIC, begin, slots, workers, ring_bytes, begin
+        os.pwrite(descriptor, header.tobytes(), 0)
+        return cls(descriptor, can_write=True)
+
+    def read_only_descriptor(self) -> int:
+        """Returns a descriptor through which nothing can be written; the caller closes it."""
+        return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def low(self) -> int:
+        """Items below this one may be overwritten."""
+        return int(self._words[_LOW])
+
+    @low.setter
+    def low(self, item: int) -> None:
+        self._words[_LOW] = item
+
+    @property
+    def trainings(self) -> int:
+        """How many trainings the reader has."""
+        return int(self._words[_TRAININGS])
+
+    @trainings.setter
+    def trainings(self, count: int) -> None:
+        self._words[_TRAININGS] = count
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is to be written."""
+        return bool(self._words[_CLOSED])
+
+    def close_for_writers(self) -> None:
+        """Tells the workers that nothing more is to be written."""
+        self._words[_CLOSED] = 1
+
+    def worker_of(self, item: int) -> int:
+        """Returns the number of the worker that writes an item."""
+        return (item // CHUNK - self.begin // CHUNK) % self.workers
+
+    def is_blocked(self, item: int) -> bool:
+        """Returns whether the worker of an item waits for room, so that it waits for a training."""
+        return bool(self._words[_word(self.worker_of(item), _BLOCKED)])
+
+    @property
+    def seconds_per_example(self) -> float:
+        """Mean time that the workers together take for an example, seconds: without waiting for room. 0 before the first one."""
+        of_workers = self._words[_OF_WORKERS : _word(self.workers, 0)].reshape(self.workers, _WORDS)
+        prepared = int(of_workers[:, _PREPARED].sum())
+        return float(of_workers[:, _NANOSECONDS].sum()) / 1e9 / prepared / self.workers if prepared else 0.0
+
+    def has(self, item: int) -> bool:
+        """Returns whether an item can be taken."""
+        return int(self._rows[item % self.slots, 0]) == item + 1
+
+    def end_from(self, item: int) -> int:
+        """Returns the first item from ``item`` on that cannot be taken."""
+        while self.has(item):
+            item += 1
+        return item
+
+    def copy(self, item: int) -> tuple[int, bytearray] | None:
+        """Returns the kind of an item, and a copy of its bytes; None if it is not there, or was overwritten meanwhile."""
+        stamp, offset, size = self._rows[item % self.slots].tolist()
+        if stamp != item + 1:
+            return None
+        at = self._data_at + offset
+        copied = bytearray(memoryview(self._memory)[at : at + (size & _MOST_SIZE)])
+        return (size >> _KIND_SHIFT, copied) if self.has(item) else None
+
+    def held(self, until: int) -> tuple[int, int]:
+        """Returns how many items are in the window, and their bytes; of those before ``until``."""
+        rows = self._rows
+        there = (rows[:, 0] > 0) & (rows[:, 0] <= until)
+        return int(there.sum()), int((rows[there, 2] & np.uint64(_MOST_SIZE)).sum())
+
+    @property
+    def last_written(self) -> int:
+        """The last item that was written; -1 if none was."""
+        return int(self._rows[:, 0].max()) - 1
+
+    @property
+    def data_bytes(self) -> int:
+        """Memory for examples."""
+        return self.workers * self.ring_bytes
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._words = self._rows = None
+        self._memory.close()
+        os.close(self._descriptor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Hands the window to a process that is spawned."""
+        return _from_spawned, (DupFd(self._descriptor), self._can_write)
+
+
+def _from_spawned(descriptor: Any, can_write: bool) -> Window:
+    return Window(descriptor.detach(), can_write=can_write)
+
+
+class _Placed(NamedTuple):
+    """An example in a ring: its item, and the range of bytes."""
+
+    item: int
+    start: int
+    end: int
+
+
+class Ring:
+    """Where one worker writes.
+
+    Args:
+        window: The window.
+        worker: Number of the worker.
+        is_orphan: Returns whether the reader is gone, so that nobody will make room any more.
+
+    Attributes:
+        waited_nanoseconds: For how long it has waited for room.
+    """
+
+    def __init__(self, window: Window, worker: int, is_orphan: Callable[[], bool] = lambda: False) -> None:
+        self._window, self._worker, self._is_orphan = window, worker, is_orphan
+        self._start = window._data_at + worker * window.ring_bytes
+        self._held: deque[_Placed] = deque()
+        self._head = 0
+        self.waited_nanoseconds = 0
+
+    def put(self, item: int, kind: int, parts: Sequence[Any], size: int) -> None:
+        """Writes an example, as soon as there is room.
+
+        Args:
+            item: Its item.
+            kind: A number that goes with it, below 256.
+            parts: Its bytes, in pieces.
+            size: Bytes of all pieces.
+
+        Raises:
+            TooLargeError: It can never fit.
+            Closed: The reader ends.
+        """
+        window = self._window
+        if size > window.ring_bytes:
+            raise TooLargeError(
+                f"the example takes {size:,} bytes, and each of the {window.workers} workers has {window.ring_bytes:,} bytes of "
+                "the window: give share.window more"
+            )
+        needed = _aligned(size)
+        start = self._room(item, needed)
+        if start is None:
+            start = self._wait(item, needed)
+        _write(window._descriptor, parts, size, self._start + start)
+        row = window._rows[item % window.slots]
+        row[0] = 0
+        row[1], row[2] = self._worker * window.ring_bytes + start, size | kind << _KIND_SHIFT
+        row[0] = item + 1
+        self._held.append(_Placed(item, start, start + needed))
+        self._head = start + needed
+
+    def _wait(self, item: int, needed: int) -> int:
+        """Waits for room."""
+        words, at = self._window._words, _word(self._worker, _BLOCKED)
+        words[at] = item + 1
+        began = time.perf_counter_ns()
+        try:
+            while (start := self._room(item, needed)) is None:
+                if self._window.is_closed or self._is_orphan():
+                    raise Closed
+                time.sleep(_LOOK_SECONDS)
+        finally:
+            words[at] = 0
+            self.waited_nanoseconds += time.perf_counter_ns() - began
+        return start
+
+    def note_prepared(self, examples: int, nanoseconds: int) -> None:
+        """Adds to what this worker has prepared, and to the time that it took, see `Window.seconds_per_example`."""
+        words, at = self._window._words, _word(self._worker, 0)
+        words[at + _PREPARED] += np.uint64(examples)
+        words[at + _NANOSECONDS] += np.uint64(nanoseconds)
+
+    def _room(self, item: int, needed: int) -> int | None:
+        """Returns where in the ring there is room, after what may be overwritten has gone, as little of it as possible."""
+        low, held, window = self._window.low, self._held, self._window
+        while True:
+            is_free = not held or held[0].item > item - window.slots
+            start = self._gap(needed) if is_free else None
+            if start is not None:
+                return start
+            if held[0].item >= low:
+                return None
+            gone = held.popleft()
+            row = window._rows[gone.item % window.slots]
+            if int(row[0]) == gone.item + 1:
+                row[0] = 0
+
+    def _gap(self, needed: int) -> int | None:
+        """Returns where so many bytes fit between what is held; None if nowhere."""
+        if not self._held:
+            return 0
+        tail, head, end = self._held[0].start, self._head, self._window.ring_bytes
+        if head > tail:
+            return head if end - head >= needed else 0 if tail > needed else None
+        return head if tail - head > needed else None
+
+
+def _write(descriptor: int, parts: Sequence[Any], size: int, at: int) -> None:
+    """Writes pieces one after the other: in one call as a rule."""
+    written = os.pwritev(descriptor, parts, at) if len(parts) <= os.sysconf("SC_IOV_MAX") else 0
+    if written == size:
+        return
+    rest = memoryview(b"".join(parts))[written:]
+    while rest:
+        written = os.pwrite(descriptor, rest, at + size - len(rest))
+        if not written:
+            raise OSError(errno.EIO, "nothing was written into the window")
+        rest = rest[written:]
+
+
+def _word(worker: int, name: int) -> int:
+    """Returns the place of a worker's word in the header."""
+    return _OF_WORKERS + worker * _WORDS + name
+
+
+def _aligned(size: int) -> int:
+    return -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,104 @@
+"""Messages between a reader and its trainings: JSON objects over a Unix socket that keeps messages apart, and descriptors.
+
+Either side checks that the other is a process of the same user. A message that is no JSON object, or too long, ends the
+connection that it came over, and nothing else. Descriptors come with one message alone, the welcome.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["MOST_BYTES", "Gone", "WireError", "check_peer", "new_socket", "receive", "send"]
+
+MOST_BYTES = 2**16
+_MOST_DESCRIPTORS = 1
+_CREDENTIALS = struct.Struct("3i")
+
+
+class WireError(ValueError):
+    """A peer has sent what is no message."""
+
+
+class Gone(ConnectionError):
+    """The other side has closed the connection, or its process has ended."""
+
+
+def new_socket() -> socket.socket:
+    """Returns a socket that is not connected yet."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def check_peer(connection: socket.socket) -> int:
+    """Returns the number of the process at the other end; 0 where it lies in another PID namespace.
+
+    Raises:
+        PermissionError: It is a process of another user.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    if uid != os.getuid():
+        raise PermissionError(f"the process at the other end is one of user {uid}, and this one of user {os.getuid()}")
+    return int(pid)
+
+
+def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Sends a message.
+
+    Raises:
+        Gone: Nobody is at the other end any more.
+        BlockingIOError: The other side takes nothing, and the socket does not wait.
+    """
+    data = json.dumps(message, separators=(",", ":")).encode()
+    assert len(data) <= MOST_BYTES, "a message of ours fits"
+    try:
+        if descriptors:
+            socket.send_fds(connection, [data], descriptors)
+        else:
+            connection.send(data, socket.MSG_NOSIGNAL)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Gone("the connection is closed") from error
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Returns the next message, and the descriptors that came with it.
+
+    Raises:
+        Gone: The other side has closed the connection.
+        WireError: What came is no message.
+        BlockingIOError: Nothing has come, and the socket does not wait.
+    """
+    room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+    try:
+        data, ancillary, flags, _ = connection.recvmsg(MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError as error:
+        raise Gone("the connection is closed") from error
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    try:
+        return _checked(data, flags), list(descriptors)
+    except (WireError, Gone):
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
+def _checked(data: bytes, flags: int) -> dict[str, Any]:
+    if not data:
+        raise Gone("the connection is closed")
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        raise WireError(f"a message is longer than {MOST_BYTES:,} bytes, or brings descriptors")
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"a message is no JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise WireError(f"a message must be an object, got {type(message).__name__}")
+    return message

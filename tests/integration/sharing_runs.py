@@ -1,0 +1,137 @@
+"""Trainings that share, without Lightning: data sets, and loops in threads and in processes of their own."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_echo import EchoLoader
+from lightning_echo.sharing.folder import names, socket_of
+from lightning_echo.sharing.wire import new_socket, receive, send
+
+FORK = multiprocessing.get_context("fork")
+DEADLINE_SECONDS = 120
+
+
+class Numbers(Dataset):
+    """Example ``i`` is its index, noise, and bytes that follow from the index."""
+
+    def __init__(self, length, seconds=0.0, fails_at=None):
+        self.length, self.seconds, self.fails_at = length, seconds, fails_at
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if self.seconds:
+            time.sleep(self.seconds)
+        if index == self.fails_at:
+            raise ValueError("this example is broken")
+        return {"index": index, "noise": torch.rand(()), "data": torch.full((64,), index % 251, dtype=torch.uint8)}
+
+
+def loader_of(dataset, batch_size, *, factor=1, shuffle=True, workers=1, drop_last=False, options=None, **share):
+    """An `EchoLoader` that shares its reading."""
+    plain = DataLoader(dataset, batch_size=batch_size, shuffle=shuffle, num_workers=workers, drop_last=drop_last)
+    share = {"name": "data", "linger_seconds": 0.5, "window": "1MiB", **share}
+    return EchoLoader(plain, factor, share=share, **{"seed": 0, **(options or {})})
+
+
+def rows(batch):
+    """The examples of a batch: index and noise. What belongs to an index is checked."""
+    assert torch.equal(batch["data"], (batch["index"] % 251).to(torch.uint8)[:, None].expand(-1, 64))
+    return list(zip(batch["index"].tolist(), batch["noise"].tolist(), strict=True))
+
+
+def epochs_of(loader, count, before_batch=lambda: None):
+    """What so many epochs deliver: for each a list of batches."""
+    found = []
+    for _ in range(count):
+        found.append([])
+        for batch in loader:
+            before_batch()
+            found[-1].append(rows(batch))
+    return found
+
+
+def examples(epoch):
+    """The examples of an epoch, in order."""
+    return [example for batch in epoch for example in batch]
+
+
+def indices(epoch):
+    """Their indices."""
+    return [index for index, _ in examples(epoch)]
+
+
+def together(*trainings):
+    """Runs functions in threads, at the same time; returns what they return, and raises what one of them raises."""
+    results, failures = [None] * len(trainings), []
+
+    def run(number):
+        try:
+            results[number] = trainings[number]()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(trainings))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_SECONDS)
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), "a training hangs"
+    return results
+
+
+def status(name="data"):
+    """What a reader says of itself."""
+    with new_socket() as connection:
+        connection.connect(socket_of(name))
+        send(connection, {"status": 1})
+        connection.settimeout(10)
+        return receive(connection)[0]["status"]
+
+
+def kill_reader(name="data"):
+    """Kills a reader as it can be killed at any time; returns its number."""
+    pid = status(name)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def end_readers():
+    """Ends all readers of the folder."""
+    for name in names():
+        with suppress(ConnectionError, FileNotFoundError, TimeoutError, ProcessLookupError):
+            kill_reader(name)
+
+
+def wait_until(holds, what):
+    """Waits until a condition holds."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        assert time.monotonic() < end, f"waited in vain until {what}"
+        time.sleep(0.005)
+
+
+@contextmanager
+def in_process(run, *args):
+    """Runs ``run(connection, *args)`` in a process of its own; gives the process and the other end of the connection."""
+    here, there = FORK.Pipe()
+    process = FORK.Process(target=run, args=(there, *args), daemon=False)
+    process.start()
+    there.close()
+    try:
+        yield process, here
+    finally:
+        if process.is_alive():
+            process.kill()
+        process.join(10)
+        here.close()

@@ -1,0 +1,305 @@
+"""Trainings and readers that die, stop or fail, while others go on."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from sharing_runs import (
+    FORK,
+    Numbers,
+    end_readers,
+    epochs_of,
+    examples,
+    in_process,
+    indices,
+    kill_reader,
+    loader_of,
+    status,
+    together,
+    wait_until,
+)
+
+from lightning_echo.sharing.attachment import ReaderError
+from lightning_echo.sharing.packing import SharedReadError
+
+LENGTH = 240
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("s")
+    folder.chmod(0o700)
+    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
+    yield
+    end_readers()
+
+
+def trains_for_ever(connection, options, forks=False):
+    """A training in a process of its own, which says when it has had a batch; with ``forks`` it has a child that lives on."""
+    loader = loader_of(Numbers(LENGTH), 8, **options)
+    for number in range(10**9):
+        for batch in loader:
+            assert len(batch["index"])
+            if number == 0 and forks:
+                child = FORK.Process(target=time.sleep, args=(60,), daemon=True)
+                child.start()
+                connection.send(child.pid)
+                forks = False
+            connection.send("batch")
+            time.sleep(0.002)
+
+
+# ---------------------------------------------------------------------- a training
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_training_that_is_killed_is_out_within_a_second_and_stops_nobody(forks):
+    options = {"window": 2**13, "wait_for": 2, "linger_seconds": 5}
+    with in_process(trains_for_ever, options, forks) as (process, other):
+        loader = loader_of(Numbers(LENGTH), 8, **options)
+        epochs = iter(loader)
+        had = [next(epochs) for _ in range(4)]
+        child = other.recv() if forks else None
+        assert other.recv() == "batch"
+        os.kill(process.pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        had += list(epochs)
+        took = time.monotonic() - killed_at
+        assert sorted(index for batch in had for index in batch["index"].tolist()) == list(range(LENGTH))
+        assert took < 10  # of 26 batches; what it must not do is hang
+        wait_until(lambda: status()["count"] == 1, "the killed training is out")
+        assert time.monotonic() - killed_at < took + 2
+        loader.close()
+        if child is not None:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_all_go_on():
+    options = {"window": 2**13, "wait_for": 2}
+    loader = loader_of(Numbers(LENGTH), 8, **options)
+
+    def train():
+        try:
+            return epochs_of(loader, 2)
+        finally:
+            loader.close()
+
+    with in_process(trains_for_ever, options) as (process, other):
+
+        def stop():
+            assert other.recv() == "batch"
+            os.kill(process.pid, signal.SIGSTOP)
+            try:
+                before = loader.waited_for_peers_seconds
+                wait_until(lambda: loader.waited_for_peers_seconds > before + 0.5, "the window is full")
+                return status()["slowest"]
+            finally:
+                os.kill(process.pid, signal.SIGCONT)
+
+        epochs, slowest = together(train, stop)
+    assert slowest.endswith(f"(process {process.pid})")
+    for epoch in epochs:
+        assert sorted(indices(epoch)) == list(range(LENGTH))
+
+
+# ---------------------------------------------------------------------- the reader
+
+
+@pytest.mark.parametrize("kills", [1, 3])
+@pytest.mark.parametrize("batch_sizes", [[8], [8, 5, 16]])
+def test_a_reader_that_is_killed_loses_nothing(batch_sizes, kills):
+    share = {"window": 2**14, "wait_for": len(batch_sizes), "linger_seconds": 5}
+    done = []
+
+    def training(number):
+        def run():
+            loader = loader_of(Numbers(LENGTH, seconds=0.001), batch_sizes[number], workers=2, **share)
+            try:
+                return epochs_of(loader, 4, lambda: time.sleep(0.004))
+            finally:
+                done.append(number)
+                loader.close()
+
+        return run
+
+    def killer():
+        for kill in range(kills):
+            wait_until(lambda: _written() > 100 * (kill + 1) or done, "examples are read")  # noqa: B023
+            if not done:
+                pid = kill_reader()
+                wait_until(lambda: _pid() not in (None, pid) or done, "another reader")  # noqa: B023
+        return len(done)
+
+    *found, ended = together(*[training(number) for number in range(len(batch_sizes))], killer)
+    assert ended == 0, "the kills came while all were at work"
+    for epochs in found:
+        for epoch in epochs:
+            assert sorted(indices(epoch)) == list(range(LENGTH))
+    first, *others = [[examples(epoch) for epoch in epochs] for epochs in found]
+    assert all(other == first for other in others)
+
+
+def _status_or_none():
+    try:
+        return status()
+    except (OSError, KeyError):
+        return None
+
+
+def _written():
+    said = _status_or_none()
+    return 0 if said is None else said["written"]
+
+
+def _pid():
+    said = _status_or_none()
+    return None if said is None else said["pid"]
+
+
+def test_without_restart_a_dead_reader_is_an_error():
+    loader = loader_of(Numbers(10_000), 8, restart=False)
+    epoch = iter(loader)
+    next(epoch)
+    kill_reader()
+    with pytest.raises(ReaderError, match=r"has died, and share\.restart is False"):
+        list(epoch)
+    loader.close()
+
+
+class Deadly(Numbers):
+    """Kills the process that reads it, but not the one that makes it."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.maker = os.getpid()
+
+    def __getitem__(self, index):
+        if os.getpid() != self.maker:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_reader_whose_workers_die_before_the_first_example_is_an_error_and_no_endless_try():
+    loader = loader_of(Deadly(64), 8)
+    with pytest.raises(ReaderError, match="died before its first example"):
+        next(iter(loader))
+    loader.close()
+
+
+class KillsOnce(Numbers):
+    """Kills the worker at one index, once."""
+
+    def __init__(self, length, at, mark):
+        super().__init__(length)
+        self.at, self.mark, self.maker = at, str(mark), os.getpid()
+
+    def __getitem__(self, index):
+        if index == self.at and os.getpid() != self.maker and not os.path.exists(self.mark):
+            with open(self.mark, "w"):
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_worker_of_the_reader_that_is_killed_loses_nothing(tmp_path):
+    loader = loader_of(KillsOnce(LENGTH, 100, tmp_path / "killed"), 8, workers=2, window=2**14)
+    epochs = epochs_of(loader, 3)
+    loader.close()
+    assert (tmp_path / "killed").exists()
+    for epoch in epochs:
+        assert sorted(indices(epoch)) == list(range(LENGTH))
+
+
+# ---------------------------------------------------------------------- what the data set raises, or returns
+
+
+def test_an_exception_in_the_data_set_reaches_every_training_with_type_message_and_index():
+    def run(batch_size):
+        loader = loader_of(Numbers(64, fails_at=40), batch_size, shuffle=False, wait_for=2)
+        epoch, had = iter(loader), 0
+        for _ in range(40 // batch_size):
+            had += len(next(epoch)["index"])
+        try:
+            with pytest.raises(ValueError, match=r"this example is broken.*reading example 40 of the data set"):
+                next(epoch)
+        finally:
+            loader.close()
+        return had
+
+    assert together(lambda: run(8), lambda: run(5)) == [40, 40]
+
+
+class OwnError(Exception):
+    pass
+
+
+class RaisesItsOwn(Numbers):
+    def __getitem__(self, index):
+        if index == 9:
+            raise OwnError("not there")
+        return super().__getitem__(index)
+
+
+def test_an_exception_of_the_users_own_type_is_named():
+    loader = loader_of(RaisesItsOwn(32), 8, shuffle=False)
+    with pytest.raises(SharedReadError, match=r"OwnError: not there"):
+        list(loader)
+    loader.close()
+
+
+class Odd(Numbers):
+    def __getitem__(self, index):
+        return {"index": index, "deep": [1, {"odd": torch.Generator()}]} if index == 9 else super().__getitem__(index)
+
+
+def test_an_example_of_another_type_is_refused_with_the_path_to_it():
+    loader = loader_of(Odd(32), 8, shuffle=False)
+    with pytest.raises(TypeError, match=r"example\['deep'\]\[1\]\['odd'\] is a torch._C.Generator, which cannot be shared"):
+        list(loader)
+    loader.close()
+
+
+def test_an_example_larger_than_the_window_is_refused_with_both_sizes():
+    class Large(Numbers):
+        def __getitem__(self, index):
+            return torch.zeros(10_000 if index else 1)
+
+    loader = loader_of(Large(32), 8, shuffle=False, window=8192)
+    with pytest.raises(SharedReadError, match=r"takes 40,\d+ bytes, and each of the 1 workers has 8,192 bytes"):
+        list(loader)
+    loader.close()
+
+
+class Unsendable(Numbers):
+    def __reduce__(self):
+        raise TypeError("has an open file")
+
+
+def test_data_that_cannot_be_sent_is_refused_with_the_reason():
+    loader = loader_of(Unsendable(32), 8)
+    with pytest.raises(TypeError, match=r"cannot be sent to the reader's process .*has an open file"):
+        next(iter(loader))
+    loader.close()
+
+
+def test_nothing_listens_on_a_network_and_the_folder_is_ones_own():
+    loader = loader_of(Numbers(64), 8)
+    next(iter(loader))
+    pid = status()["pid"]
+    inodes = {os.readlink(f"/proc/{pid}/fd/{each}") for each in os.listdir(f"/proc/{pid}/fd") if _is_socket(pid, each)}
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        path = f"/proc/{pid}/net/{table}"
+        rows = Path(path).read_text().splitlines()[1:] if os.path.exists(path) else []
+        assert not {f"socket:[{row.split()[9]}]" for row in rows} & inodes
+    assert inodes
+    loader.close()
+
+
+def _is_socket(pid, descriptor):
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")
+    except FileNotFoundError:
+        return False
