@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from lightning_echo.caching.node_cache import gathered
+from lightning_echo.caching.node_cache import gathered, nodes_of, place_of_process
 from lightning_echo.fetching.choice import Choice
 from lightning_echo.fetching.layout import Launch, Layout
 from lightning_echo.fetching.prefetch import DEPTH
@@ -130,6 +130,11 @@ class LoaderSharing:
             raise ValueError(
                 f"share={self.config.name!r} is impossible here: the loader divides its data among {replicas} ranks, and "
                 f"torch.distributed knows of {len(names)}. Leave num_replicas and rank out"
+            )
+        if len(set(nodes_of(gathered(place_of_process())))) > 1:
+            raise ValueError(
+                f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. Leave "
+                "share out"
             )
         if replicas > 1 and self.config.behind == "skip":
             raise ValueError(

@@ -7,6 +7,7 @@ nothing. Not compared are batch size, collate function, ``drop_last``, workers, 
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from lightning_echo.caching.keys import Keys, NoKeysError
@@ -19,6 +20,7 @@ __all__ = ["difference", "print_of"]
 _MOST_TEXT = 1000  # characters
 _PLAIN = (bool, int, float, str, type(None))
 _NOT_COMPARED = ("generator", "data_source")
+_READING = threading.Lock()  # trainings in threads of a process must not seed its random states at the same time
 
 
 def print_of(source: Source) -> dict[str, str]:
@@ -72,5 +74,6 @@ def _examples(source: Source) -> str:
         return ""
     dataset, indices = source.loader.dataset, source.readable_indices
     last = indices[-1] if indices is not None else len(source.sampler) - 1
-    once, again = (digest_of(read_plainly(dataset, [first, last]).examples) for _ in range(2))
+    with _READING:
+        once, again = (digest_of(read_plainly(dataset, [first, last]).examples) for _ in range(2))
     return once.hex() if once == again else ""

@@ -61,6 +61,8 @@ class Wrapping:
             deals_out = trainer is not None and self._shard and not is_dealt_out
             ranks = {"num_replicas": 1, "rank": 0, **((trainer.distributed_sampler_kwargs if deals_out else None) or {})}
         names = self._names_to_echo(loaders, leaves)
+        if is_collection(loaders):
+            self._refuse_share_of_several(names)
         echoed = {name: self._echo(name, leaves[name], before.get(name), factor, ranks) for name in names}
         for name, leaf in leaves.items():
             if isinstance(leaf, EchoLoader) and name not in echoed:
@@ -87,6 +89,15 @@ class Wrapping:
                 f"returns loaders named {names}: use these names (keys and positions, joined by '/')"
             )
         return [name for name in leaves if name in self.configs]
+
+    def _refuse_share_of_several(self, names: list[str]) -> None:
+        for name in names:
+            if (share := (self._config_of_all or self.configs[name]).share) is not None:
+                shared = share["name"] if isinstance(share, dict) else share
+                raise MisconfigurationException(
+                    f"share={shared!r} is impossible for several loaders: a reader reads one. Return a single loader from "
+                    "train_dataloader, or leave share out"
+                )
 
     def _echo(self, name: str, loader: Any, before: EchoLoader | None, factor: float | None, ranks: dict[str, Any]) -> EchoLoader:
         """Returns the `EchoLoader` for one loader; an error names the loader if it has a name."""

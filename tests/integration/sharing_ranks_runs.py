@@ -1,0 +1,66 @@
+"""Two processes on gloo that share as one training: ``python sharing_ranks_runs.py FOLDER RANK`` is one of them.
+
+Each rank writes what it saw to ``FOLDER/rank-R.pt``; test_sharing_ranks.py compares.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from sharing_runs import Numbers, end_readers, epochs_of, loader_of, rows
+
+RANKS, LENGTH, BATCH_SIZE, EPOCHS = 2, 61, 4, 3
+BESIDE = {"name": "beside", "wait_for": 2, "window": 2**13}
+
+
+def beside_another_training():
+    """With a training of one rank, which is in the process of the test."""
+    loader = loader_of(Numbers(LENGTH), BATCH_SIZE, **BESIDE)
+    found = epochs_of(loader, EPOCHS)
+    loader.close()
+    return found
+
+
+def resumed(rank, folder):
+    """All batches of a run, and those of one that goes on from its state of rank 0 with another reader."""
+    loader = loader_of(Numbers(LENGTH), BATCH_SIZE, factor=2, name="resumed")
+    found = []
+    for _ in range(2):
+        for batch in loader:
+            found.append(rows(batch))
+            if len(found) == 11 and rank == 0:
+                torch.save(loader.state_dict(), folder / "state.pt")
+    loader.close()
+    torch.distributed.barrier()
+    if rank == 0:
+        end_readers()
+    torch.distributed.barrier()
+    again = loader_of(Numbers(LENGTH), BATCH_SIZE, factor=2, name="resumed")
+    again.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
+    rest = []
+    while len(rest) < len(found) - 11:
+        rest += [rows(batch) for batch in again]
+    again.close()
+    return {"found": found, "rest": rest}
+
+
+def refused():
+    """What is said where the ranks would miss different examples."""
+    loader = loader_of(Numbers(LENGTH), BATCH_SIZE, name="refused", behind="skip")
+    try:
+        next(iter(loader))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def main(folder, rank):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    found = {"beside": beside_another_training(), "resumed": resumed(rank, folder), "refused": refused()}
+    torch.save(found, folder / f"rank-{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

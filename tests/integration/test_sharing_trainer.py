@@ -1,0 +1,116 @@
+"""Sharing under Lightning's Trainer: a callback, a data module, a checkpoint, a collection of loaders."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from sharing_runs import end_readers, in_process
+from torch.utils.data import DataLoader
+from trainer_runs import Data, Killed, Recorder, SaveAt, Scans, fit
+
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, ShareConfig
+
+LENGTH = 42
+SHARE: dict[str, Any] = {"name": "fit", "linger_seconds": 0.5, "window": "1MiB"}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    folder = tmp_path_factory.mktemp("s")
+    folder.chmod(0o700)
+    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
+    yield
+    end_readers()
+
+
+def indices(epoch: Any) -> list[int]:
+    return [index for batch in epoch for index in batch[0]]
+
+
+@pytest.mark.parametrize(
+    "data_and_callback",
+    [
+        lambda: (Data(length=LENGTH), EchoCallback(share=SHARE)),
+        lambda: (Data(length=LENGTH), EchoCallback(echo=EchoConfig(share=ShareConfig(**SHARE)))),
+        lambda: (EchoDataModule(Data(length=LENGTH), 1, share=SHARE), EchoCallback()),
+    ],
+    ids=["option", "config", "data module"],
+)
+def test_a_fit_that_shares_gets_whole_passes_and_validates(data_and_callback: Any) -> None:
+    data, callback = data_and_callback()
+    run = fit(data, callbacks=[callback], val_check_interval=4)
+    assert run.model.steps == [11, 11, 11]
+    for epoch in run.model.by_epoch:
+        assert sorted(indices(epoch)) == list(range(LENGTH))
+    assert run.model.validated_at == [4, 8, 15, 19, 26, 30]
+    assert [report.factor for report in callback.reports] == [1, 1, 1]
+
+
+def test_limits_hold_and_the_pass_goes_on() -> None:
+    run = fit(Data(length=LENGTH), callbacks=[EchoCallback(share=SHARE)], limit_train_batches=5, max_epochs=4)
+    assert run.model.steps == [5, 5, 5, 5]
+    first_pass = [index for batch in run.model.batches[:11] for index in batch[0]]
+    assert sorted(first_pass) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize(("factor", "step"), [(1, 7), (2, 16)])
+def test_a_checkpoint_resumes_exactly_with_another_reader(tmp_path: Any, factor: float, step: int) -> None:
+    def callback() -> EchoCallback:
+        return EchoCallback(factor=factor, share=SHARE, seed=7)
+
+    whole = fit(Data(length=LENGTH), callbacks=[callback()])
+    end_readers()
+    with pytest.raises(Killed):
+        fit(Data(length=LENGTH), callbacks=[callback(), SaveAt(tmp_path, [step], dies=True)])
+    end_readers()
+    resumed = fit(Data(length=LENGTH), callbacks=[callback()], ckpt_path=str(tmp_path / f"step-{step}.ckpt"))
+    assert resumed.model.batches == whole.model.batches[step:]
+    assert resumed.model.weights == whole.model.weights
+
+
+class Same(Scans):
+    """The same in every process: `Scans` says in which one an example was read."""
+
+    def decode(self, raw: Any) -> Any:
+        return {**super().decode(raw), "pid": 0}
+
+
+class SameData(Data):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Same(LENGTH), self.batch_size, shuffle=True)
+
+
+def train(connection: Any, batch_size: int) -> None:
+    run = fit(
+        SameData(batch_size=batch_size),
+        callbacks=[EchoCallback(factor=1, share={**SHARE, "wait_for": 2})],
+        max_epochs=2,
+    )
+    connection.send(run.model.by_epoch)
+
+
+def test_two_processes_train_on_the_same_examples_in_batches_of_their_own() -> None:
+    with in_process(train, 4) as (one, from_one), in_process(train, 5) as (other, from_other):
+        assert from_one.poll(120)
+        assert from_other.poll(120)
+        epochs, others = from_one.recv(), from_other.recv()
+        one.join(30)
+        other.join(30)
+    for mine, theirs in zip(epochs, others, strict=True):
+        assert indices(mine) == indices(theirs)
+        assert sorted(indices(mine)) == list(range(LENGTH))
+        assert [noise for batch in mine for noise in batch[1]] == [noise for batch in theirs for noise in batch[1]]
+
+
+class TwoLoaders(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return {name: DataLoader(Scans(20), 4) for name in ("a", "b")}
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Scans(6), 3)
+
+
+def test_several_loaders_are_refused_with_the_way_out() -> None:
+    with pytest.raises(MisconfigurationException, match="share='fit' is impossible for several loaders"):
+        fit(TwoLoaders(), model=Recorder(), callbacks=[EchoCallback(share=SHARE)])
