@@ -97,6 +97,10 @@ class EchoCallback(DecidesFactor, pl.Callback):
                                  logged only where there is a cache
     ``echo/cached_examples``     examples that the cache of a node holds
     ``echo/cache_bytes``         bytes that they take on a node
+    ``echo/shared_trainings``    trainings that share the reading, this one among them. This one and the next two are logged only
+                                 where the reading is shared
+    ``echo/peer_wait_fraction``  share of the epoch's time in which a batch waited for another, slower training
+    ``echo/missed_examples``     examples in the run so far that other trainings had and this one did not
     ============================ ========================================================================================
 
     In a collection of loaders, these metrics are of all echoed loaders together. The factor is the harmonic mean if they have

@@ -292,6 +292,11 @@ class EchoLoader:
         return None if self._setting.sharing is None else self._setting.sharing.config
 
     @property
+    def shared_trainings(self) -> int:
+        """How many trainings share the reading now, this one among them; 0 if this loader does not share, or does not run."""
+        return 0 if self._setting.sharing is None else self._setting.sharing.trainings
+
+    @property
     def missed_examples(self) -> int:
         """Examples that other trainings had and this rank missed, since the reader does not wait with ``behind="skip"``."""
         return 0 if self._setting.sharing is None else self._setting.sharing.counts.missed

@@ -24,6 +24,9 @@ LOGGED = (
     "cache_hit_fraction",
     "cached_examples",
     "cache_bytes",
+    "shared_trainings",
+    "peer_wait_fraction",
+    "missed_examples",
 )
 
 
@@ -52,6 +55,9 @@ class EpochReport:
         cache_bytes: Bytes that they take on a node; None without a cache.
         cache_hold: What the cache holds of an example; empty without a cache.
         cache_is_full: Whether nothing is added to the cache any more.
+        shared_trainings: Trainings that share the reading, this one among them; None if it does not share, like the next two.
+        peer_wait_fraction: Share of the epoch's time in which a batch waited for another training.
+        missed_examples: Examples in the run so far that other trainings had and this one did not.
         speedup: Estimated steps per second, relative to factor 1.
         next_factor: The factor that the controller has decided on.
         reason: Its reason, for programs: a value of `Reason`, or empty without a controller.
@@ -82,6 +88,9 @@ class EpochReport:
     cache_bytes: int | None = None
     cache_hold: str = ""
     cache_is_full: bool = False
+    shared_trainings: int | None = None
+    peer_wait_fraction: float | None = None
+    missed_examples: int | None = None
     speedup: float | None = None
     next_factor: float | None = None
     reason: str = ""

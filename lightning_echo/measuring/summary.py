@@ -42,7 +42,7 @@ def summarize(reports: Sequence[EpochReport], advice: str) -> str:
     lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
     if last.speedup is not None and last.factor > 1:
         lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
-    lines += _cache_lines(last)
+    lines += [*_cache_lines(last), *_share_lines(last)]
     return _join([*lines, advice])
 
 
@@ -150,6 +150,17 @@ def _cache_lines(last: EpochReport) -> list[str]:
     hits = last.cache_hit_fraction
     used = "" if hits is None else f"; {percent(hits)} of the last epoch's fresh examples came from it"
     return [f"the cache holds {held}, {full}{used}"]
+
+
+def _share_lines(last: EpochReport) -> list[str]:
+    """Returns the line about sharing; none if the training does not share."""
+    if last.shared_trainings is None:
+        return []
+    others = last.shared_trainings - 1
+    beside = f"with {number_of(others, 'other training', 'other trainings')}" if others else "with no other training"
+    waited = f"; {percent(last.peer_wait_fraction)} of the last epoch waited for a slower one" if last.peer_wait_fraction else ""
+    missed = f"; {last.missed_examples:,} examples were missed" if last.missed_examples else ""
+    return [f"the reading was shared {beside} at the end of the last epoch{waited}{missed}"]
 
 
 def _epochs_line(reports: Sequence[EpochReport]) -> str:

@@ -120,7 +120,7 @@ def report_of(
         recommended: The factor that follows from the measurements.
         decision: The controller's; None without a controller.
     """
-    whole, costs, cache = measures.whole, measures.costs, together(measures.caches.values())
+    whole, costs, cache, shared = measures.whole, measures.costs, together(measures.caches.values()), measures.shared
     fresh, echoed = meter.totals
     factor = 1.0 if loader is None else loader.factor_in_force
     seconds = whole.steps * (whole.wait_seconds + whole.step_seconds) if whole is not None else 0
@@ -148,6 +148,9 @@ def report_of(
         cache_bytes=None if cache is None else cache.bytes,
         cache_hold="" if cache is None else cache.hold,
         cache_is_full=cache is not None and cache.is_full,
+        shared_trainings=None if shared is None else shared.trainings,
+        peer_wait_fraction=shared.waited_seconds / seconds if shared is not None and seconds else None,
+        missed_examples=None if shared is None else shared.missed,
         speedup=None if costs is None else costs.speedup(factor),
         next_factor=None if decision is None else decision.factor,
         reason="" if decision is None else decision.reason.value,

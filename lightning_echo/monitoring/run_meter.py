@@ -28,6 +28,7 @@ from lightning_echo.monitoring.cache_meter import CacheMeter, CacheUse
 from lightning_echo.monitoring.loader_meter import NOT_KNOWN, LoaderMeter, SecondsPerBatch, costs_of
 from lightning_echo.monitoring.profiler_tap import ProfilerTap
 from lightning_echo.monitoring.run_counts import Examples, RunCounts
+from lightning_echo.monitoring.share_meter import ShareMeter, ShareUse
 from lightning_echo.training.collection import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
 
 __all__ = ["EpochMeasures", "RunMeter"]
@@ -47,6 +48,7 @@ class EpochMeasures:
         fresh: Fresh examples in the epoch, all ranks.
         echoed: Echoed examples in the epoch, all ranks.
         caches: By the name of a loader, its cache; only of loaders that have one.
+        shared: What sharing the reading did; None if the loader does not share.
     """
 
     whole: JobSteps | None
@@ -56,6 +58,7 @@ class EpochMeasures:
     fresh: int
     echoed: int
     caches: Mapping[str, CacheUse] = field(default_factory=dict)
+    shared: ShareUse | None = None
 
 
 class RunMeter:
@@ -77,7 +80,7 @@ class RunMeter:
         self._stretch_start = 0  # the epoch's steps before the stretch under way
         self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
-        self._cache_meter = CacheMeter()
+        self._cache_meter, self._share_meter = CacheMeter(), ShareMeter()
         self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
         self._tap: ProfilerTap | None = None
         self._has_stepped = False
@@ -125,6 +128,7 @@ class RunMeter:
         All ranks must call this together: if workers start on one rank, all ranks wait. If something ends the workers within an
         epoch, the wait for new ones counts like any other.
         """
+        self._share_meter.begin_epoch(loader)
         self._cache_meter.begin_epoch(parts_of(loader))  # before the ranks exchange something: none of them delivers yet
         starts = not self._has_stepped or self._starts_workers(loader)
         self.timer.begin_epoch(goes_on=not self._gather([float(starts)]).any())
@@ -214,7 +218,8 @@ class RunMeter:
         self.idle.update(*self.timer.take())
         before, now = self._at_epoch_start or Examples(), self.count(loader)
         self._at_epoch_start = now
-        caches = self._cache_meter.end_epoch(parts_of(loader), partial(self._gather, dtype=torch.int64))
+        gather = partial(self._gather, dtype=torch.int64)
+        caches, shared = self._cache_meter.end_epoch(parts_of(loader), gather), self._share_meter.end_epoch(loader, gather)
         with self.idle.sync_context():
             whole = self.idle.steps()
             first = 0 if whole is None else max(self._stretch_start, self._first_judged(loader, whole.steps))
@@ -223,7 +228,8 @@ class RunMeter:
         self._stretch_start = 0
         of_ranks, first_batch = self._gather_seconds(loader)
         costs = self._costs(of_ranks, loader, judged or whole)
-        return EpochMeasures(whole, judged, costs, first_batch, now.fresh - before.fresh, now.echoed - before.echoed, caches)
+        fresh, echoed = now.fresh - before.fresh, now.echoed - before.echoed
+        return EpochMeasures(whole, judged, costs, first_batch, fresh, echoed, caches, shared)
 
     # ------------------------------------------------------------------ state
 

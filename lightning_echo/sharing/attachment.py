@@ -194,6 +194,11 @@ class Attachment:
         return max(self._link.window.low, self._next)
 
     @property
+    def trainings(self) -> int:
+        """How many trainings the reader has; 0 without one."""
+        return 0 if self._link is None else self._link.window.trainings
+
+    @property
     def seconds_per_example(self) -> float:
         """Mean time that the reader takes for an example, seconds, whomever it waits for; 0 if it is not known yet."""
         return 0.0 if self._link is None else self._link.window.seconds_per_example

@@ -76,6 +76,11 @@ class LoaderSharing:
         return DEPTH + 1
 
     @property
+    def trainings(self) -> int:
+        """How many trainings the reader has now; 0 without a reader."""
+        return 0 if self._attachment is None else self._attachment.trainings
+
+    @property
     def waited(self) -> Waited:
         """Seconds that this training has waited so far."""
         now = Waited() if self._attachment is None else self._attachment.waited

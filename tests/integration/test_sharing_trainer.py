@@ -4,6 +4,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from callback_cases import Remembering
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from sharing_runs import end_readers, in_process
 from torch.utils.data import DataLoader
@@ -39,12 +40,18 @@ def indices(epoch: Any) -> list[int]:
 )
 def test_a_fit_that_shares_gets_whole_passes_and_validates(data_and_callback: Any) -> None:
     data, callback = data_and_callback()
-    run = fit(data, callbacks=[callback], val_check_interval=4)
+    logger = Remembering()
+    run = fit(data, callbacks=[callback], val_check_interval=4, logger=logger, log_every_n_steps=5)
     assert run.model.steps == [11, 11, 11]
     for epoch in run.model.by_epoch:
         assert sorted(indices(epoch)) == list(range(LENGTH))
     assert run.model.validated_at == [4, 8, 15, 19, 26, 30]
     assert [report.factor for report in callback.reports] == [1, 1, 1]
+    logged = [metrics for _, metrics in logger.metrics if "echo/shared_trainings" in metrics]
+    assert [metrics["echo/shared_trainings"] for metrics in logged] == [1, 1, 1]
+    assert [metrics["echo/missed_examples"] for metrics in logged] == [0, 0, 0]
+    assert all(metrics["echo/peer_wait_fraction"] == 0 for metrics in logged)
+    assert [params["echo"]["share"] for params in logger.params if "echo" in params] == ["fit"]
 
 
 def test_limits_hold_and_the_pass_goes_on() -> None:

@@ -103,6 +103,24 @@ def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in
     assert " ".join(text.split()).endswith(f" echoed examples the cache holds {said} The advice.")
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"shared_trainings": 1}, "with no other training at the end of the last epoch"),
+        ({"shared_trainings": 2, "peer_wait_fraction": 0.0}, "with 1 other training at the end of the last epoch"),
+        (
+            {"shared_trainings": 4, "peer_wait_fraction": 0.25, "missed_examples": 1200},
+            "with 3 other trainings at the end of the last epoch; 25 % of the last epoch waited for a slower one; "
+            "1,200 examples were missed",
+        ),
+    ],
+)
+def test_the_line_about_sharing_says_with_how_many_and_what_that_cost(values, said):
+    text = summarize([report(0, **values)], "The advice.")
+    assert " ".join(text.split()).endswith(f" echoed examples the reading was shared {said} The advice.")
+    assert "shared" not in summarize([report(0)], "The advice.")
+
+
 def test_without_a_cache_nothing_is_said_of_one():
     assert "cache" not in summarize([report(0)], "The advice.")
 

@@ -1,0 +1,57 @@
+"""`ShareMeter`: what sharing the reading did to a training in an epoch. Only a single loader can share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lightning_echo.loading.loader import EchoLoader
+
+__all__ = ["ShareMeter", "ShareUse"]
+
+_NANOSECONDS = 1_000_000_000
+
+
+class ShareUse(NamedTuple):
+    """What sharing did in an epoch.
+
+    Attributes:
+        trainings: Trainings that the reader has at its end, this one among them.
+        waited_seconds: For how long a batch waited for another training: of the rank for which that was longest.
+        missed: Examples that other trainings had and this one did not, in the run so far, all ranks.
+    """
+
+    trainings: int
+    waited_seconds: float
+    missed: int
+
+
+class ShareMeter:
+    """Follows the loader of a training, if it shares."""
+
+    def __init__(self) -> None:
+        self._waited_at_start = 0.0
+
+    def begin_epoch(self, loader: Any) -> None:
+        """Notes where the counts are when an epoch begins, or goes on after a resume."""
+        self._waited_at_start = loader.waited_for_peers_seconds if _shares(loader) else 0.0
+
+    def end_epoch(self, loader: Any, gather: Callable[[list[int]], Tensor]) -> ShareUse | None:
+        """Returns what was measured in the epoch; None if the loader does not share. All ranks must call this together.
+
+        Args:
+            loader: What is trained on.
+            gather: Returns the values of every rank, shape (ranks, values). It is called only if the loader shares.
+        """
+        if not _shares(loader):
+            return None
+        waited = loader.waited_for_peers_seconds - self._waited_at_start
+        of_ranks = gather([loader.shared_trainings, int(waited * _NANOSECONDS), loader.missed_examples]).tolist()
+        trainings, waits, missed = zip(*of_ranks, strict=True)
+        return ShareUse(max(trainings), max(waits) / _NANOSECONDS, sum(missed))
+
+
+def _shares(loader: Any) -> bool:
+    return isinstance(loader, EchoLoader) and loader.share is not None
