@@ -24,6 +24,7 @@ What to use:
   loader without either. `EchoConfig` holds their options, `CacheConfig` those of a cache, `ShareConfig` those of sharing.
 * `CachedDataset` keeps the examples of a data set for any ``DataLoader``: validation, prediction, other frameworks.
 * `TargetIdle` and other controllers decide on the echo factor from epoch to epoch.
+* `serve` reads for the trainings of a name, in the foreground; without it, the first training starts a process that does.
 * `StallAnalyzer` measures what a training waits for, and tells what would help.
 
 The folders and files. Each imports only those that stand before it:
@@ -67,6 +68,7 @@ from lightning_echo.measuring.control import Controller, Decision, Observation, 
 from lightning_echo.measuring.guard import MetricGuard
 from lightning_echo.measuring.schedule import FactorSchedule
 from lightning_echo.measuring.target_idle import TargetIdle
+from lightning_echo.sharing.serving import serve
 from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.splitting.staged import StagedDataset
 
@@ -104,6 +106,7 @@ __all__ = [
     "StallAnalysis",
     "StallAnalyzer",
     "TargetIdle",
+    "serve",
 ]
 
 # As Lightning does for its own logger: a run with default settings shows what was chosen. If the program has set up logging

@@ -1,6 +1,7 @@
-"""``python -m lightning_echo report analysis.json``: shows a saved stall analysis as text, as a page or as a picture.
+"""``python -m lightning_echo``: commands that need no model and no data, and not Lightning.
 
-It needs no model, no data and not Lightning: an analysis that was made on a training machine can be read anywhere.
+* ``report analysis.json`` shows a saved stall analysis as text, as a page or as a picture. It can be read on any machine.
+* ``shared`` shows the processes of this user that read for several trainings.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from lightning_echo.analysis.report.page import save_page
 from lightning_echo.analysis.report.plot import save_png
 from lightning_echo.analysis.report.text import report
 from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.sharing.serving import shared_readers
 
 __all__ = ["main"]
 
@@ -29,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(arguments)
+    if options.command == "shared":
+        print(shared_readers())
+        return 0
     try:
         analysis = StallAnalysis.from_json(options.analysis)
     except (OSError, ValueError) as error:
@@ -49,7 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lightning_echo", description="Data echoing for PyTorch Lightning.")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(required=True, metavar="command", dest="command")
+    commands.add_parser(
+        "shared",
+        help="show the processes that read for several trainings",
+        description="Shows the readers of this user: name, data, trainings, examples per second, and for whom a reader waits.",
+    )
     command = commands.add_parser("report", help="show a saved stall analysis", description="Shows a stall analysis.")
     command.add_argument(
         "analysis", help="a file that StallAnalysis.to_json has written; shown as text, unless --html or --png is given"

@@ -11,7 +11,7 @@ The files in the order in which they build on each other: what a user asks for (
 (`folder.py`); messages (`wire.py`); an example as bytes (`packing.py`) in memory that all see (`window.py`); whether data is
 the same (`same_data.py`); the reader (`reader/`) and how it is started (`starting.py`); the training's side: its connection
 (`attachment.py`), which item comes at which position (`shared_order.py`), its pipeline (`shared_pipeline.py`), and all of it
-for one loader (`loader_sharing.py`).
+for one loader (`loader_sharing.py`); a reader by hand, and what readers say of themselves (`serving.py`).
 
 In: a loader with ``share=``. Out: the pipeline that it starts in the place of its own workers.
 

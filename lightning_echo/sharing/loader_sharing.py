@@ -18,7 +18,7 @@ from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.sharing.shared_pipeline import SharedCounts, SharedPipeline
 from lightning_echo.sharing.starting import payload_of
 
-__all__ = ["LoaderSharing", "point_of_shared"]
+__all__ = ["LoaderSharing", "check_shareable", "point_of_shared"]
 
 
 def point_of_shared(point: InsertionPoint) -> InsertionPoint:
@@ -67,8 +67,7 @@ class LoaderSharing:
                 "share and cache are impossible together: the reader reads for all trainings. Give the data set of the loader a "
                 'cache instead: DataLoader(CachedDataset(dataset, "8GiB"), ...)'
             )
-        if why := _why_not(source):
-            raise ValueError(f"share={config.name!r} is impossible here: {why}")
+        check_shareable(config, source)
 
     @property
     def lookahead(self) -> int:
@@ -147,6 +146,16 @@ class LoaderSharing:
                 "Use behind='wait'"
             )
         return Group(names[0], replicas)
+
+
+def check_shareable(config: ShareConfig, source: Source) -> None:
+    """Refuses a loader that cannot share.
+
+    Raises:
+        ValueError: The message says why, and what to do.
+    """
+    if why := _why_not(source):
+        raise ValueError(f"share={config.name!r} is impossible here: {why}")
 
 
 def _why_not(source: Source) -> str:

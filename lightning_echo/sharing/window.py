@@ -152,6 +152,11 @@ class Window:
         return bool(self._words[_word(self.worker_of(item), _BLOCKED)])
 
     @property
+    def is_full(self) -> bool:
+        """Whether a worker waits for room."""
+        return any(self._words[_word(worker, _BLOCKED)] for worker in range(self.workers))
+
+    @property
     def seconds_per_example(self) -> float:
         """Mean time that the workers together take for an example, seconds: without waiting for room. 0 before the first one."""
         of_workers = self._words[_OF_WORKERS : _word(self.workers, 0)].reshape(self.workers, _WORDS)

@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from lightning_echo.sharing.reader.loader_parts import loader_of
 from lightning_echo.sharing.reader.server import Server
 from lightning_echo.sharing.wire import new_socket
 
-__all__ = ["READY", "Payload", "main"]
+__all__ = ["READY", "Payload", "main", "run_reader", "seed_of"]
 
 READY = b"ready\n"
 _HEADER = struct.Struct("<Q")
@@ -73,8 +74,48 @@ def main(name: str, status: int) -> None:
 
 
 def _serve(name: str, status: int, payload: Payload) -> None:
-    source = Source(loader_of(cloudpickle.loads(payload.loader)))
-    path, options = socket_of(name), payload.options
+    source, options = Source(loader_of(cloudpickle.loads(payload.loader))), payload.options
+
+    def say() -> None:
+        os.write(status, READY)
+        os.close(status)
+
+    run_reader(
+        name,
+        source,
+        data_print=options["print"],
+        window_bytes=options["window_bytes"],
+        linger_seconds=options["linger_seconds"],
+        expected=options["expected"],
+        when_ready=say,
+    )
+
+
+def run_reader(
+    name: str,
+    source: Source,
+    *,
+    data_print: dict[str, str],
+    window_bytes: int,
+    linger_seconds: float,
+    expected: int = 0,
+    when_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Is the reader of a name, until the last training has left.
+
+    Args:
+        name: The name.
+        source: The loader.
+        data_print: What is compared of the data.
+        window_bytes: Memory for examples.
+        linger_seconds: For how long to stay after the last training has left, seconds.
+        expected: As in `Server`.
+        when_ready: Called when trainings can come.
+
+    Raises:
+        RuntimeError: The workers cannot go on.
+    """
+    path = socket_of(name)
     new_path = f"{path}.{os.getpid()}"
     listener = new_socket()
     listener.bind(new_path)
@@ -85,14 +126,13 @@ def _serve(name: str, status: int, payload: Payload) -> None:
         listener,
         source,
         seed=seed_of(name),
-        data_print=options["print"],
-        window_bytes=options["window_bytes"],
-        linger_seconds=options["linger_seconds"],
-        expected=options["expected"],
+        data_print=data_print,
+        window_bytes=window_bytes,
+        linger_seconds=linger_seconds,
+        expected=expected,
         when_over=partial(_remove, path, made),
     )
-    os.write(status, READY)
-    os.close(status)
+    when_ready()
     server.run()
 
 

@@ -294,6 +294,7 @@ class Server:
                 "window_bytes": self._window_bytes,
                 "written": 0 if window is None else window.last_written + 1,
                 "low": 0 if window is None else window.low,
+                "is_full": window is not None and window.is_full,
                 "slowest": None if slowest is None else slowest.label,
             }
         }
