@@ -341,7 +341,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         measures = self._meter.end_epoch(loader)
         measured = measures.judged, measures.costs
         observation = self._decider.observe(trainer, pl_module, epoch, self._factor_set, measured)
-        decision = None if loader is None else self._decider.decide(trainer, observation)
+        decision = None if loader is None else self._decider.decide(trainer, observation, loader)
         lately = self._decider.joined_with_recent(observation)
         recommended = self._decider.recommend(loader, lately, decision)
         report = report_of(self._meter, measures, loader, lately, recommended, decision)
@@ -358,7 +358,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         measured = self._meter.end_stretch(self._loader, last)
         observation = self._decider.observe(trainer, pl_module, trainer.current_epoch, self._factor_set, measured, moment)
         self._decider.joined_with_recent(observation)
-        decision = self._decider.decide(trainer, observation)
+        decision = self._decider.decide(trainer, observation, self._loader)
         assert decision is not None  # there is a controller that wanted to be asked
         self._apply(trainer, observation, decision)
 

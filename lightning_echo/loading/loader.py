@@ -26,6 +26,7 @@ from lightning_echo.loading.schema import LEFT_OUT
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import EchoCounts
 from lightning_echo.loading.succession import EpochListener
+from lightning_echo.sharing.loader_sharing import LoaderSharing
 from lightning_echo.sharing.share_config import ShareConfig, read_share_config
 from lightning_echo.workers.seconds import StageSeconds
 
@@ -287,24 +288,9 @@ class EchoLoader:
         return None if self._setting.cache is None else self._setting.cache.counts
 
     @property
-    def share(self) -> ShareConfig | None:
-        """The options of sharing; None if this loader reads for itself."""
-        return None if self._setting.sharing is None else self._setting.sharing.config
-
-    @property
-    def shared_trainings(self) -> int:
-        """How many trainings share the reading now, this one among them; 0 if this loader does not share, or does not run."""
-        return 0 if self._setting.sharing is None else self._setting.sharing.trainings
-
-    @property
-    def missed_examples(self) -> int:
-        """Examples that other trainings had and this rank missed, since the reader does not wait with ``behind="skip"``."""
-        return 0 if self._setting.sharing is None else self._setting.sharing.counts.missed
-
-    @property
-    def waited_for_peers_seconds(self) -> float:
-        """Seconds that this rank has waited for other trainings, which share the reading and are slower."""
-        return 0.0 if self._setting.sharing is None else self._setting.sharing.waited.for_peers
+    def sharing(self) -> LoaderSharing | None:
+        """How the reading is shared: its options, who shares it, waiting for others, what was missed. None if it is not."""
+        return self._setting.sharing
 
     @property
     def seconds(self) -> StageSeconds:

@@ -9,6 +9,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
+from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.measuring.control import (
     Controller,
     Decision,
@@ -104,8 +105,13 @@ class Decider:
             idle_low=None if judged is None else judged.idle_low,
         )
 
-    def decide(self, trainer: pl.Trainer, observation: Observation) -> Decision | None:
+    def decide(self, trainer: pl.Trainer, observation: Observation, loader: Echoed | None = None) -> Decision | None:
         """Returns the decision of rank 0; None without a controller.
+
+        Args:
+            trainer: The Trainer.
+            observation: What `observe` returned.
+            loader: What is trained on.
 
         Raises:
             TypeError: The controller returned something else than a `Decision`.
@@ -115,6 +121,7 @@ class Decider:
         decision = self._controller.decide(observation)
         if not isinstance(decision, Decision):
             raise TypeError(f"{type(self._controller).__name__}.decide must return a Decision, got {decision!r}")
+        decision = _within_surplus(decision, observation.factor, loader)
         said = (decision.factor, decision.reason.value, decision.message, decision.since)
         factor, reason, message, since = trainer.strategy.broadcast(said)
         return Decision(factor, Reason(reason), message, since)
@@ -175,6 +182,22 @@ class Decider:
         """Whether a metric was logged since the last epoch's end; ``callback_metrics`` keeps old values."""
         last = self._logged_last.get(name)
         return last is None or last.data_ptr() != value.data_ptr()
+
+
+def _within_surplus(decision: Decision, factor: float, loader: Echoed | None) -> Decision:
+    """Returns a decision that does not make the training slower than others that share its reading: these would wait for it.
+
+    Args:
+        decision: A controller's.
+        factor: The factor that was set last. It may stay.
+        loader: What is trained on.
+    """
+    sharing = loader.sharing if isinstance(loader, EchoLoader) else None
+    most = None if sharing is None else sharing.most_factor
+    if most is None or decision.factor <= max(most, factor) or not decision.reason.is_measured:
+        return decision
+    why = f"with more than {most:g} this training would be slower than those that share its reading"
+    return Decision(max(most, factor), Reason.at_maximum, f"{decision.message}; {why}", decision.since)
 
 
 def _mean_over_ranks(pl_module: pl.LightningModule, names: list[str], logged: dict[str, Tensor]) -> dict[str, float]:

@@ -71,7 +71,7 @@ def _options(loader: EchoLoader) -> dict[str, Any]:
         "epoch_length": loader.epoch_length,
         "seed": loader.seed,
         "cache": None if loader.cache is None else {"size": loader.cache.size, "hold": loader.cache.hold},
-        "share": None if loader.share is None else loader.share.name,
+        "share": None if loader.sharing is None else loader.sharing.config.name,
     }
 
 

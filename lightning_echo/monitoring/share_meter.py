@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.sharing.loader_sharing import LoaderSharing
 
 __all__ = ["ShareMeter", "ShareUse"]
 
@@ -36,7 +37,8 @@ class ShareMeter:
 
     def begin_epoch(self, loader: Any) -> None:
         """Notes where the counts are when an epoch begins, or goes on after a resume."""
-        self._waited_at_start = loader.waited_for_peers_seconds if _shares(loader) else 0.0
+        sharing = _sharing_of(loader)
+        self._waited_at_start = 0.0 if sharing is None else sharing.waited.for_peers
 
     def end_epoch(self, loader: Any, gather: Callable[[list[int]], Tensor]) -> ShareUse | None:
         """Returns what was measured in the epoch; None if the loader does not share. All ranks must call this together.
@@ -45,13 +47,13 @@ class ShareMeter:
             loader: What is trained on.
             gather: Returns the values of every rank, shape (ranks, values). It is called only if the loader shares.
         """
-        if not _shares(loader):
+        if (sharing := _sharing_of(loader)) is None:
             return None
-        waited = loader.waited_for_peers_seconds - self._waited_at_start
-        of_ranks = gather([loader.shared_trainings, int(waited * _NANOSECONDS), loader.missed_examples]).tolist()
+        waited = sharing.waited.for_peers - self._waited_at_start
+        of_ranks = gather([sharing.trainings, int(waited * _NANOSECONDS), sharing.missed_examples]).tolist()
         trainings, waits, missed = zip(*of_ranks, strict=True)
         return ShareUse(max(trainings), max(waits) / _NANOSECONDS, sum(missed))
 
 
-def _shares(loader: Any) -> bool:
-    return isinstance(loader, EchoLoader) and loader.share is not None
+def _sharing_of(loader: Any) -> LoaderSharing | None:
+    return loader.sharing if isinstance(loader, EchoLoader) else None

@@ -9,6 +9,7 @@ twice.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import socket
@@ -145,6 +146,8 @@ class Attachment:
 
     Attributes:
         waited: Seconds that were waited.
+        need_nanoseconds: Time per example that this training takes, if it never waited and used each example once. The reader
+            hears of it with the next place.
     """
 
     def __init__(
@@ -165,6 +168,7 @@ class Attachment:
         self._kept: dict[int, Any] = {}
         self._is_stopped = False
         self.waited = Waited()
+        self.need_nanoseconds = 0
 
     def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
         """Attaches to the reader of the name, and starts one if there is none.
@@ -199,9 +203,21 @@ class Attachment:
         return 0 if self._link is None else self._link.window.trainings
 
     @property
+    def most_factor(self) -> float | None:
+        """The largest factor with which fresh examples are taken as fast as they can come; None without other trainings."""
+        if self.trainings < 2 or not self.need_nanoseconds:
+            return None
+        surplus = self.seconds_per_example * 1e9 / self.need_nanoseconds
+        return max(math.floor(100 * surplus) / 100, 1.0)
+
+    @property
     def seconds_per_example(self) -> float:
-        """Mean time that the reader takes for an example, seconds, whomever it waits for; 0 if it is not known yet."""
-        return 0.0 if self._link is None else self._link.window.seconds_per_example
+        """Time between two examples, seconds: what the reader takes, or a slower training that it waits for; 0 if not known."""
+        if self._link is None:
+            return 0.0
+        window = self._link.window
+        need = window.slowest_need_nanoseconds
+        return max(window.seconds_per_example, need / 1e9 if need > self.need_nanoseconds else 0.0)
 
     def keep(self, items: Iterable[int]) -> None:
         """Takes items that come before those that will be asked for in order, and keeps them until they are asked for."""
@@ -298,7 +314,7 @@ class Attachment:
         if item <= self._told or self._link is None:
             return
         try:
-            send(self._link.connection, {"at": item})
+            send(self._link.connection, {"at": item, "need": self.need_nanoseconds})
         except BlockingIOError:  # it is stopped, or very busy: it hears of it with the next one
             return
         except (Gone, OSError):  # the thread sees it, too

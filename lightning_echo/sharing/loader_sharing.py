@@ -51,14 +51,13 @@ class LoaderSharing:
 
     Attributes:
         config: The options.
-        counts: What sharing did to this training so far.
 
     Raises:
         ValueError: The loader cannot share.
     """
 
     def __init__(self, config: ShareConfig, source: Source, *, has_cache: bool) -> None:
-        self.config, self.counts = config, SharedCounts()
+        self.config, self._counts = config, SharedCounts()
         self._source = source
         self._attachment: Attachment | None = None
         self._waited_before = Waited()
@@ -78,6 +77,16 @@ class LoaderSharing:
     def trainings(self) -> int:
         """How many trainings the reader has now; 0 without a reader."""
         return 0 if self._attachment is None else self._attachment.trainings
+
+    @property
+    def missed_examples(self) -> int:
+        """Examples that other trainings had and this rank missed, since the reader does not wait with ``behind="skip"``."""
+        return self._counts.missed
+
+    @property
+    def most_factor(self) -> float | None:
+        """The largest factor with which this training takes fresh examples as fast as they can come; None without others."""
+        return None if self._attachment is None else self._attachment.most_factor
 
     @property
     def waited(self) -> Waited:
@@ -122,7 +131,7 @@ class LoaderSharing:
                 key=key,
                 name=self.config.name,
                 attachment=self._attachment,
-                counts=self.counts,
+                counts=self._counts,
             )
         except BaseException:
             self._attachment.close()

@@ -12,8 +12,11 @@ the training's thread, and the random states are put back after it.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import median_low
+from time import perf_counter
 from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
@@ -35,6 +38,8 @@ from lightning_echo.workers.seconds import Report
 __all__ = ["SharedCounts", "SharedExamples", "SharedPipeline", "shared_shape"]
 
 _log = logging.getLogger("lightning_echo")
+
+_STEPS = 15  # of which the median says how long a step takes
 
 
 @dataclass
@@ -123,6 +128,8 @@ class SharedPipeline:
         self._in_thread = source.loader.collate_fn is default_collate
         self._factors = [(0, launch.factor)]  # from which batch on which factor counts
         self._phase = 0
+        self._handed_out: tuple[float, int] | None = None  # when the last batch was, and examples of all ranks in it
+        self._busy_nanoseconds: deque[int] = deque(maxlen=_STEPS)
         self._inner = self._enter(launch)
 
     # ------------------------------------------------------------------ as a pipeline
@@ -133,19 +140,34 @@ class SharedPipeline:
         Args:
             delivered: Batches of the run before this one.
         """
+        self._note_step()
         while True:
             try:
                 found = self._inner.next_batch(delivered)
-                return None if found is None else (found[0], self._with_costs(found[1]))
+                if found is None:
+                    return None
+                batch, report = found
+                self._handed_out = perf_counter(), (report.fresh + report.echoed) * self._layout.replicas
+                return batch, self._with_costs(report)
             except Missed as missed:
                 (item,) = missed.args
                 self._inner.close()
                 self._inner = self._skip(item, delivered)
 
-    def _with_costs(self, report: Report) -> Report:
-        """Returns a report with what the reader took for its fresh examples, in place of how long this training waited for them.
+    def _note_step(self) -> None:
+        """Notes how long the training was busy with the last batch: the median of a few, since validation comes between two."""
+        if self._handed_out is not None:
+            began, examples = self._handed_out
+            self._busy_nanoseconds.append(int((perf_counter() - began) * 1e9) // max(examples, 1))
+            self._attachment.need_nanoseconds = int(median_low(self._busy_nanoseconds))
 
-        Waiting depends on what is prepared by then, and on other trainings: no factor follows from it.
+    def _with_costs(self, report: Report) -> Report:
+        """Returns a report with the time between two fresh examples, in place of how long this training waited for them.
+
+        Waiting depends on what is prepared by then: no factor follows from it. What counts is how fast examples can come: as the
+        reader prepares them, or as another training takes them that the reader waits for. Of that training it is the time that it
+        would take if it never waited and did not echo. So two controllers do not drive each other up: the slower one sees a
+        faster one, whatever factor that has.
         """
         if not report.fresh:
             return report

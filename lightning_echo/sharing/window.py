@@ -35,7 +35,7 @@ CHUNK = 32
 
 _MAGIC = 0x4C45_5348_4152_4501  # the last byte: version of the layout
 _HEADER_BYTES = 4096
-_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _WORKERS, _RING, _BEGIN, _TRAININGS, _OF_WORKERS = range(9)  # words of the header
+_MAGIC_AT, _LOW, _CLOSED, _SLOTS, _WORKERS, _RING, _BEGIN, _TRAININGS, _NEED, _OF_WORKERS = range(10)  # words of the header
 _BLOCKED, _PREPARED, _NANOSECONDS = range(3)  # words of a worker, one worker after the other
 _WORDS = 3
 _MOST_WORKERS = (_HEADER_BYTES // 8 - _OF_WORKERS) // _WORDS
@@ -133,6 +133,15 @@ class Window:
     @trainings.setter
     def trainings(self, count: int) -> None:
         self._words[_TRAININGS] = count
+
+    @property
+    def slowest_need_nanoseconds(self) -> int:
+        """Time per example of the slowest training that is waited for, if it never waited and used each example once."""
+        return int(self._words[_NEED])
+
+    @slowest_need_nanoseconds.setter
+    def slowest_need_nanoseconds(self, value: int) -> None:
+        self._words[_NEED] = value
 
     @property
     def is_closed(self) -> bool:

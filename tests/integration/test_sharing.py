@@ -161,7 +161,7 @@ def test_skip_waits_for_nobody_and_counts_what_it_missed():
     share = {"behind": "skip", "window": 2**13, "wait_for": 2}
     slow, fast = loader_of(Numbers(400), 8, **share), loader_of(Numbers(400), 8, **{**share, "behind": "wait"})
     few, every = together(closing(slow, 1, 0.05), closing(fast, 3, 0.002))
-    missed = slow.missed_examples
+    missed = slow.sharing.missed_examples
     for epoch in every:
         assert sorted(indices(epoch)) == list(range(400))
     assert len(few[0]) == 50
@@ -173,7 +173,7 @@ def test_waiting_for_a_slower_training_is_measured_apart():
     share = {"window": 2**13, "wait_for": 2}
     slow, fast = loader_of(Numbers(200), 8, **share), loader_of(Numbers(200), 8, **share)
     together(closing(slow, 1, 0.08), closing(fast, 1))
-    waited = fast._setting.sharing.waited
+    waited = fast.sharing.waited
     assert waited.for_peers > 0.5
     assert waited.for_peers > 3 * waited.for_reading
 

@@ -93,8 +93,8 @@ def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_al
             assert other.recv() == "batch"
             os.kill(process.pid, signal.SIGSTOP)
             try:
-                before = loader.waited_for_peers_seconds
-                wait_until(lambda: loader.waited_for_peers_seconds > before + 0.5, "the window is full")
+                before = loader.sharing.waited.for_peers
+                wait_until(lambda: loader.sharing.waited.for_peers > before + 0.5, "the window is full")
                 return status()["slowest"]
             finally:
                 os.kill(process.pid, signal.SIGCONT)

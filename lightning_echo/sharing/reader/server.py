@@ -191,7 +191,7 @@ class Server:
 
     def _answer(self, peer: _Peer, message: dict[str, Any]) -> None:
         if "at" in message:
-            self._move(peer, _item(message["at"]))
+            self._move(peer, _item(message["at"]), _item(message.get("need", 0)))
         elif "hello" in message:
             self._welcome(peer, message["hello"])
         elif "status" in message:
@@ -199,13 +199,13 @@ class Server:
         else:
             raise WireError(f"unknown message {str(message)[:80]}")
 
-    def _move(self, peer: _Peer, item: int) -> None:
+    def _move(self, peer: _Peer, item: int, need_nanoseconds: int) -> None:
         training = peer.training
         if training is None or training.cursor is None:
             raise WireError("a cursor of who has not entered")
         if item < training.cursor:
             raise WireError("a cursor that goes back")
-        training.cursor = item
+        training.cursor, training.need_nanoseconds = item, need_nanoseconds
         self._move_low()
 
     def _move_low(self) -> None:
@@ -213,7 +213,7 @@ class Server:
         if self._reading is None:
             return
         window = self._reading.window
-        window.trainings = self._trainings.count
+        window.trainings, window.slowest_need_nanoseconds = self._trainings.count, self._trainings.slowest_need()
         if self._trainings.count < self._expected and time.monotonic() - self._begun < _GRACE_SECONDS:
             return  # those of the reader before have items to take that stood in no cursor here yet
         self._expected = 0

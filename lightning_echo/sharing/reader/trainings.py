@@ -26,6 +26,7 @@ class Training:
         group: The same for all ranks of a training.
         ranks: Number of them.
         cursor: The first item that it still needs; None before it has entered.
+        need_nanoseconds: Time per example that it takes, if it never waited and used each example once; 0 if not known.
     """
 
     pid: int
@@ -38,6 +39,7 @@ class Training:
     group: str
     ranks: int
     cursor: int | None = None
+    need_nanoseconds: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,10 @@ class Trainings:
         if waited_for:
             return max(before, min(waited_for))
         return max([before, *(cursor for _, cursor in cursors)])  # nobody waits: the fastest decides
+
+    def slowest_need(self) -> int:
+        """Returns the time per example of the slowest training that is waited for, nanoseconds; 0 if none is known."""
+        return max((one.need_nanoseconds for one in self.entered if one.behind == "wait"), default=0)
 
     def slowest(self) -> Training | None:
         """Returns the training that the reader waits for first; None if it waits for none."""

@@ -11,7 +11,8 @@ from lightning_echo import Controller, EchoLoader, FactorSchedule, TargetIdle
 from lightning_echo.measuring.control import Decision, Moment, Reason
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.metrics import JobSteps
-from lightning_echo.monitoring.decider import Decider
+from lightning_echo.monitoring.decider import Decider, _within_surplus
+from lightning_echo.sharing.loader_sharing import LoaderSharing
 
 STEPS = JobSteps(steps=40, idle_fraction=0.25, slowest_rank=1, wait_seconds=0.005, step_seconds=0.015)
 COSTS = PipelineCosts("after_augmentation", 0.04, 0.0, 0.0, device_seconds=0.015, workers=2)
@@ -232,3 +233,24 @@ def test_the_state_of_another_kind_of_controller_is_left_alone():
     assert Decider(None).state_dict() == {}
     Decider(other).load_state_dict({})
     assert other.factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("most", "before", "wanted", "reason", "expected"),
+    [
+        (2.0, 1.0, 3.0, Reason.starved, (2.0, Reason.at_maximum)),
+        (2.0, 2.5, 3.0, Reason.starved, (2.5, Reason.at_maximum)),  # what is set may stay
+        (2.0, 2.5, 2.4, Reason.cheaper_source, (2.4, Reason.cheaper_source)),
+        (2.0, 1.0, 1.5, Reason.starved, (1.5, Reason.starved)),
+        (2.0, 1.0, 3.0, Reason.scheduled, (3.0, Reason.scheduled)),  # who says a factor gets it
+        (None, 1.0, 3.0, Reason.starved, (3.0, Reason.starved)),
+    ],
+)
+def test_a_measured_factor_makes_no_training_slower_than_those_that_share_its_reading(
+    monkeypatch, most, before, wanted, reason, expected
+):
+    monkeypatch.setattr(LoaderSharing, "most_factor", property(lambda self: most))
+    loader = EchoLoader(DataLoader(range(8), batch_size=2), 1, share="sweep")
+    decision = _within_surplus(Decision(wanted, reason, "said"), before, loader)
+    assert (decision.factor, decision.reason) == expected
+    assert _within_surplus(Decision(3.0, Reason.starved, "said"), 1.0, None).factor == 3

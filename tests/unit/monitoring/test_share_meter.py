@@ -6,13 +6,15 @@ from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader
 from lightning_echo.monitoring.share_meter import ShareMeter, ShareUse
+from lightning_echo.sharing.attachment import Waited
+from lightning_echo.sharing.loader_sharing import LoaderSharing
 
 
 @pytest.fixture
 def loader(monkeypatch):
-    values = {"shared_trainings": 3, "waited_for_peers_seconds": 2.0, "missed_examples": 5}
+    values = {"trainings": 3, "waited": Waited(for_peers=2.0), "missed_examples": 5}
     for name in values:
-        monkeypatch.setattr(EchoLoader, name, property(lambda self, name=name: values[name]))
+        monkeypatch.setattr(LoaderSharing, name, property(lambda self, name=name: values[name]))
     loader = EchoLoader(DataLoader(range(8), batch_size=2), 1, share="sweep")
     return loader, values
 
@@ -21,7 +23,7 @@ def test_waiting_is_that_of_the_epoch_and_of_the_slowest_rank(loader):
     loader, values = loader
     meter = ShareMeter()
     meter.begin_epoch(loader)
-    values["waited_for_peers_seconds"] = 3.5
+    values["waited"] = Waited(for_reading=9.0, for_peers=3.5)
     others = [2, 4_000_000_000, 7]
     found = meter.end_epoch(loader, lambda row: torch.tensor([row, others]))
     assert found == ShareUse(trainings=3, waited_seconds=4.0, missed=12)

@@ -152,8 +152,8 @@ def test_what_is_no_window_is_refused(tmp_path):
 
 
 def test_too_many_workers_are_refused():
-    with pytest.raises(ValueError, match="up to 168 workers, got 169"):
-        Window.create(4096, 169, 0)
+    with pytest.raises(ValueError, match="up to 167 workers, got 168"):
+        Window.create(4096, 168, 0)
 
 
 def test_it_is_handed_to_another_process_by_its_descriptor(make):

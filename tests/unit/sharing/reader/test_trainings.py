@@ -88,3 +88,11 @@ def test_low_is_that_of_the_slowest_that_is_waited_for_and_never_falls(cursors, 
     else:
         assert low == max([before, *(cursor for _, cursor in cursors)])
         assert trainings.slowest() is None
+
+
+def test_the_need_that_others_reckon_with_is_that_of_the_slowest_that_is_waited_for():
+    trainings = Trainings(100)
+    for behind, cursor, need in (("wait", 5, 300), ("wait", 7, 200), ("skip", 1, 900), ("wait", None, 800)):
+        trainings.all.append(training(behind=behind, cursor=cursor, need_nanoseconds=need))
+    assert trainings.slowest_need() == 300
+    assert Trainings(100).slowest_need() == 0
