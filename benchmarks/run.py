@@ -21,6 +21,7 @@ from memory import memory
 from planning import planning, planning_memory, start
 from protection import protection
 from report import Table, machine
+from sharing import sharing
 from speedup import speedup
 from stalls import stalls
 from target_idle import target_idle
@@ -41,6 +42,7 @@ _RUNS = (
     target_idle,
     stalls,
     cache,
+    sharing,
 )
 _BENCHMARKS = {run.__name__: run for run in _RUNS}
 _HERE = Path(__file__).parent

@@ -166,7 +166,7 @@ class Attachment:
         self._successor: _Succession | None = None
         self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
         self._kept: dict[int, Any] = {}
-        self._is_stopped = False
+        self._is_stopped, self._pid = False, os.getpid()
         self.waited = Waited()
         self.need_nanoseconds = 0
 
@@ -190,6 +190,11 @@ class Attachment:
         """Takes examples from a window from now on."""
         self._link, self._told = link, link.place.item
         self._successor = _Succession(link, self._succeed)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the reader waits for this training."""
+        return self._config.behind == "wait"
 
     @property
     def low(self) -> int:
@@ -432,6 +437,8 @@ class Attachment:
     def close(self) -> None:
         """Leaves the reader, at once. Nothing may be taken any more."""
         self._kept.clear()
+        if os.getpid() != self._pid:  # a forked child does not leave for its parent
+            return
         if self._link is None or self._successor is None:
             return
         self._successor.end()

@@ -242,7 +242,10 @@ class SharedPipeline:
     def _skip(self, item: int, delivered: int) -> IndexPipeline:
         """Returns the pipeline that goes on after examples that are gone."""
         start = start_at(self._layout, self._attachment.low)
-        self._counts.missed += max(item_at(self._layout, 0, start.position) - item, 0) // self._layout.replicas
+        missed = max(item_at(self._layout, 0, start.position) - item, 0) // self._layout.replicas
+        self._counts.missed += missed
+        if self._attachment.is_waited_for:  # it was stopped for longer than the reader after a dead one waits
+            _log.warning("share=%r: %d examples were missed, since the reader was replaced meanwhile", self._name, missed)
         return self._begin(start, delivered)
 
     def _begin(self, start: Start, number: int) -> IndexPipeline:

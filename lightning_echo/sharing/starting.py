@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import cloudpickle
@@ -50,7 +52,8 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str]) 
     """
     parts = parts_of(source)
     try:
-        data = cloudpickle.dumps(parts)
+        with _main_by_value():
+            data = cloudpickle.dumps(parts)
     except Exception as error:  # whatever an object of the user's raises when it is pickled
         raise TypeError(
             f"share={config.name!r} is impossible here: the data set, the sampler or worker_init_fn cannot be sent to the "
@@ -70,6 +73,20 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str]) 
         "expected": 0,
     }
     return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
+
+
+@contextmanager
+def _main_by_value() -> Iterator[None]:
+    """Lets cloudpickle send what a spawned process has as its main module, as it sends what is defined in ``__main__``."""
+    main = sys.modules.get("__mp_main__")
+    if main is None or main.__name__ == "__main__":
+        yield
+        return
+    cloudpickle.register_pickle_by_value(main)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(main)
 
 
 def _fitting_window(config: ShareConfig) -> int:

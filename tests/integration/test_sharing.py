@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from sharing_runs import Numbers, end_readers, epochs_of, examples, indices, loader_of, status, together, wait_until
+from sharing_runs import FORK, Numbers, end_readers, epochs_of, examples, indices, loader_of, status, together, wait_until
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
 from lightning_echo import EchoLoader
@@ -358,3 +358,38 @@ def test_loaders_that_cannot_share_are_refused_with_the_way_out(loader, why):
 def test_share_and_cache_are_refused_together():
     with pytest.raises(ValueError, match="share and cache are impossible together"):
         EchoLoader(DataLoader(range(8), batch_size=2), 1, share="data", cache="1MiB")
+
+
+# ---------------------------------------------------------------------- the loader's own options, and forks
+
+
+def test_a_timeout_of_the_loader_does_not_end_a_reader_whose_window_is_full():
+    plain = DataLoader(Numbers(200), batch_size=8, num_workers=1, timeout=1)
+    loader = EchoLoader(plain, 1, share={"name": "data", "window": 2**13}, seed=0)
+    epoch = iter(loader)
+    first = [next(epoch)]
+    pid = status()["pid"]
+    time.sleep(2.5)  # longer than the timeout
+    rest = list(epoch)
+    assert status()["pid"] == pid
+    loader.close()
+    assert sorted(index for batch in first + rest for index in batch["index"].tolist()) == list(range(200))
+
+
+def test_a_forked_child_that_closes_the_loader_does_not_leave_for_its_parent():
+    loader = loader_of(Numbers(200), 8, window=2**13)
+    epoch = iter(loader)
+    first = [next(epoch)]
+    pid = status()["pid"]
+    child = FORK.Process(target=_close_sharing, args=(loader,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    rest = list(epoch)
+    assert (status()["pid"], status()["count"]) == (pid, 1)
+    loader.close()
+    assert sorted(index for batch in first + rest for index in batch["index"].tolist()) == list(range(200))
+
+
+def _close_sharing(loader):
+    loader.sharing._attachment.close()

@@ -1,6 +1,7 @@
 """The parts of a loader that a reader needs, taken from the training's loader and put together again in the reader.
 
-Not among them: batch size, collate function, ``drop_last``, pinning. A reader makes no batches.
+Not among them: batch size, collate function, ``drop_last``, pinning, since a reader makes no batches; and ``timeout``, since its
+workers wait for trainings.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ def parts_of(source: Source) -> dict[str, Any]:
         "num_workers": max(loader.num_workers, 1),
         "worker_init_fn": loader.worker_init_fn,
         "multiprocessing_context": None if context is None else context.get_start_method(),
-        "timeout": loader.timeout,
     }
 
 

@@ -218,7 +218,6 @@ class Reading:
                 prefetch_factor=_PREFETCHED_CHUNKS,
                 worker_init_fn=loader.worker_init_fn,
                 multiprocessing_context=loader.multiprocessing_context,
-                timeout=loader.timeout,
             )
         )
         self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)

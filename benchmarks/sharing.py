@@ -1,0 +1,258 @@
+"""What sharing costs and brings: speed of k trainings, processor time per example, attaching, handing a large batch over.
+
+Each training is a process of its own with an `EchoLoader` and a loop. Behind a sleeping source reading is the limit: k trainings
+that share should each be as fast as one alone. Beside it, k loaders that read each for itself with as many workers in all.
+Processor time is that of the reader and its workers, and of the training.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import Table, progress, verdict
+from torch.utils.data import DataLoader, Dataset
+from workloads import BATCH_SIZE, WORKERS
+
+from lightning_echo import EchoLoader
+from lightning_echo.sharing.serving import status_of
+
+_FORK = multiprocessing.get_context("fork")
+_BYTES = 150_528  # a 224x224 RGB image
+_SLEEP_SECONDS, _WORK_SECONDS = 0.004, 0.001
+_TRAININGS = (1, 2, 3, 4)
+_REQUIRED, _MOST_MICROSECONDS, _MOST_HANDOVER_SECONDS, _MOST_ATTACH_SECONDS = 0.95, 150, 0.001, 1.0
+_LARGE = 256  # examples: a batch of 38.5 MB
+_LENGTH = 100_000
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Images(Dataset[torch.Tensor]):
+    """Examples of 150 KB that take a while: sleeping, or of processor time."""
+
+    def __init__(self, sleep_seconds: float = 0.0, work_seconds: float = 0.0) -> None:
+        self.sleep_seconds, self.work_seconds = sleep_seconds, work_seconds
+        self.image = torch.zeros(_BYTES, dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return _LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.sleep_seconds:
+            time.sleep(self.sleep_seconds)
+        end = time.thread_time() + self.work_seconds
+        while time.thread_time() < end:
+            pass
+        return self.image.clone()
+
+
+def sharing(quick: bool) -> list[Table]:
+    """All tables about sharing."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LIGHTNING_ECHO_SHARED"] = folder
+        try:
+            return [_speed(quick), _costs(quick), _handing_over(quick)]
+        finally:
+            del os.environ["LIGHTNING_ECHO_SHARED"]
+
+
+# ---------------------------------------------------------------------- trainings in processes of their own
+
+
+def _train(connection: Any, dataset: Images, workers: int, share: dict[str, Any] | None, batches: int, step: float) -> None:
+    torch.set_num_threads(1)
+    plain = DataLoader(dataset, BATCH_SIZE, num_workers=workers)
+    loader = plain if share is None else EchoLoader(plain, 1, share=share, seed=0)
+    iterator = iter(loader)
+    for _ in range(WARM_UP):
+        next(iterator)
+    pid = None if share is None else status_of(share["name"])["pid"]  # type: ignore[index]  # it is there
+    connection.send("ready")
+    connection.recv()
+    before, began = _cpu_seconds(os.getpid(), pid), time.perf_counter()
+    for _ in range(batches):
+        next(iterator)
+        if step:
+            time.sleep(step)
+    connection.send((time.perf_counter() - began, _minus(_cpu_seconds(os.getpid(), pid), before)))
+    connection.recv()  # nobody leaves before all are measured
+    if share is not None:
+        loader.close()
+
+
+WARM_UP = 8
+
+
+def _run(
+    count: int, workers: int, batches: int, *, shares: bool, dataset: Images, step: float = 0.0
+) -> list[tuple[float, tuple[float, float]]]:
+    """Seconds of each of the trainings, and processor seconds of itself and its workers, and of the reader."""
+    name = f"bench-{time.monotonic_ns()}"
+    share = {"name": name, "wait_for": count, "linger_seconds": 0, "window": "256MiB"} if shares else None
+    pipes, processes = [], []
+    for _ in range(count):
+        here, there = _FORK.Pipe()
+        process = _FORK.Process(target=_train, args=(there, dataset, workers, share, batches, step))
+        process.start()
+        pipes.append(here)
+        processes.append(process)
+    for pipe in pipes:
+        pipe.recv()
+    for pipe in pipes:
+        pipe.send("go")
+    found = [pipe.recv() for pipe in pipes]
+    for pipe in pipes:
+        pipe.send("over")
+    for process in processes:
+        process.join()
+    return found
+
+
+def _cpu_seconds(training: int, reader: int | None) -> tuple[float, float]:
+    return _of_tree(training), 0.0 if reader is None else _of_tree(reader)
+
+
+def _minus(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return one[0] - other[0], one[1] - other[1]
+
+
+def _of_tree(pid: int) -> float:
+    """Processor seconds of a process and of its children that live."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(_of_process(each) for each in (pid, *map(int, children)))
+
+
+def _of_process(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def _speed(quick: bool) -> Table:
+    batches, rounds = (20, 1) if quick else (60, 3)
+    cases: dict[tuple[str, int], Callable[[], list[tuple[float, tuple[float, float]]]]] = {}
+    sleeping, working = Images(sleep_seconds=_SLEEP_SECONDS), Images(work_seconds=_WORK_SECONDS)
+    for count in _TRAININGS:
+        cases["sleeping source", count] = lambda count=count: _run(count, WORKERS, batches, shares=True, dataset=sleeping)
+    for count in _TRAININGS[1:]:
+        each = max(WORKERS // count, 1)
+        cases[f"sleeping source, {each} worker each, not shared", count] = lambda count=count, each=each: _run(
+            count, each, batches, shares=False, dataset=sleeping
+        )
+    for count in (1, 2):
+        cases["working source, one worker, sleeping steps", count] = lambda count=count: _run(
+            count, 1, batches, shares=True, dataset=working, step=0.01
+        )
+    speeds: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+    for number in range(rounds):
+        for case, run in cases.items():
+            progress(f"sharing, round {number + 1}: {case[0]}, k = {case[1]}")
+            speeds[case].append(min(batches * BATCH_SIZE / seconds for seconds, _ in run()))
+    rows = []
+    for (what, count), found in speeds.items():
+        alone = "sleeping source" if what.startswith("sleeping") else what
+        ratios = sorted(mine / one for mine, one in zip(found, speeds[alone, 1], strict=True))
+        middle = statistics.median(ratios)
+        is_required = count > 1 and "not shared" not in what
+        rows.append(
+            (
+                *(what, count, statistics.median(found), middle, ratios[0], ratios[-1]),
+                *((f">= {_REQUIRED}", verdict(middle >= _REQUIRED)) if is_required else ("", "")),
+            )
+        )
+    text = (
+        f"k trainings, batch {BATCH_SIZE}, examples of {_BYTES:,} bytes; {WORKERS} workers in all behind a source that sleeps "
+        f"{1e3 * _SLEEP_SECONDS:g} ms, one behind one that works {1e3 * _WORK_SECONDS:g} ms; examples/s of the slowest of the k, "
+        "and divided by those of one that shares alone; medians of the rounds"
+    )
+    return Table("sharing", text, ("source", "k", "examples/s", "of one alone", "lowest", "highest", "required", "passed"), rows)
+
+
+def _costs(quick: bool) -> Table:
+    batches = 20 if quick else 100
+    dataset = Images(work_seconds=_WORK_SECONDS)
+    rounds = 1 if quick else 3
+    bare, shared = [], {count: list[float]() for count in (1, 2, 4)}
+    for number in range(rounds):
+        progress(f"sharing, processor time, round {number + 1}")
+        ((_, (own, _)),) = _run(1, 1, batches, shares=False, dataset=dataset)
+        bare.append(1e6 * own / batches / BATCH_SIZE)
+        for count, found in shared.items():
+            runs = _run(count, 1, batches, shares=True, dataset=dataset)
+            mine = statistics.mean(own for _, (own, _) in runs)
+            readers = statistics.mean(reader for _, (_, reader) in runs)
+            found.append(1e6 * (mine + readers / count) / batches / BATCH_SIZE)
+    alone = statistics.median(bare)
+    rows: list[tuple[Any, ...]] = [("bare loader", 1, alone, "", "", "")]
+    for count, found in shared.items():
+        more = statistics.median(one - other for one, other in zip(found, bare, strict=True))
+        required = (f"<= {_MOST_MICROSECONDS}", verdict(more <= _MOST_MICROSECONDS)) if count == 1 else ("", "")
+        rows.append(("shared", count, statistics.median(found), more, *required))
+    text = (
+        f"processor time per delivered example of {_BYTES:,} bytes, source of {1e3 * _WORK_SECONDS:g} ms of processor time, one "
+        "worker: of a training, and its part of the reader's, microseconds; medians of the rounds"
+    )
+    return Table("sharing_costs", text, ("loader", "k", "us per example", "more than bare us", "required", "passed"), rows)
+
+
+def _handing_over(quick: bool) -> Table:
+    progress("sharing: attaching, and handing large batches over")
+    share = {"name": "large", "linger_seconds": 5, "window": "512MiB"}
+
+    def made() -> EchoLoader:
+        return EchoLoader(DataLoader(Images(), _LARGE, num_workers=WORKERS), 1, share=share, seed=0)
+
+    first = made()
+    next(iter(first))
+    attaching = []
+    for _ in range(2 if quick else 5):
+        second = made()
+        began = time.perf_counter()
+        next(iter(second))
+        attaching.append(time.perf_counter() - began)
+        second.close()
+    attachment: Any = first.sharing._attachment  # type: ignore[union-attr]  # it shares
+    above = []
+    item = attachment._next
+    first._run._pipeline.started._inner.close()  # type: ignore[union-attr]  # the thread, so that this one takes
+    item = attachment._next
+    for _ in range(3 if quick else 10):
+        while not attachment._link.window.has(item + _LARGE - 1):
+            attachment._tell(item)
+            time.sleep(0.01)
+        began = time.thread_time()
+        for number in range(_LARGE):
+            attachment.take(item + number)
+        taken = time.thread_time() - began
+        source = memoryview(bytes(_BYTES))
+        began = time.thread_time()
+        for _ in range(_LARGE):
+            bytearray(source)
+        above.append(taken - (time.thread_time() - began))
+        item += _LARGE
+    first.close()
+    attach, over = statistics.median(attaching), statistics.median(above)
+    rows = [
+        (
+            "first batch after attaching to a reader, s",
+            attach,
+            f"<= {_MOST_ATTACH_SECONDS:g}",
+            verdict(attach <= _MOST_ATTACH_SECONDS),
+        ),
+        (
+            f"{_LARGE} examples out of the window: processor time beyond the copy, s",
+            *(over, f"<= {_MOST_HANDOVER_SECONDS:g}", verdict(over <= _MOST_HANDOVER_SECONDS)),
+        ),
+    ]
+    return Table(
+        "sharing_handing_over", f"batches of {_LARGE} x {_BYTES:,} bytes; medians", ("what", "value", "required", "passed"), rows
+    )
