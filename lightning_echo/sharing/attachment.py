@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -165,7 +166,7 @@ class Attachment:
         self._next = self._told = 0  # the first item that is still needed, and what the reader knows of it
         self._successor: _Succession | None = None
         self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for again, each as often as it is there
         self._is_stopped, self._pid = False, os.getpid()
         self.waited = Waited()
         self.need_nanoseconds = 0
@@ -225,9 +226,14 @@ class Attachment:
         return max(window.seconds_per_example, need / 1e9 if need > self.need_nanoseconds else 0.0)
 
     def keep(self, items: Iterable[int]) -> None:
-        """Takes items that come before those that will be asked for in order, and keeps them until they are asked for."""
-        for item in items:
-            self._kept[item] = self.take(item)
+        """Takes items that come before those that will be asked for in order, and keeps them until they are asked for.
+
+        Args:
+            items: In any order. One that will be asked for twice is there twice.
+        """
+        for item, times in sorted(Counter(items).items()):
+            kind, data = self._taken(item)
+            self._kept[item] = [(kind, bytes(data))] * times
 
     def take(self, item: int) -> Any:
         """Returns the example of an item, as soon as it is there. Items must be asked for in order.
@@ -237,22 +243,28 @@ class Attachment:
             ReaderError: The reader has died, and no other one is to begin.
             Exception: What the data set has raised in the reader.
         """
-        if item in self._kept:
-            return self._kept.pop(item)
+        if (kept := self._kept.get(item)) is not None:
+            kind, again = kept.pop()
+            if not kept:
+                del self._kept[item]
+            return unpack(kind, bytearray(again))
         if item < self._next:
             return self._take_again(item)
+        return unpack(*self._taken(item))
+
+    def _taken(self, item: int) -> tuple[int, bytearray]:
+        """Returns the bytes of an item out of the window, as soon as it is there."""
         assert self._link is not None  # entered
         found = self._link.window.copy(item)
         while found is None:
             self._wait_for(item)
             found = self._link.window.copy(item)
+        if self._group.ranks > 1:
+            self._again = item, found[0], bytes(found[1])
         self._next = item + 1
         if self._next - self._told >= self._tell_every:
             self._tell(self._next)
-        kind, data = found
-        if self._group.ranks > 1:
-            self._again = item, kind, bytes(data)
-        return unpack(kind, data)
+        return found
 
     def _take_again(self, item: int) -> Any:
         """Returns the example that was taken last once more: the last slots of a pass are filled up with the ones before."""
@@ -309,8 +321,9 @@ class Attachment:
         link = self._successor.result(_LOOK_SECONDS)
         if link is None or self._link.window.has(item):  # workers of the old one may have put it there since the thread looked
             return
-        self._link.close()
+        gone = self._link
         self._use(link)
+        gone.close()
         if link.place.item > item:
             raise Missed(item)
 

@@ -206,12 +206,13 @@ class SharedPipeline:
         if place.item != wish:
             return self._begin(self._say(place, Start(plan.position, plan.number)), plan.number)
         items = [item for live in plan.live() for item in self._items_of(live.position)]
-        self._attachment.keep(sorted(set(items)))
+        self._attachment.keep(items)
         return self._over(plan)
 
     def _item(self, position: int) -> int:
-        """Returns the item of a position, the same for all ranks."""
-        return item_at(self._layout, 0, self._first_example(position))
+        """Returns the first item that a rank needs from a position on: the same for all ranks, whose passes may be filled up."""
+        first = self._first_example(position)
+        return min(item_at(self._layout, rank, first) for rank in range(self._layout.replicas))
 
     def _first_example(self, position: int) -> int:
         """Returns the position of an item's first example: positions of whole batches count batches."""

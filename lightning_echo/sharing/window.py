@@ -208,9 +208,7 @@ class Window:
         return self.workers * self.ring_bytes
 
     def close(self) -> None:
-        """Lets go of the memory."""
-        self._words = self._rows = None
-        self._memory.close()
+        """Closes the descriptor. The memory goes with the last reference: another thread may look at it just now."""
         os.close(self._descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -44,6 +44,29 @@ def resumed(rank, folder):
     return {"found": found, "rest": rest}
 
 
+def resumed_anywhere(rank, folder):
+    """Whether runs go on exactly from each of their batches: passes of 5 on each rank, whose last slot is filled up on rank 1."""
+    loader = loader_of(Numbers(9), 2, factor=1.5, name="anywhere", linger_seconds=30)
+    found, states = [], []
+    for _ in range(3):
+        for batch in loader:
+            found.append(rows(batch))
+            states.append(loader.state_dict())
+    loader.close()
+    torch.distributed.barrier()
+    exact = []
+    for number, state in enumerate(states[:-1], 1):
+        again = loader_of(Numbers(9), 2, factor=1.5, name="anywhere", linger_seconds=30)
+        again.load_state_dict(state)
+        rest = []
+        while len(rest) < len(found) - number:
+            rest += [rows(batch) for batch in again]
+        again.close()
+        torch.distributed.barrier()
+        exact.append(rest[: len(found) - number] == found[number:])
+    return exact
+
+
 def refused():
     """What is said where the ranks would miss different examples."""
     loader = loader_of(Numbers(LENGTH), BATCH_SIZE, name="refused", behind="skip")
@@ -57,6 +80,7 @@ def refused():
 def main(folder, rank):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     found = {"beside": beside_another_training(), "resumed": resumed(rank, folder), "refused": refused()}
+    found["anywhere"] = resumed_anywhere(rank, folder)
     torch.save(found, folder / f"rank-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

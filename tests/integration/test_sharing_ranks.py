@@ -57,6 +57,11 @@ def test_a_resumed_run_goes_on_exactly_on_both_ranks(runs):
         assert rest == found[11:]
 
 
+def test_a_run_goes_on_exactly_from_each_of_its_batches_also_where_a_pass_is_filled_up(runs):
+    for rank in runs[1]:
+        assert rank["anywhere"] == [True] * 8
+
+
 def test_skip_is_refused_with_the_way_out(runs):
     for rank in runs[1]:
         assert "share.behind='skip' is impossible with 2 ranks" in rank["refused"]

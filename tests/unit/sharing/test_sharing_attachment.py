@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_echo.sharing.attachment import Attachment
+from lightning_echo.sharing.attachment import Attachment, Group
+from lightning_echo.sharing.packing import pack
 from lightning_echo.sharing.share_config import ShareConfig
 
 
@@ -37,3 +38,45 @@ def test_alone_or_before_anything_is_known_no_factor_is_too_large():
     assert attached(0, 2, 1).most_factor is None
     unattached = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
     assert (unattached.most_factor, unattached.seconds_per_example, unattached.trainings) == (None, 0.0, 0)
+
+
+class Shelf:
+    """A window that has all items up to one."""
+
+    low, trainings = 0, 1
+
+    def __init__(self, end):
+        self.end = end
+
+    def has(self, item):
+        return item < self.end
+
+    def copy(self, item):
+        kind, parts, _ = pack({"item": item})
+        return (kind, bytearray(b"".join(map(bytes, parts)))) if self.has(item) else None
+
+
+def taking(ranks=1):
+    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, group=Group("g", ranks))
+    attachment._link = SimpleNamespace(window=Shelf(20), connection=None)
+    attachment._told = 1000  # the reader hears nothing here
+    return attachment
+
+
+def test_what_is_kept_is_given_as_often_as_it_will_be_asked_for_and_is_its_own_each_time():
+    attachment = taking()
+    attachment.keep([7, 3, 7])
+    assert attachment.take(10) == {"item": 10}
+    first, second = attachment.take(7), attachment.take(7)
+    assert first == second == {"item": 7}
+    assert first is not second
+    assert attachment.take(3) == {"item": 3}
+    with pytest.raises(RuntimeError, match="item 7 is asked for again, and the training is at 11"):
+        attachment.take(7)
+
+
+def test_the_last_item_may_be_taken_again_where_ranks_fill_a_pass_up():
+    attachment = taking(ranks=2)
+    assert [attachment.take(item)["item"] for item in (5, 7, 7)] == [5, 7, 7]
+    with pytest.raises(RuntimeError, match="item 5 is asked for again"):
+        attachment.take(5)
