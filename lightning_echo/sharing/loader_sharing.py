@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import Any
 
@@ -163,6 +164,8 @@ def check_shareable(config: ShareConfig, source: Source) -> None:
     Raises:
         ValueError: The message says why, and what to do.
     """
+    if not hasattr(os, "memfd_create"):
+        raise ValueError(f"share={config.name!r} is impossible on this system: it needs Linux. Leave share out")
     if why := _why_not(source):
         raise ValueError(f"share={config.name!r} is impossible here: {why}")
 

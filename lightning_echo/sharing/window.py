@@ -45,7 +45,6 @@ _MOST_SIZE = 2**_KIND_SHIFT - 1
 _ALIGNMENT = 16
 _BYTES_PER_SLOT = 1024  # about: with smaller examples the slots are what bounds the window
 _LOOK_SECONDS = 0.001  # a worker without room looks so often
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class TooLargeError(ValueError):
@@ -106,7 +105,7 @@ class Window:
         ring_bytes = max(size_bytes // workers // _ALIGNMENT, 1) * _ALIGNMENT
         descriptor = os.memfd_create("lightning_echo-window", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, _HEADER_BYTES + _aligned(slots * _ROW * 8) + workers * ring_bytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         header = np.zeros(_OF_WORKERS, np.uint64)
         header[[_MAGIC_AT, _LOW, _SLOTS, _WORKERS, _RING, _BEGIN]] = _MAGIC, begin, slots, workers, ring_bytes, begin
         os.pwrite(descriptor, header.tobytes(), 0)

@@ -39,6 +39,7 @@ def jitter(seed, most=0.003):
         (100, [8, 7], "1MiB"),
         (100, [32], 4096),
         (233, [8, 16, 5, 64], 2**15),
+        pytest.param(10_000, [64, 50], "1MiB", marks=pytest.mark.slow),
     ],
 )
 def test_each_training_gets_every_example_once_in_one_order(length, batch_sizes, window):
@@ -353,6 +354,12 @@ class Stream(torch.utils.data.IterableDataset):
 def test_loaders_that_cannot_share_are_refused_with_the_way_out(loader, why):
     with pytest.raises(ValueError, match=f"share='data' is impossible here.*{why}"):
         EchoLoader(loader, 1, share="data")
+
+
+def test_on_another_system_it_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.delattr("os.memfd_create")
+    with pytest.raises(ValueError, match="share='data' is impossible on this system: it needs Linux"):
+        EchoLoader(DataLoader(range(8), batch_size=2), 1, share="data")
 
 
 def test_share_and_cache_are_refused_together():

@@ -1,7 +1,9 @@
 """Trainings and readers that die, stop or fail, while others go on."""
 
 import os
+import random
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,9 +25,12 @@ from sharing_runs import (
 )
 
 from lightning_echo.sharing.attachment import ReaderError
+from lightning_echo.sharing.folder import socket_of
 from lightning_echo.sharing.packing import SharedReadError
+from lightning_echo.sharing.wire import new_socket, receive, send
 
 LENGTH = 240
+NOBODY = 65534
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +82,37 @@ def test_a_training_that_is_killed_is_out_within_a_second_and_stops_nobody(forks
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
+def test_trainings_that_are_killed_at_any_moment_cost_the_others_nothing():
+    loader = loader_of(Numbers(LENGTH), 8, window=2**13, linger_seconds=5)
+    generator, over, moments = random.Random(0), [], 20
+
+    def train():
+        epochs = []
+        try:
+            while not over:
+                epochs += epochs_of(loader, 1, lambda: time.sleep(0.002))
+        finally:
+            loader.close()
+        return epochs
+
+    def kill():
+        wait_until(lambda: _written() > 0, "the reader reads")
+        try:
+            for _ in range(moments):
+                with in_process(trains_for_ever, {"window": 2**13, "linger_seconds": 5}) as (process, _):
+                    time.sleep(generator.random() * 0.4)  # before it has come, while it enters, within a batch, between two
+                    os.kill(process.pid, signal.SIGKILL)
+                wait_until(lambda: status()["count"] == 1, "the killed training is out")
+        finally:
+            over.append(True)
+
+    epochs, _ = together(train, kill)
+    assert len(epochs) > 3
+    for epoch in epochs:
+        assert sorted(indices(epoch)) == list(range(LENGTH))
+
+
 def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_all_go_on():
     options = {"window": 2**13, "wait_for": 2}
     loader = loader_of(Numbers(LENGTH), 8, **options)
@@ -103,6 +139,20 @@ def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_al
     assert slowest.endswith(f"(process {process.pid})")
     for epoch in epochs:
         assert sorted(indices(epoch)) == list(range(LENGTH))
+
+
+def test_a_stopped_training_that_may_miss_examples_holds_nobody():
+    options = {"window": 2**13, "wait_for": 2}
+    loader = loader_of(Numbers(LENGTH), 8, **options)
+    with in_process(trains_for_ever, {**options, "behind": "skip"}) as (process, other):
+        epoch = iter(loader)
+        first = next(epoch)
+        assert other.recv() == "batch"
+        os.kill(process.pid, signal.SIGSTOP)
+        rest = list(epoch)
+        assert sorted(index for batch in [first, *rest] for index in batch["index"].tolist()) == list(range(LENGTH))
+        assert loader.sharing.trainings == 2
+        loader.close()
 
 
 # ---------------------------------------------------------------------- the reader
@@ -303,3 +353,37 @@ def _is_socket(pid, descriptor):
         return os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")
     except FileNotFoundError:
         return False
+
+
+def _as_another_user(connection, path):
+    """Tries to speak to a reader as another user; says what came of it."""
+    os.setuid(NOBODY)
+    with new_socket() as peer:
+        try:
+            peer.settimeout(30)
+            peer.connect(path)
+            send(peer, {"status": 1})
+            connection.send(str(receive(peer)))
+        except (OSError, ConnectionError) as error:
+            connection.send(type(error).__name__)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("mode", "said"), [(0o700, "PermissionError"), (0o755, "Gone")], ids=["closed folder", "open folder"])
+def test_another_user_is_refused_by_the_folder_and_by_the_reader(monkeypatch, mode, said):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("LIGHTNING_ECHO_SHARED", folder)
+        loader = loader_of(Numbers(64), 8)
+        epoch = iter(loader)
+        first = next(epoch)
+        path = Path(socket_of("data"))
+        path.chmod(0o777)
+        path.parent.chmod(mode)
+        with in_process(_as_another_user, str(path)) as (_, other):
+            assert other.poll(60)
+            assert other.recv() == said
+        path.parent.chmod(0o700)
+        assert len([first, *epoch]) == 8
+        assert status()["count"] == 1
+        loader.close()
+        end_readers()
