@@ -17,6 +17,7 @@ from lightning_echo.analysis.command import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, read_loaders
 from lightning_echo.measuring.control import Controller
+from lightning_echo.training.share_command import sharing
 
 __all__ = ["EchoCLI", "EchoOptions"]
 
@@ -82,7 +83,8 @@ class EchoCLI(LightningCLI):
     The data may come from a data module or from the model's own ``train_dataloader``.
 
     The subcommand ``analyze`` takes the same configuration as ``fit`` and tells where the time of a step goes
-    (`StallAnalyzer`). It does not exist if ``trainer_class`` is a function instead of a class.
+    (`StallAnalyzer`). ``share --name sweep`` reads for the trainings that share that name (`serve`). Neither exists if
+    ``trainer_class`` is a function instead of a class.
 
     Arguments are those of ``LightningCLI``.
 
@@ -97,16 +99,17 @@ class EchoCLI(LightningCLI):
     """
 
     def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
-        """Sets the parser up with the subcommand ``analyze``, which LightningCLI looks for in the Trainer's class."""
+        """Sets the parser up with ``analyze`` and ``share``, which LightningCLI looks for in the Trainer's class."""
         users_class = self.trainer_class
         if isinstance(users_class, type):
-            self.trainer_class = analyzing(users_class)
+            self.trainer_class = sharing(analyzing(users_class))
         super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
         self.trainer_class = users_class
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # static in LightningCLI, which asks an instance
-        """Returns the subcommands of ``LightningCLI``, and ``analyze``."""
-        own = {"analyze": {"model", "datamodule"}} if isinstance(self.trainer_class, type) else {}
+        """Returns the subcommands of ``LightningCLI``, ``analyze`` and ``share``."""
+        names = ("analyze", "share") if isinstance(self.trainer_class, type) else ()
+        own = {name: {"model", "datamodule"} for name in names}
         return {**super().subcommands(), **own}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -141,9 +144,10 @@ class EchoCLI(LightningCLI):
                     "give all of them in one of the two"
                 )
             kwargs["callbacks"] = callbacks
-        if self.config_init.get("subcommand") != "analyze" or not isinstance(self.trainer_class, type):
+        subcommand = self.config_init.get("subcommand")
+        if subcommand not in ("analyze", "share") or not isinstance(self.trainer_class, type):
             return super().instantiate_trainer(**kwargs)
-        self.trainer_class = analyzing(self.trainer_class)
+        self.trainer_class = sharing(analyzing(self.trainer_class))
         given = copy.deepcopy(_trainer_options(config.trainer))
         trainer = super().instantiate_trainer(**kwargs)
         if isinstance(trainer, Analyzes):

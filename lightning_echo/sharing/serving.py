@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lightning_echo.fetching.source import Source
@@ -20,9 +22,10 @@ __all__ = ["lines_about", "serve", "shared_readers", "status_of"]
 
 _ANSWER_SECONDS = 5.0
 _BETWEEN_LOOKS_SECONDS = 0.5
+_BETWEEN_SHOWS_SECONDS = 2.0
 
 
-def serve(loader: Any, share: ShareConfig | str) -> None:
+def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] | None = None) -> None:
     """Reads for the trainings of a name, in the foreground, until it is interrupted (Ctrl-C).
 
     Without it the first training starts a process that reads. It is for who wants to see the reader, or to start it himself: for
@@ -31,6 +34,7 @@ def serve(loader: Any, share: ShareConfig | str) -> None:
     Args:
         loader: A ``DataLoader`` with the data set, sampler and workers of the trainings. Its batch size does not matter.
         share: The name, or a `ShareConfig`; of that, ``name`` and ``window`` count.
+        show: Called every few seconds with a text: which trainings there are, and where they are.
 
     Raises:
         TypeError: ``loader`` is no loader, or ``share`` is neither.
@@ -47,7 +51,7 @@ def serve(loader: Any, share: ShareConfig | str) -> None:
     if not lock.try_to_hold() or status_of(config.name) is not None:
         lock.release()
         raise ValueError(f"there is a reader of share={config.name!r} already: end it first, or give another name")
-    with lock, suppress(KeyboardInterrupt):
+    with lock, suppress(KeyboardInterrupt), _shown(config.name, show):
         run_reader(
             config.name,
             Source(loader_of(parts_of(source))),
@@ -56,6 +60,31 @@ def serve(loader: Any, share: ShareConfig | str) -> None:
             linger_seconds=float("inf"),
             when_ready=lock.release,
         )
+
+
+@contextmanager
+def _shown(name: str, show: Callable[[str], None] | None) -> Iterator[None]:
+    """Shows what the reader does, in a thread, while the ``with`` lasts."""
+    over = threading.Event()
+
+    def run() -> None:
+        written, text = 0, ""
+        while not over.wait(_BETWEEN_SHOWS_SECONDS):
+            if (said := status_of(name)) is not None and show is not None:
+                rate = max(said["written"] - written, 0) / _BETWEEN_SHOWS_SECONDS
+                written, before, text = said["written"], text, "\n".join(lines_about(name, said, rate))
+                if text != before:
+                    show(text)
+
+    thread = threading.Thread(target=run, name="lightning_echo-shown", daemon=True)
+    if show is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if show is not None:
+            thread.join()
 
 
 def status_of(name: str) -> dict[str, Any] | None:

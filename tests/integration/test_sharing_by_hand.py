@@ -2,12 +2,18 @@
 
 import os
 import signal
+import time
+from contextlib import redirect_stdout
+from io import StringIO
+from unittest.mock import patch
 
 import pytest
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.demos.boring_classes import BoringModel
 from sharing_runs import Numbers, end_readers, epochs_of, in_process, indices, loader_of, status, wait_until
 from torch.utils.data import DataLoader
 
-from lightning_echo import ShareConfig, serve
+from lightning_echo import EchoCLI, ShareConfig, serve
 from lightning_echo.__main__ import main
 from lightning_echo.sharing.serving import status_of
 
@@ -66,3 +72,65 @@ def test_the_command_shows_readers_and_their_trainings(capsys):
     assert second.startswith("  ")
     assert "pass 0, " in second
     assert second.endswith('behind="wait"')
+
+
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+
+
+class Model(BoringModel):
+    """Its data is that of the data module."""
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch["noise"].float()[:, None].expand(-1, 32)).sum()
+
+    validation_step = None
+
+
+class Data(LightningDataModule):
+    def __init__(self, batch_size: int = 8):
+        super().__init__()
+        self.batch_size, self.numbers = batch_size, None
+
+    def setup(self, stage):
+        self.numbers = Numbers(48)
+
+    def train_dataloader(self):
+        return DataLoader(self.numbers, self.batch_size, shuffle=True, num_workers=1)
+
+
+def run(*arguments):
+    """`EchoCLI` as a program of the user's calls it."""
+    with patch("sys.argv", ["train.py"]):
+        return EchoCLI(
+            Model, Data, args=list(arguments), trainer_defaults=QUIET, save_config_callback=None, seed_everything_default=False
+        )
+
+
+def sharing_command(connection):
+    with redirect_stdout(StringIO()) as printed:
+        run("share", "--name=data", "--window=1MiB", "--data.batch_size=4")
+    connection.send(printed.getvalue())
+
+
+def test_the_command_of_the_training_program_reads_for_fits_of_the_same_configuration():
+    with in_process(sharing_command) as (process, other):
+        wait_until(lambda: status_of("data") is not None, "the reader is there")
+        cli = run("fit", "--echo.share=data", "--data.batch_size=16", "--trainer.max_epochs=2")
+        assert cli.trainer.global_step == 6
+        assert status()["pid"] == process.pid
+        loader = loader_of(Numbers(48), 8)
+        next(iter(loader))
+        time.sleep(3)  # it shows its trainings every two seconds
+        loader.close()
+        os.kill(process.pid, signal.SIGINT)
+        assert other.poll(60)
+        assert "Numbers of 48 for 1 training" in other.recv()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], "name is missing: train.py share --name sweep"), (["--name=a/b"], "share.name must be 1 to 64 letters")],
+)
+def test_a_command_without_a_name_that_can_be_used_is_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        run("share", *arguments)

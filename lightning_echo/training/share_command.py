@@ -1,0 +1,60 @@
+"""``python train.py share``: a reader by hand, with the data of the same configuration as ``fit``."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from lightning_echo.sharing.serving import serve
+from lightning_echo.sharing.share_config import ShareConfig
+from lightning_echo.training.collection import is_collection
+
+__all__ = ["Shares", "sharing"]
+
+
+class Shares:
+    """A Trainer that can read for others."""
+
+    def share(
+        self,
+        model: pl.LightningModule,
+        datamodule: pl.LightningDataModule | None = None,
+        name: str = "",
+        window: str = "1GiB",
+        ckpt_path: str | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Reads for the trainings that share a name, until it is interrupted (Ctrl-C), and shows which they are.
+
+        Args:
+            model: The model, whose training loader is read if there is no data module.
+            datamodule: The data.
+            name: The name that the trainings share.
+            window: Memory for examples that are prepared and not yet taken by all.
+            ckpt_path: Not used. A configuration that fit has saved may have it.
+            weights_only: Not used, for the same reason.
+
+        Raises:
+            ValueError: There is no name, or the loader cannot be shared.
+            MisconfigurationException: There is no single training loader.
+        """
+        if not name:
+            raise ValueError("name is missing: train.py share --name sweep, as in fit --echo.share sweep")
+        source = model if datamodule is None else datamodule
+        if datamodule is not None:
+            datamodule.prepare_data()
+            datamodule.setup("fit")
+        loader = source.train_dataloader()
+        if is_collection(loader):
+            raise MisconfigurationException(
+                f"share={name!r} is impossible for several loaders: a reader reads one. Return one from train_dataloader"
+            )
+        serve(loader, ShareConfig(name, window=window), show=print)
+
+
+def sharing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:
+    """Returns a subclass that can read for others. It has the same name, so that configurations and messages do not change."""
+    if issubclass(trainer_class, Shares):
+        return trainer_class
+    names = {name: getattr(trainer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(trainer_class.__name__, (Shares, trainer_class), names)
