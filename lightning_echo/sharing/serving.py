@@ -40,6 +40,11 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
         TypeError: ``loader`` is no loader, or ``share`` is neither.
         ValueError: The loader cannot be shared; or there is a reader of this name already.
         RuntimeError: The workers cannot go on.
+
+    Example:
+        >>> serve([[0, 1], [2, 3]], "sweep")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: share='sweep' is impossible here: list does not tell which examples are in its batches...
     """
     config = read_share_config(share)
     if config is None:
