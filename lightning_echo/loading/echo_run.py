@@ -386,12 +386,12 @@ class EchoRun:
                 "set, the sampler or the kind of insertion point has changed. Resume with the same one, or start anew without "
                 "the loader's state"
             )
-        was_shared = state.order is not None and state.order.phase is not None
-        if state.plan is not None and was_shared is not (setting.sharing is not None):
-            here = "does not share" if was_shared else "shares"
+        before = None if state.order is None else state.order.share
+        here = None if setting.sharing is None else setting.sharing.config.name
+        if state.plan is not None and before != here:
             raise EchoStateError(
-                f"the state is of a run that {'shared' if was_shared else 'did not share'} its reading, and this loader {here}: "
-                "they have different orders. Resume with the same share, or start anew without the loader's state"
+                f"the state is of a run with share={before!r}, and this loader has share={here!r}: they have different orders. "
+                f"Resume with share={before!r}, or start anew without the loader's state"
             )
         setting.keep_buffer_of(state)
         state = adapt_state(state, setting)

@@ -201,6 +201,7 @@ class OrderState:
         passes: For a loader without a length: the passes that may have to be read again. The last one is the present pass.
         loader: For a loader with a state of its own, if it is needed to read the live batches again.
         phase: For a training that shares its reading: batches of a pass that came before its first one.
+        share: The name that is shared, from which the order follows.
     """
 
     distances: tuple[Distance, ...] | None = None
@@ -208,6 +209,7 @@ class OrderState:
     passes: tuple[PassStart, ...] | None = None
     loader: OwnLoaderState | None = None
     phase: int | None = None
+    share: str | None = None
 
 
 # --- a stream ---------------------------------------------------------------------------------------------------------

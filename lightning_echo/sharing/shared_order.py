@@ -61,12 +61,13 @@ class SharedOrder:
         layout: How the training cuts and deals out a pass.
         rank: Which share of it is that of this rank.
         phase: Batches of a pass that come before batch 0 of the run, since the training entered within a pass.
+        name: The name that is shared.
     """
 
     exact = True
 
-    def __init__(self, layout: Layout, rank: int, phase: int) -> None:
-        self._layout, self._rank, self._phase = layout, rank, phase
+    def __init__(self, layout: Layout, rank: int, phase: int, name: str) -> None:
+        self._layout, self._rank, self._phase, self._name = layout, rank, phase, name
         self.pass_length = layout.pass_length
         self.position = 0
 
@@ -86,7 +87,7 @@ class SharedOrder:
     def state(self, position: int) -> dict[str, Any]:
         """Returns what a resumed run needs."""
         del position
-        return {"phase": self._phase}
+        return {"phase": self._phase, "share": self._name}
 
     def load(self, state: dict[str, Any]) -> None:
         """Does nothing: what a state says was given when this order was made."""

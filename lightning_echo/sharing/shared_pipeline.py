@@ -269,7 +269,7 @@ class SharedPipeline:
     def _over(self, plan: Plan) -> IndexPipeline:
         """Returns the pipeline of a plan."""
         layout, loader, point = self._layout, self._source.loader, self._choice.point
-        order: Any = SharedOrder(layout, self._rank, self._phase)
+        order: Any = SharedOrder(layout, self._rank, self._phase, self._name)
         requests: ExampleRequests | BatchRequests
         if point.by_batches:
             batched = BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass)

@@ -283,14 +283,20 @@ def rows_of(batch):
     return list(zip(batch["index"].tolist(), batch["noise"].tolist(), strict=True))
 
 
-def test_a_state_of_a_run_that_shared_is_refused_by_one_that_does_not():
+def test_a_state_of_a_run_is_refused_under_another_name_or_none():
     loader = loader_of(Numbers(64), 8)
     next(iter(loader))
     state = loader.state_dict()
     loader.close()
     alone = EchoLoader(DataLoader(Numbers(64), batch_size=8, shuffle=True, num_workers=1), 1, seed=0)
-    with pytest.raises(ValueError, match="of a run that shared its reading, and this loader does not share"):
+    with pytest.raises(ValueError, match=r"of a run with share='data', and this loader has share=None.*Resume with share='data'"):
         alone.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"of a run with share='data', and this loader has share='other'"):
+        loader_of(Numbers(64), 8, name="other").load_state_dict(state)
+    next(iter(alone))
+    with pytest.raises(ValueError, match=r"of a run with share=None, and this loader has share='data'"):
+        loader_of(Numbers(64), 8).load_state_dict(alone.state_dict())
+    alone.close()
 
 
 # ---------------------------------------------------------------------- other data, other loaders

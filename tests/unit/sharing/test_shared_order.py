@@ -53,13 +53,13 @@ def test_a_start_is_at_a_batch_of_its_own_of_which_nothing_is_gone(layout, item)
 
 @given(layouts, st.integers(0, 100), st.lists(st.integers(0, 20), max_size=5))
 def test_items_are_taken_in_order_from_where_it_was_told_to_go(layout, position, counts):
-    order = SharedOrder(layout, 0, 0)
+    order = SharedOrder(layout, 0, 0, "a")
     order.seek(position)
     taken = [item for count in counts for item in order.take(count)]
     assert taken == [item_at(layout, 0, position + offset) for offset in range(sum(counts))]
     assert order.position == position + sum(counts)
 
 
-def test_its_state_is_its_phase():
+def test_its_state_is_its_phase_and_its_name():
     layout = layout_of(10, 1, 2, False)
-    assert SharedOrder(layout, 0, 3).state(7) == {"phase": 3}
+    assert SharedOrder(layout, 0, 3, "a").state(7) == {"phase": 3, "share": "a"}
