@@ -7,6 +7,7 @@ Processor time is that of the reader and its workers, and of the training.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import statistics
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from report import Table, progress, verdict
 from torch.utils.data import DataLoader, Dataset
 from workloads import BATCH_SIZE, WORKERS
 
-from lightning_echo import EchoLoader
+from lightning_echo import EchoCallback, EchoLoader, TargetIdle
 from lightning_echo.sharing.serving import status_of
 
 _FORK = multiprocessing.get_context("fork")
@@ -31,6 +33,8 @@ _TRAININGS = (1, 2, 3, 4)
 _REQUIRED, _MOST_MICROSECONDS, _MOST_HANDOVER_SECONDS, _MOST_ATTACH_SECONDS = 0.95, 150, 0.001, 1.0
 _LARGE = 256  # examples: a batch of 38.5 MB
 _LENGTH = 100_000
+_STEP_SECONDS = {"fast": 0.010, "slow": 0.020}
+_MOST_IDLE, _NEAR = 0.1, 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -58,7 +62,7 @@ def sharing(quick: bool) -> list[Table]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LIGHTNING_ECHO_SHARED"] = folder
         try:
-            return [_speed(quick), _costs(quick), _handing_over(quick)]
+            return [_speed(quick), _costs(quick), _handing_over(quick), _controllers(quick)]
         finally:
             del os.environ["LIGHTNING_ECHO_SHARED"]
 
@@ -256,3 +260,68 @@ def _handing_over(quick: bool) -> Table:
     return Table(
         "sharing_handing_over", f"batches of {_LARGE} x {_BYTES:,} bytes; medians", ("what", "value", "required", "passed"), rows
     )
+
+
+# ---------------------------------------------------------------------- two controllers
+
+
+class _Sleeps(LightningModule):
+    """A step takes so long."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds, self.weight = seconds, torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return self.weight * float(batch[0, 0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class _Few(Images):
+    def __len__(self) -> int:
+        return 640
+
+
+def _fit(connection: Any, seconds: float) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    callback = EchoCallback(
+        TargetIdle(), share={"name": "two", "wait_for": 2, "window": "5MiB", "linger_seconds": 0}, summary=False
+    )
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(max_epochs=6, accelerator="cpu", callbacks=[callback], **quiet)
+    trainer.fit(_Sleeps(seconds), DataLoader(_Few(), 8, num_workers=1))
+    connection.send([(report.factor, report.idle_fraction) for report in callback.reports])
+
+
+def _controllers(quick: bool) -> Table:
+    """A training twice as fast as another: it should echo by 2, and the other one not at all."""
+    del quick  # it takes half a minute
+    progress("sharing: two controllers")
+    found = {}
+    started = []
+    for name, seconds in _STEP_SECONDS.items():
+        here, there = _FORK.Pipe()
+        process = _FORK.Process(target=_fit, args=(there, seconds))
+        process.start()
+        started.append((name, here, process))
+    for name, here, process in started:
+        if not here.poll(120):
+            raise RuntimeError(f"the {name} training does not end")
+        found[name] = here.recv()
+        process.join()
+    rows = []
+    for name, wanted in (("fast", 2.0), ("slow", 1.0)):
+        factor, idle = found[name][2]  # found in the first epoch; the fast one is at work until the third of the slow one's
+        passed = abs(factor - wanted) <= _NEAR * wanted and idle <= _MOST_IDLE
+        rows.append(
+            (name, 1e3 * _STEP_SECONDS[name], factor, idle, f"{wanted:g} +- {100 * _NEAR:g} %, <= {_MOST_IDLE}", verdict(passed))
+        )
+    text = (
+        "two trainings with TargetIdle, batch 8, a source that takes no time, behind='wait': factor and idle fraction in the "
+        "third epoch"
+    )
+    return Table("sharing_controllers", text, ("training", "step ms", "factor", "idle", "required", "passed"), rows)

@@ -121,11 +121,17 @@ def wait_until(holds, what):
         time.sleep(0.005)
 
 
+def _with_one_thread(run, *args):
+    """What OpenMP's threads did in the parent, a forked child waits for in vain."""
+    torch.set_num_threads(1)
+    run(*args)
+
+
 @contextmanager
 def in_process(run, *args):
     """Runs ``run(connection, *args)`` in a process of its own; gives the process and the other end of the connection."""
     here, there = FORK.Pipe()
-    process = FORK.Process(target=run, args=(there, *args), daemon=False)
+    process = FORK.Process(target=_with_one_thread, args=(run, there, *args), daemon=False)
     process.start()
     there.close()
     try:

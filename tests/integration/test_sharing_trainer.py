@@ -1,6 +1,5 @@
 """Sharing under Lightning's Trainer: a callback, a data module, a checkpoint, a collection of loaders."""
 
-import time
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,7 +10,7 @@ from sharing_runs import end_readers, in_process
 from torch.utils.data import DataLoader
 from trainer_runs import Data, Killed, Recorder, SaveAt, Scans, fit
 
-from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, ShareConfig, TargetIdle
+from lightning_echo import EchoCallback, EchoConfig, EchoDataModule, ShareConfig
 
 LENGTH = 42
 SHARE: dict[str, Any] = {"name": "fit", "linger_seconds": 0.5, "window": "1MiB"}
@@ -122,38 +121,3 @@ class TwoLoaders(pl.LightningDataModule):
 def test_several_loaders_are_refused_with_the_way_out() -> None:
     with pytest.raises(MisconfigurationException, match="share='fit' is impossible for several loaders"):
         fit(TwoLoaders(), model=Recorder(), callbacks=[EchoCallback(share=SHARE)])
-
-
-class Steps(Recorder):
-    """A step takes so long."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        time.sleep(self.seconds)
-        return super().training_step(batch, batch_idx)
-
-
-def train_with_a_controller(connection: Any, seconds: float) -> None:
-    callback = EchoCallback(TargetIdle(), share={**SHARE, "wait_for": 2, "window": 2**14})
-    data = SameData(length=640, batch_size=8)
-    fit(data, model=Steps(seconds), callbacks=[callback], max_epochs=6)
-    connection.send([(report.factor, report.idle_fraction) for report in callback.reports])
-
-
-@pytest.mark.alone
-def test_a_training_twice_as_fast_echoes_and_the_slower_one_does_not() -> None:
-    with (
-        in_process(train_with_a_controller, 0.010) as (_, from_fast),
-        in_process(train_with_a_controller, 0.020) as (_, from_slow),
-    ):
-        assert from_fast.poll(120)
-        fast = from_fast.recv()
-        assert from_slow.poll(120)
-        slow = from_slow.recv()
-    assert [factor for factor, _ in slow[:3]] == [1] * 3  # then the fast one has ended
-    factor, idle = fast[3]
-    assert 1.6 < factor < 2.4
-    assert idle < 0.1
