@@ -15,7 +15,6 @@ __all__ = ["BEHIND", "JOIN", "ShareConfig", "read_share_config"]
 
 BEHIND = ("wait", "skip")
 JOIN = ("now", "pass")
-_RESTART = (True, False)
 _LEAST_BYTES = 2**12
 _WINDOW = 'a string with a unit such as "1GiB", a share of the free memory such as 0.1, or a number of bytes'
 
@@ -64,7 +63,7 @@ class ShareConfig:
         for option, known in (("behind", BEHIND), ("join", JOIN)):
             if (value := getattr(self, option)) not in known:
                 raise ValueError(f"share.{option} must be {' or '.join(map(repr, known))}, got {value!r}")
-        if self.restart not in _RESTART or not isinstance(self.restart, bool):
+        if not isinstance(self.restart, bool):
             raise TypeError(f"share.restart must be True or False, got {self.restart!r}")
         if isinstance(self.wait_for, bool) or not isinstance(self.wait_for, Integral) or self.wait_for < 1:
             raise ValueError(f"share.wait_for must be a number of trainings, 1 or more, got {self.wait_for!r}")

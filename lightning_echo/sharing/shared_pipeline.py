@@ -48,11 +48,9 @@ class SharedCounts:
 
     Attributes:
         missed: Examples that other trainings had and this one, on this rank, did not.
-        others: Trainings that were at work beside it when it entered.
     """
 
     missed: int = 0
-    others: int = 0
 
 
 class SharedExamples:
@@ -195,14 +193,12 @@ class SharedPipeline:
         if saved is None:
             begin = launch.begin_at
             place = self._attachment.enter(self._item(begin.position) if begin.position else None)
-            self._counts.others = place.others
             return self._begin(self._say(place, begin), begin.number)
         self._phase = (launch.state["order"] or {}).get("phase") or 0
         plan = plan_from_state(shared_shape(self._shape, self._phase), saved)
         self._factors = [(0, plan.factor), *((number, factor) for number, factor in saved["pending"])]
         wish = self._item(plan.oldest_call)
         place = self._attachment.enter(wish)
-        self._counts.others = place.others
         if place.item != wish:
             return self._begin(self._say(place, Start(plan.position, plan.number)), plan.number)
         items = [item for live in plan.live() for item in self._items_of(live.position)]

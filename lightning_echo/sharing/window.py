@@ -190,21 +190,10 @@ class Window:
         copied = bytearray(memoryview(self._memory)[at : at + (size & _MOST_SIZE)])
         return (size >> _KIND_SHIFT, copied) if self.has(item) else None
 
-    def held(self, until: int) -> tuple[int, int]:
-        """Returns how many items are in the window, and their bytes; of those before ``until``."""
-        rows = self._rows
-        there = (rows[:, 0] > 0) & (rows[:, 0] <= until)
-        return int(there.sum()), int((rows[there, 2] & np.uint64(_MOST_SIZE)).sum())
-
     @property
     def last_written(self) -> int:
         """The last item that was written; -1 if none was."""
         return int(self._rows[:, 0].max()) - 1
-
-    @property
-    def data_bytes(self) -> int:
-        """Memory for examples."""
-        return self.workers * self.ring_bytes
 
     def close(self) -> None:
         """Closes the descriptor. The memory goes with the last reference: another thread may look at it just now."""

@@ -38,7 +38,6 @@ def test_what_was_put_is_copied_out_with_its_kind(make):
     assert window.copy(1) is None
     assert window.end_from(0) == 1
     assert window.last_written == 0
-    assert window.held(10) == (1, 5)
 
 
 def test_an_example_of_many_pieces_is_written_whole(make):

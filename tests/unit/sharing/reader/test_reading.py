@@ -1,0 +1,46 @@
+"""The reader's order: every pass has each index once, an index comes again late enough, and any reader may begin anywhere."""
+
+from itertools import islice
+
+import pytest
+from torch.utils.data import DataLoader
+
+from lightning_echo.fetching.source import Source
+from lightning_echo.sharing.reader.reading import chunks, order_of
+from lightning_echo.sharing.window import CHUNK
+
+LENGTH, PASSES = 61, 6
+
+
+def source(**options):
+    return Source(DataLoader(range(LENGTH), **{"shuffle": True, **options}))
+
+
+def stream(begin=0, count=PASSES * LENGTH, **options):
+    """The indices of so many items from ``begin`` on."""
+    found = []
+    for chunk in islice(chunks(order_of(source(**options), 7), begin), count // CHUNK + 2):
+        found += chunk.indices[chunk.skipped :]
+    return found[:count]
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"shuffle": None, "sampler": list(range(LENGTH))}])
+def test_each_pass_has_each_index_once_and_two_uses_are_a_third_of_a_pass_apart(options):
+    indices = stream(**options)
+    last_seen = {}
+    for number in range(PASSES):
+        assert sorted(indices[number * LENGTH : (number + 1) * LENGTH]) == list(range(LENGTH))
+    for item, index in enumerate(indices):
+        assert item - last_seen.get(index, -LENGTH) >= LENGTH // 3
+        last_seen[index] = item
+
+
+@pytest.mark.parametrize("begin", [1, 31, 32, 60, 61, 150])
+def test_a_reader_that_begins_within_a_pass_has_the_same_indices(begin):
+    assert stream(begin, 100) == stream()[begin : begin + 100]
+
+
+def test_chunks_are_cut_at_the_same_items_wherever_a_reader_begins():
+    first, second = islice(chunks(order_of(source(), 7), 40), 2)
+    assert (first.first, first.skipped, len(first.indices)) == (CHUNK, 40 - CHUNK, CHUNK)
+    assert (second.first, second.skipped) == (2 * CHUNK, 0)
