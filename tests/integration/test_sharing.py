@@ -179,6 +179,14 @@ def test_waiting_for_a_slower_training_is_measured_apart():
     assert waited.for_peers > 3 * waited.for_reading
 
 
+def test_a_training_tells_how_long_it_is_busy_with_an_example():
+    loader = loader_of(Numbers(160), 8)
+    epochs_of(loader, 1, lambda: time.sleep(0.02))
+    told = loader.sharing._attachment._link.window.slowest_need_nanoseconds
+    loader.close()
+    assert told >= 0.02 * 1e9 / 8  # sleeping never takes less
+
+
 def test_a_reader_that_all_have_left_begins_anew():
     one = loader_of(Numbers(64), 8, linger_seconds=20)
     first = [examples(epoch) for epoch in epochs_of(one, 1)]

@@ -170,3 +170,11 @@ def test_the_time_of_an_example_is_that_of_all_workers_together(make):
     Ring(window, 0).note_prepared(30, 6_000_000_000)
     Ring(window, 1).note_prepared(10, 2_000_000_000)
     assert window.seconds_per_example == pytest.approx(8 / 40 / 2)
+
+
+def test_a_copy_of_what_was_overwritten_meanwhile_is_thrown_away(make, monkeypatch):
+    window = make()
+    Ring(window, 0).put(0, 0, [b"old"], 3)
+    assert window.copy(0) == (0, bytearray(b"old"))
+    monkeypatch.setattr(window, "has", lambda item: False)  # the stamp has gone while the bytes were copied
+    assert window.copy(0) is None

@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.fetching.source import Source
 from lightning_echo.sharing.reader.server import Server
+from lightning_echo.sharing.reader.trainings import Training
 from lightning_echo.sharing.wire import Gone, new_socket, receive, send
 
 HELLO = {
@@ -154,3 +156,28 @@ def test_other_data_is_refused_with_what_differs(path):
         assert message == {"refused": "its data set is [range of 9], and that of the reader is [range of 8]"}
         with pytest.raises((Gone, socket.timeout)):
             receive(connection)
+
+
+def test_after_a_reader_has_died_nothing_is_overwritten_until_its_trainings_are_back():
+    server = Server(
+        new_socket(),
+        Source(DataLoader(range(8), num_workers=1)),
+        seed=0,
+        data_print={},
+        window_bytes=8192,
+        linger_seconds=0.2,
+        expected=2,
+    )
+    window = SimpleNamespace(low=0, trainings=0, slowest_need_nanoseconds=0)
+    server._reading = SimpleNamespace(window=window, close=lambda: None)
+    options = {"pid": 1, "label": "", "behind": "wait", "join": "now", "wait_for": 1, "wish": None, "goes_on": True, "ranks": 1}
+    server._trainings.all.append(Training(**options, group="a", cursor=5))
+    server._move_low()
+    assert (window.low, window.trainings) == (0, 1)
+    server._trainings.all.append(Training(**options, group="b", cursor=4))
+    server._move_low()
+    assert (window.low, window.trainings) == (4, 2)
+    server._trainings.all.pop()  # from now on it may leave as any other
+    server._move_low()
+    assert window.low == 5
+    server.close()
