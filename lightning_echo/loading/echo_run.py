@@ -387,7 +387,7 @@ class EchoRun:
                 "the loader's state"
             )
         before = None if state.order is None else state.order.share
-        here = None if setting.sharing is None else setting.sharing.config.name
+        here = setting.sharing.config.name if setting.sharing is not None and setting.sharing.is_replayed else None
         if state.plan is not None and before != here:
             raise EchoStateError(
                 f"the state is of a run with share={before!r}, and this loader has share={here!r}: they have different orders. "

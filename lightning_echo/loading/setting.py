@@ -28,6 +28,7 @@ from lightning_echo.planning.plans import make_plan
 from lightning_echo.planning.shape import Reuse
 from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.sharing.loader_sharing import LoaderSharing, point_of_shared
+from lightning_echo.sharing.reader.loader_parts import unit_of
 from lightning_echo.sharing.share_config import ShareConfig
 
 __all__ = ["Setting"]
@@ -76,9 +77,11 @@ class Setting:
     ) -> None:
         self._ranks, self.reuse = ranks, reuse
         self.source = Source(loader)
-        self.sharing = None if share is None else LoaderSharing(share, self.source, has_cache=cache is not None)
+        self.sharing = None
         if share is not None:
-            point = point_of_shared(point)
+            point = point_of_shared(point, unit_of(self.source))
+            self.sharing = LoaderSharing(share, self.source, has_cache=cache is not None)
+            self.source = self.sharing.source
         self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
         if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
             point = earliest(Needs.examples)  # what is held whole does not augment, so that there is nothing to redo
@@ -271,7 +274,7 @@ class Setting:
 
     def lookahead(self, largest_factor: float) -> int:
         """Returns how many batches after the delivered one may be planned already."""
-        if self.sharing is not None and not self.by_batches:
+        if self.sharing is not None and self.sharing.is_replayed and not self.by_batches:
             return self.sharing.lookahead
         return lookahead(self.source, self.by_batches, largest_factor)
 
@@ -287,6 +290,11 @@ class Setting:
         Raises:
             RuntimeError: The data would be divided among ranks that need the same data.
         """
+        if self.sharing is not None and not self.sharing.is_replayed:
+            return self.sharing.start_over_stream(lambda: self._start_own(launch))
+        return self._start_own(launch)
+
+    def _start_own(self, launch: Launch) -> Pipeline:
         key = rank_key(launch.seed, self._noise_rank())
         if self.by_streams:
             shape = shape_of_stream_worker(self.source, self.buffer_size, launch.seed, self.reuse)
@@ -294,7 +302,7 @@ class Setting:
         layout = self.layout()
         shape = shape_of(self.source, layout, self.buffer_size, launch.seed, self.by_batches, self.reuse)
         rank = self._shards()[1]
-        if self.sharing is not None:
+        if self.sharing is not None and self.sharing.is_replayed:
             return self.sharing.start(self.choice, layout, shape, launch, rank=rank, key=key)
         caching = None if self.cache is None else self.cache.caching()
         return start_index_pipeline(self.source, self.choice, layout, shape, launch, rank=rank, key=key, caching=caching)

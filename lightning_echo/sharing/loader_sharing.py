@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from typing import Any
+
+from torch.utils.data import DataLoader
 
 from lightning_echo.caching.node_cache import gathered, nodes_of, place_of_process
 from lightning_echo.fetching.choice import Choice
 from lightning_echo.fetching.layout import Launch, Layout
 from lightning_echo.fetching.prefetch import DEPTH
+from lightning_echo.fetching.restartable_pipeline import Pipeline
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.planning.shape import PlanShape
-from lightning_echo.sharing.attachment import Attachment, Group, Waited
+from lightning_echo.sharing.reader.loader_parts import Unit, unit_of
 from lightning_echo.sharing.same_data import print_of
 from lightning_echo.sharing.share_config import ShareConfig
-from lightning_echo.sharing.shared_pipeline import SharedCounts, SharedPipeline
 from lightning_echo.sharing.starting import payload_of
+from lightning_echo.sharing.taking.attachment import Attachment, Group, Waited
+from lightning_echo.sharing.taking.pace import Pace, PacedPipeline
+from lightning_echo.sharing.taking.shared_pipeline import SharedCounts, SharedPipeline
+from lightning_echo.sharing.taking.shared_stream import SharedBatches, SharedStream, SizedSharedStream
+from lightning_echo.sharing.window import Window
 
 __all__ = ["LoaderSharing", "check_shareable", "point_of_shared"]
 
 
-def point_of_shared(point: InsertionPoint) -> InsertionPoint:
+def point_of_shared(point: InsertionPoint, unit: Unit) -> InsertionPoint:
     """Returns the insertion point of a loader that shares.
 
     Args:
         point: What the user asks for.
+        unit: What is shared.
 
     Raises:
         ValueError: It lies before what is shared.
     """
     if point is InsertionPoint.auto:
-        return earliest(Needs.examples)
+        return point if unit.is_of_batch else earliest(Needs.examples)
     if point not in points_from(Needs.examples):
         raise ValueError(
             f"{point.option} is impossible with share: examples are shared as the reader has augmented them. Use "
@@ -52,6 +61,8 @@ class LoaderSharing:
 
     Attributes:
         config: The options.
+        source: What this training takes its examples from: its own loader; or, where that is not read by index, what stands in
+            for it.
 
     Raises:
         ValueError: The loader cannot share.
@@ -59,7 +70,7 @@ class LoaderSharing:
 
     def __init__(self, config: ShareConfig, source: Source, *, has_cache: bool) -> None:
         self.config, self._counts = config, SharedCounts()
-        self._source = source
+        self._users, self._unit = source, unit_of(source)
         self._attachment: Attachment | None = None
         self._waited_before = Waited()
         if has_cache:
@@ -68,6 +79,19 @@ class LoaderSharing:
                 'cache instead: DataLoader(CachedDataset(dataset, "8GiB"), ...)'
             )
         check_shareable(config, source)
+        self._stream = _stream_of(config, source) if self._unit is Unit.streamed else SharedStream(config)
+        self._batches: SharedBatches | None = None
+        self.source = source
+        if self._unit is Unit.streamed:
+            self.source = Source(_loader_over(self._stream, source.loader))
+        elif self._unit.is_of_batch:
+            self._batches = _batches_of(self._stream, source, self._unit)
+            self.source = Source(self._batches)
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether any reader finds each item again, so that the order of a run follows from the name."""
+        return self._unit.is_replayed
 
     @property
     def lookahead(self) -> int:
@@ -82,7 +106,10 @@ class LoaderSharing:
     @property
     def missed_examples(self) -> int:
         """Examples that other trainings had and this rank missed, since the reader does not wait with ``behind="skip"``."""
-        return self._counts.missed
+        return self._counts.missed + self._stream.missed * self._examples_of_item()
+
+    def _examples_of_item(self) -> int:
+        return 1 if self._batches is None else self._batches.rows
 
     @property
     def most_factor(self) -> float | None:
@@ -112,18 +139,10 @@ class LoaderSharing:
             TypeError: The loader cannot be sent to the reader.
             ReaderError: No reader could begin.
         """
-        self._waited_before = self.waited
-        data_print = print_of(self._source)
-        self._attachment = Attachment(
-            self.config,
-            lambda: payload_of(self.config, self._source, data_print),
-            data_print,
-            tell_every=layout.batch_size * layout.replicas,
-            group=self._group(layout.replicas),
-        )
+        attachment = self._attach(layout.batch_size * layout.replicas, self._group(layout.replicas))
         try:
             return SharedPipeline(
-                self._source,
+                self._users,
                 choice,
                 layout,
                 shape,
@@ -131,12 +150,50 @@ class LoaderSharing:
                 rank=rank,
                 key=key,
                 name=self.config.name,
-                attachment=self._attachment,
+                attachment=attachment,
                 counts=self._counts,
             )
         except BaseException:
-            self._attachment.close()
+            attachment.close()
             raise
+
+    def start_over_stream(self, start: Callable[[], Pipeline]) -> PacedPipeline:
+        """Attaches to the reader, and starts the pipeline over what stands in for the training's loader.
+
+        Args:
+            start: Starts it.
+
+        Raises:
+            ValueError: There are several ranks; or other data has this name.
+            TypeError: The loader cannot be sent to the reader.
+            ReaderError: No reader could begin.
+        """
+        if (ranks := len(gathered(0))) > 1:
+            raise ValueError(
+                f"share={self.config.name!r} is impossible here: {self._unit.value} cannot be divided among {ranks} ranks. "
+                "Use a DataLoader over a map-style data set, which can; or leave share out"
+            )
+        size = 1 if self._unit.is_of_batch else self._users.loader.batch_size
+        attachment = self._attach(size, Group.of_one(), self._stream.follow)
+        self._stream.attach(attachment)
+        try:
+            return PacedPipeline(start(), attachment, Pace(attachment, self._examples_of_item))
+        except BaseException:
+            attachment.close()
+            raise
+
+    def _attach(self, tell_every: int, group: Group, follow: Callable[[Window, int], int] | None = None) -> Attachment:
+        self._waited_before = self.waited
+        data_print = print_of(self._users)
+        self._attachment = Attachment(
+            self.config,
+            lambda: payload_of(self.config, self._users, data_print),
+            data_print,
+            tell_every=tell_every,
+            group=group,
+            follow=follow,
+        )
+        return self._attachment
 
     def _group(self, replicas: int) -> Group:
         names = gathered(uuid.uuid4().hex)
@@ -172,22 +229,31 @@ def check_shareable(config: ShareConfig, source: Source) -> None:
 
 def _why_not(source: Source) -> str:
     """Says why a loader cannot share, and the way out; empty if it can."""
-    kind = type(source.loader).__name__
-    if source.streams or source.reads_stream:
-        return "the data set is a stream, whose order a reader that has died leaves unknown. Copy it to a local disk, or cache it"
-    if not source.rebuilds:
-        return f"{kind} does not tell which examples are in its batches. Use a DataLoader over a map-style data set"
-    if source.own_batches:
-        return "the loader has a batch_sampler of its own. Give it batch_size and a sampler"
     if source.shards_itself:
         return "its sampler divides the data among ranks itself. Give it a plain sampler: a loader that shares divides its data"
-    if not (source.is_sequential or source.is_shuffled) and _has_state(source.sampler):
-        return (
-            f"its sampler ({type(source.sampler).__name__}) has a generator or a state of its own, which a second reader would "
-            "not find again if the first one died. Leave its generator out: it gets one that follows from the name"
-        )
     return ""
 
 
-def _has_state(sampler: Any) -> bool:
-    return getattr(sampler, "generator", None) is not None or callable(getattr(sampler, "state_dict", None))
+def _stream_of(config: ShareConfig, source: Source) -> SharedStream:
+    """Returns what stands in for a stream."""
+    dataset = source.loader.dataset
+    return SizedSharedStream(config, len(dataset)) if hasattr(dataset, "__len__") else SharedStream(config)
+
+
+def _loader_over(stream: SharedStream, loader: Any) -> DataLoader[Any]:
+    """Returns the training's own loader, over the reader's stream."""
+    return DataLoader(
+        stream,
+        batch_size=loader.batch_size,
+        collate_fn=loader.collate_fn,
+        drop_last=loader.drop_last,
+        pin_memory=loader.pin_memory,
+    )
+
+
+def _batches_of(stream: SharedStream, source: Source, unit: Unit) -> SharedBatches:
+    """Returns what stands in for a loader that makes its batches by itself."""
+    if unit is Unit.examples_of_batch:
+        return SharedBatches(stream, source.length, None, source.loader.collate_fn)
+    size = getattr(source.loader, "batch_size", None)
+    return SharedBatches(stream, source.length, size if isinstance(size, int) else None, None)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from lightning_echo.caching.record import NotPlainError, decode, encode_plain
 
-__all__ = ["ERROR", "Packed", "SharedReadError", "pack", "pack_error", "unpack"]
+__all__ = ["END", "ERROR", "Packed", "SharedReadError", "pack", "pack_error", "unpack"]
 
-PLAIN, REWRITTEN, ERROR = 0, 1, 2  # kinds
+PLAIN, REWRITTEN, ERROR, END = 0, 1, 2, 3  # kinds; the last has no bytes: it says that a pass has ended
 _MOST_TEXT = 4000  # characters of an error's message
 _NAMED, _TUPLE = "named", "tuple"  # tags of a tuple in a rewritten example
 

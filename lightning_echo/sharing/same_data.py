@@ -2,13 +2,17 @@
 
 Compared are the chain of data sets (names and lengths), the sampler (class and plain options) and two examples, read under fixed
 seeds: their bytes tell of transforms and of the files behind them. An example that is another one each time it is read tells
-nothing. Not compared are batch size, collate function, ``drop_last``, workers, pinning, and all that belongs to the training.
+nothing. Of what is not read by index, classes and plain options are compared, and nothing is read.
+
+Not compared are batch size, collate function, ``drop_last``, workers, pinning, and all that belongs to the training.
 """
 
 from __future__ import annotations
 
 import threading
 from typing import Any
+
+from torch.utils.data import DataLoader
 
 from lightning_echo.caching.keys import Keys, NoKeysError
 from lightning_echo.caching.record import digest_of
@@ -25,6 +29,11 @@ _READING = threading.Lock()  # trainings in threads of a process must not seed i
 
 def print_of(source: Source) -> dict[str, str]:
     """Returns what is compared of a loader's data, by name, for people."""
+    if not source.rebuilds:
+        loader = source.loader
+        dataset = getattr(loader, "dataset", None)
+        kinds = [f"{type(each).__name__}({_options(each, 'batch_size')})" for each in (loader, dataset) if each is not None]
+        return {"data set": " over ".join(kinds)[:_MOST_TEXT]}
     return {
         "data set": _data_sets(source.loader.dataset)[:_MOST_TEXT],
         "sampler": _sampler(source)[:_MOST_TEXT],
@@ -60,11 +69,19 @@ def _data_sets(dataset: Any) -> str:
 
 def _sampler(source: Source) -> str:
     sampler = source.sampler
+    return f"{type(sampler).__name__}({_options(sampler)}) of {len(sampler):,}"
+
+
+def _options(thing: Any, *left_out: str) -> str:
+    """Returns the plain attributes of an object, for people; not those of a ``DataLoader``, which the trainings choose."""
+    if isinstance(thing, DataLoader):
+        return ""
     plain = {
-        name: value for name, value in vars(sampler).items() if isinstance(value, _PLAIN) and name.strip("_") not in _NOT_COMPARED
+        name: value
+        for name, value in getattr(thing, "__dict__", {}).items()
+        if isinstance(value, _PLAIN) and name.strip("_") not in (*_NOT_COMPARED, *left_out)
     }
-    options = ", ".join(f"{name.strip('_')}={value!r}" for name, value in sorted(plain.items()))
-    return f"{type(sampler).__name__}({options}) of {len(sampler):,}"
+    return ", ".join(f"{name.strip('_')}={value!r}" for name, value in sorted(plain.items()))
 
 
 def _examples(source: Source) -> str:

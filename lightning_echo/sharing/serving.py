@@ -13,7 +13,8 @@ from lightning_echo.protecting.memory import bytes_in_words
 from lightning_echo.sharing.folder import FileLock, names, socket_of, starter_lock_of
 from lightning_echo.sharing.loader_sharing import check_shareable
 from lightning_echo.sharing.reader.loader_parts import loader_of, parts_of
-from lightning_echo.sharing.reader.process import run_reader
+from lightning_echo.sharing.reader.process import run_reader, seed_of
+from lightning_echo.sharing.reader.stream_reading import first_item
 from lightning_echo.sharing.same_data import print_of
 from lightning_echo.sharing.share_config import ShareConfig, read_share_config
 from lightning_echo.sharing.wire import Gone, new_socket, receive, send
@@ -42,9 +43,9 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
         RuntimeError: The workers cannot go on.
 
     Example:
-        >>> serve([[0, 1], [2, 3]], "sweep")  # doctest: +ELLIPSIS
+        >>> serve([[0, 1], [2, 3]], None)
         Traceback (most recent call last):
-        ValueError: share='sweep' is impossible here: list does not tell which examples are in its batches...
+        TypeError: share must be a name or a ShareConfig, got None
     """
     config = read_share_config(share)
     if config is None:
@@ -59,7 +60,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
     with lock, suppress(KeyboardInterrupt), _shown(config.name, show):
         run_reader(
             config.name,
-            Source(loader_of(parts_of(source))),
+            Source(loader_of(parts_of(source), seed_of(config.name))),
             data_print=data_print,
             window_bytes=config.window_bytes(),
             linger_seconds=float("inf"),
@@ -147,5 +148,7 @@ def lines_about(name: str, said: dict[str, Any], examples_per_second: float) -> 
 def _line_about(training: dict[str, Any], length: int) -> str:
     if training["at"] is None:
         return f"{training['label']}: waits for other trainings"
+    if not length:
+        return f'{training["label"]}: item {training["at"] % first_item(1)}, behind="{training["behind"]}"'
     number, taken = divmod(training["at"], length)
     return f'{training["label"]}: pass {number}, {100 * taken // length} %, behind="{training["behind"]}"'

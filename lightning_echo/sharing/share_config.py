@@ -32,7 +32,9 @@ class ShareConfig:
         wait_for: The reader begins when so many trainings have come.
         window: Memory for examples that are prepared and not yet taken by all: a string with a unit (``"1GiB"``), a share of the
             free memory between 0 and 1, or an integer (bytes). What the training counts that starts the reader.
-        restart: Whether a training starts another reader when the reader has died.
+        restart: Whether a training starts another reader when the reader has died. Data that is not read by index (a stream, a
+            loader of whole batches) cannot be gone on with in the middle of a pass: ``True`` is an error there, and ``"pass"``
+            goes on with the next pass.
         linger_seconds: For how long the reader stays after the last training has left, seconds.
 
     Raises:
@@ -50,7 +52,7 @@ class ShareConfig:
     join: str = "now"
     wait_for: int = 1
     window: int | float | str = "1GiB"
-    restart: bool = True
+    restart: bool | str = True
     linger_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -63,8 +65,8 @@ class ShareConfig:
         for option, known in (("behind", BEHIND), ("join", JOIN)):
             if (value := getattr(self, option)) not in known:
                 raise ValueError(f"share.{option} must be {' or '.join(map(repr, known))}, got {value!r}")
-        if not isinstance(self.restart, bool):
-            raise TypeError(f"share.restart must be True or False, got {self.restart!r}")
+        if self.restart != "pass" and not isinstance(self.restart, bool):
+            raise TypeError(f"share.restart must be True, False or 'pass', got {self.restart!r}")
         if isinstance(self.wait_for, bool) or not isinstance(self.wait_for, Integral) or self.wait_for < 1:
             raise ValueError(f"share.wait_for must be a number of trainings, 1 or more, got {self.wait_for!r}")
         is_time = isinstance(self.linger_seconds, Real) and not isinstance(self.linger_seconds, bool)

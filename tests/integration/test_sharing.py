@@ -9,7 +9,7 @@ from sharing_runs import FORK, Numbers, end_readers, epochs_of, examples, indice
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
 from lightning_echo import EchoLoader
-from lightning_echo.sharing.attachment import SharedDataDiffers
+from lightning_echo.sharing.taking.attachment import SharedDataDiffers
 
 
 @pytest.fixture(autouse=True)
@@ -350,24 +350,24 @@ def test_batch_size_workers_seed_and_collate_function_are_not_compared():
     assert one == other
 
 
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(range(10))
-
-
-@pytest.mark.parametrize(
-    ("loader", "why"),
-    [
-        (DataLoader(Stream(), batch_size=2), "the data set is a stream"),
-        ([torch.zeros(2)], "does not tell which examples"),
-        (DataLoader(range(8), batch_sampler=[[0, 1], [2, 3]]), "batch_sampler of its own"),
-        (DataLoader(range(8), sampler=SubsetRandomSampler(range(4), torch.Generator())), "a generator or a state of its own"),
-        (DataLoader(range(8), sampler=DistributedSampler(range(8), 2, 0)), "divides the data among ranks itself"),
-    ],
-)
-def test_loaders_that_cannot_share_are_refused_with_the_way_out(loader, why):
-    with pytest.raises(ValueError, match=f"share='data' is impossible here.*{why}"):
+def test_a_sampler_that_divides_among_ranks_is_refused_with_the_way_out():
+    loader = DataLoader(range(8), sampler=DistributedSampler(range(8), 2, 0))
+    with pytest.raises(ValueError, match="share='data' is impossible here: its sampler divides the data among ranks itself"):
         EchoLoader(loader, 1, share="data")
+
+
+def test_a_sampler_with_a_generator_has_an_order_that_follows_from_the_name():
+    def order(seed):
+        sampler = SubsetRandomSampler(range(16), torch.Generator().manual_seed(seed))
+        loader = EchoLoader(DataLoader(Numbers(16), batch_size=4, sampler=sampler), 1, share="data")
+        try:
+            return [indices(epoch) for epoch in epochs_of(loader, 2)]
+        finally:
+            loader.close()
+            end_readers()
+
+    assert order(1) == order(2)
+    assert [sorted(each) for each in order(1)] == [list(range(16))] * 2
 
 
 def test_on_another_system_it_is_refused_with_the_reason(monkeypatch):

@@ -24,9 +24,9 @@ from sharing_runs import (
     wait_until,
 )
 
-from lightning_echo.sharing.attachment import ReaderError
 from lightning_echo.sharing.folder import socket_of
 from lightning_echo.sharing.packing import SharedReadError
+from lightning_echo.sharing.taking.attachment import ReaderError
 from lightning_echo.sharing.wire import new_socket, receive, send
 
 LENGTH = 240

@@ -1,4 +1,5 @@
 """The reader: the process that reads and prepares for all trainings that share a name.
 
-`process.py` is what it runs; `reading.py` what its workers do; `server.py` what it knows of its trainings.
+`process.py` is what it runs. `loader_parts.py` says what it gets of a loader, `reading.py` and `stream_reading.py` what its
+workers do with that, `trainings.py` and `server.py` what it knows of its trainings.
 """

@@ -74,7 +74,7 @@ def main(name: str, status: int) -> None:
 
 
 def _serve(name: str, status: int, payload: Payload) -> None:
-    source, options = Source(loader_of(cloudpickle.loads(payload.loader))), payload.options
+    source, options = Source(loader_of(cloudpickle.loads(payload.loader), seed_of(name))), payload.options
 
     def say() -> None:
         os.write(status, READY)

@@ -2,12 +2,12 @@
 
 Item ``n`` of the endless stream is slot ``n % length`` of pass ``n // length``. Its index follows from the seed and ``n``, and
 so do the random numbers that are drawn for it. So any reader can begin at any item. Two uses of an index are a third of a pass
-apart at
-least: no training meets an index that it still holds, and none needs to change the order.
+apart at least: no training meets an index that it still holds, and none needs to change the order.
 
 Items are asked of the workers in chunks of `CHUNK`, cut at multiples of that number wherever a reader begins: a data set that
 reads many examples at once (``__getitems__``) then draws the same numbers for them. The workers are those of a ``DataLoader``,
-and what it hands out of a chunk is only that it is done: the examples go into the window.
+and what it hands out of a chunk is only that it is done: the examples go into the window. Loaders without such an order are read
+by ``stream_reading.py``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lightning_echo.planning.hashing import mix
 from lightning_echo.planning.order import Order
 from lightning_echo.protecting.seeding import EXAMPLE, Seeding
 from lightning_echo.sharing.packing import pack, pack_error
+from lightning_echo.sharing.reader.stream_reading import close_inherited
 from lightning_echo.sharing.window import CHUNK, Closed, Ring, TooLargeError, Window
 from lightning_echo.splitting.stages import uncut_stages
 from lightning_echo.workers.dataset import EchoDataset, add_note
@@ -115,8 +116,7 @@ class Preparation:
     def _begin(self) -> Ring:
         worker = get_worker_info()
         assert worker is not None  # a reader has workers
-        for descriptor, inode in self._sockets:
-            _close_if(descriptor, inode)
+        close_inherited(self._sockets)
         parent = os.getppid()
         self._ring = Ring(self._window, worker.id, lambda: os.getppid() != parent)
         stages = uncut_stages(self.dataset)
@@ -165,15 +165,6 @@ class Preparation:
             add_note(error, note)
         kind, parts, size = pack_error(error)
         self._ring.put(item, kind, parts, size)
-
-
-def _close_if(descriptor: int, inode: int) -> None:
-    """Closes a descriptor that this process has inherited; a spawned worker has another one of that number, or none."""
-    try:
-        if os.fstat(descriptor).st_ino == inode:
-            os.close(descriptor)
-    except OSError:  # there is none
-        pass
 
 
 def _as_it_is(result: Any) -> Any:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_echo.fetching.source import Source
+from lightning_echo.sharing.reader.loader_parts import unit_of
 from lightning_echo.sharing.reader.reading import Reading
+from lightning_echo.sharing.reader.stream_reading import StreamReading
 from lightning_echo.sharing.reader.trainings import Training, Trainings
 from lightning_echo.sharing.same_data import difference
 from lightning_echo.sharing.wire import Gone, WireError, check_peer, receive, send
@@ -71,10 +73,13 @@ class Server:
     ) -> None:
         self._listener, self._source, self._seed, self._print = listener, source, seed, data_print
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
-        self._length = len(source.sampler)
+        self._read: type[Reading | StreamReading] = Reading if unit_of(source).is_replayed else StreamReading
+        self._length = len(source.sampler) if self._read is Reading else 0
         self._trainings = Trainings(self._length)
+        size = getattr(source.loader, "batch_size", None)
+        self._batch_size = size if isinstance(size, int) else None
         self._peers: dict[int, _Peer] = {}  # by the descriptor of the connection
-        self._reading: Reading | None = None
+        self._reading: Reading | StreamReading | None = None
         self._selector = selectors.DefaultSelector()
         self._lost: BaseException | None = None
         self._wake_here, self._wake_there = socket.socketpair()
@@ -265,11 +270,11 @@ class Server:
         if self._reading is not None:
             self._reading.close()
         sockets = [self._listener.fileno(), *self._peers]
-        self._reading = Reading(self._source, self._seed, item, self._window_bytes, self._on_lost, sockets)
+        self._reading = self._read(self._source, self._seed, item, self._window_bytes, self._on_lost, sockets)
 
-    def _tell_place(self, peer: _Peer, reading: Reading, place: int, others: int, is_late: bool) -> None:
+    def _tell_place(self, peer: _Peer, reading: Reading | StreamReading, place: int, others: int, is_late: bool) -> None:
         descriptor = reading.window.read_only_descriptor()
-        welcome = {"place": place, "others": others, "is_late": is_late, "length": self._length}
+        welcome = {"place": place, "others": others, "is_late": is_late, "batch_size": self._batch_size}
         try:
             send(peer.connection, {"welcome": welcome}, [descriptor])
         except (Gone, BlockingIOError):

@@ -63,7 +63,7 @@ class Trainings:
     """All trainings of a reader.
 
     Args:
-        length: Items of a pass.
+        length: Items of a pass; 0 if it is not known. Then a training finds the next pass by itself.
     """
 
     def __init__(self, length: int) -> None:
@@ -112,7 +112,7 @@ class Trainings:
         if wish is None and fastest == begin == low:
             return begin, False  # the others are at the start, too
         place = max(fastest, low)
-        if training.join == "pass":
+        if training.join == "pass" and self._length:
             place = -(-place // self._length) * self._length
         return place, True
 

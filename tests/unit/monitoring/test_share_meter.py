@@ -6,8 +6,8 @@ from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader
 from lightning_echo.monitoring.share_meter import ShareMeter, ShareUse
-from lightning_echo.sharing.attachment import Waited
 from lightning_echo.sharing.loader_sharing import LoaderSharing
+from lightning_echo.sharing.taking.attachment import Waited
 
 
 @pytest.fixture

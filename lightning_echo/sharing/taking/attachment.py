@@ -31,7 +31,7 @@ from lightning_echo.sharing.starting import ReaderError, log_tail, start_reader
 from lightning_echo.sharing.window import Window
 from lightning_echo.sharing.wire import Gone, check_peer, new_socket, receive, send
 
-__all__ = ["Attachment", "Group", "Missed", "Place", "SharedDataDiffers"]
+__all__ = ["Attachment", "Group", "Missed", "NextReader", "Place", "SharedDataDiffers"]
 
 _log = logging.getLogger("lightning_echo")
 
@@ -47,6 +47,10 @@ class SharedDataDiffers(ValueError):
 
 class Missed(Exception):
     """The item is not there any more: the reader has not waited for this training."""
+
+
+class NextReader(Exception):
+    """Another reader has followed one whose items nobody finds again; its first item is the argument."""
 
 
 class Stopped(Exception):
@@ -77,13 +81,13 @@ class Place(NamedTuple):
         item: The item that it goes on from.
         others: How many trainings are at work beside it.
         is_late: Whether it is another place than it would have had alone.
-        length: Items of a pass.
+        batch_size: The batch size of the reader's loader; None if it has none.
     """
 
     item: int
     others: int
     is_late: bool
-    length: int
+    batch_size: int | None = None
 
 
 class _Link(NamedTuple):
@@ -144,6 +148,8 @@ class Attachment:
         data_print: What is compared of the data.
         tell_every: The reader hears of this training's place after so many items at the latest.
         group: The ranks of this training.
+        follow: Of items that no other reader finds again: returns from which item on to ask the next reader, given the window of
+            the one that has died, and the first item that this training has not taken. It may raise a `ReaderError`.
 
     Attributes:
         waited: Seconds that were waited.
@@ -159,9 +165,10 @@ class Attachment:
         *,
         tell_every: int = 1,
         group: Group | None = None,
+        follow: Callable[[Window, int], int] | None = None,
     ) -> None:
         self._config, self._payload, self._print = config, payload, data_print
-        self._tell_every, self._group = max(tell_every, 1), group or Group.of_one()
+        self._tell_every, self._group, self._follow = max(tell_every, 1), group or Group.of_one(), follow
         self._link: _Link | None = None
         self._next = self._told = 0  # the first item that is still needed, and what the reader knows of it
         self._successor: _Succession | None = None
@@ -232,7 +239,7 @@ class Attachment:
             items: In any order. One that will be asked for twice is there twice.
         """
         for item, times in sorted(Counter(items).items()):
-            kind, data = self._taken(item)
+            kind, data = self.taken(item)
             self._kept[item] = [(kind, bytes(data))] * times
 
     def take(self, item: int) -> Any:
@@ -250,10 +257,14 @@ class Attachment:
             return unpack(kind, bytearray(again))
         if item < self._next:
             return self._take_again(item)
-        return unpack(*self._taken(item))
+        return unpack(*self.taken(item))
 
-    def _taken(self, item: int) -> tuple[int, bytearray]:
-        """Returns the bytes of an item out of the window, as soon as it is there."""
+    def taken(self, item: int) -> tuple[int, bytearray]:
+        """Returns kind and bytes of an item out of the window, as soon as it is there. The rest is as of `take`.
+
+        Raises:
+            NextReader: There is another reader, and its items are others.
+        """
         assert self._link is not None  # entered
         found = self._link.window.copy(item)
         while found is None:
@@ -324,6 +335,9 @@ class Attachment:
         gone = self._link
         self._use(link)
         gone.close()
+        if self._follow is not None:
+            self._next = link.place.item
+            raise NextReader(link.place.item)
         if link.place.item > item:
             raise Missed(item)
 
@@ -357,6 +371,8 @@ class Attachment:
                 f"{log_tail(config.name)}"
             )
         _log.warning("share=%r: the reader has died; another one is started", config.name)
+        if self._follow is not None:
+            return self._attached(self._follow(window, self._next), False, window.trainings, is_over)
         return self._attached(window.end_from(self._next), True, window.trainings, is_over)
 
     # ------------------------------------------------------------------ attaching
@@ -440,7 +456,7 @@ class Attachment:
             )
         welcome = message["welcome"]
         connection.setblocking(False)
-        place = Place(welcome["place"], welcome["others"], welcome["is_late"], welcome["length"])
+        place = Place(welcome["place"], welcome["others"], welcome["is_late"], welcome["batch_size"])
         return Window(descriptors[0], can_write=False), place
 
     def stop(self) -> None:

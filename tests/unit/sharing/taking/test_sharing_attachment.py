@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_echo.sharing.attachment import Attachment, Group
 from lightning_echo.sharing.packing import pack
 from lightning_echo.sharing.share_config import ShareConfig
+from lightning_echo.sharing.taking.attachment import Attachment, Group
 
 
 def attached(own, slowest, reader, trainings=2):

@@ -12,11 +12,8 @@ the training's thread, and the random states are put back after it.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import median_low
-from time import perf_counter
 from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
@@ -30,16 +27,15 @@ from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.plan import Plan
 from lightning_echo.planning.plans import make_plan, plan_from_state
 from lightning_echo.planning.shape import PlanShape
-from lightning_echo.sharing.attachment import Attachment, Missed, Place
-from lightning_echo.sharing.shared_order import SharedOrder, item_at, start_at
+from lightning_echo.sharing.taking.attachment import Attachment, Missed, Place
+from lightning_echo.sharing.taking.pace import Pace
+from lightning_echo.sharing.taking.shared_order import SharedOrder, item_at, start_at
 from lightning_echo.splitting.stages import uncut_stages
 from lightning_echo.workers.seconds import Report
 
 __all__ = ["SharedCounts", "SharedExamples", "SharedPipeline", "shared_shape"]
 
 _log = logging.getLogger("lightning_echo")
-
-_STEPS = 15  # of which the median says how long a step takes
 
 
 @dataclass
@@ -126,8 +122,7 @@ class SharedPipeline:
         self._in_thread = source.loader.collate_fn is default_collate
         self._factors = [(0, launch.factor)]  # from which batch on which factor counts
         self._phase = 0
-        self._handed_out: tuple[float, int] | None = None  # when the last batch was, and examples of all ranks in it
-        self._busy_nanoseconds: deque[int] = deque(maxlen=_STEPS)
+        self._pace = Pace(attachment, lambda: 1 / layout.replicas)  # an example of this rank is one item of each rank
         self._inner = self._enter(launch)
 
     # ------------------------------------------------------------------ as a pipeline
@@ -138,38 +133,18 @@ class SharedPipeline:
         Args:
             delivered: Batches of the run before this one.
         """
-        self._note_step()
+        self._pace.note_step()
         while True:
             try:
                 found = self._inner.next_batch(delivered)
                 if found is None:
                     return None
                 batch, report = found
-                self._handed_out = perf_counter(), (report.fresh + report.echoed) * self._layout.replicas
-                return batch, self._with_costs(report)
+                return batch, self._pace.handed_out(report)
             except Missed as missed:
                 (item,) = missed.args
                 self._inner.close()
                 self._inner = self._skip(item, delivered)
-
-    def _note_step(self) -> None:
-        """Notes how long the training was busy with the last batch: the median of a few, since validation comes between two."""
-        if self._handed_out is not None:
-            began, examples = self._handed_out
-            self._busy_nanoseconds.append(int((perf_counter() - began) * 1e9) // max(examples, 1))
-            self._attachment.need_nanoseconds = int(median_low(self._busy_nanoseconds))
-
-    def _with_costs(self, report: Report) -> Report:
-        """Returns a report with the time between two fresh examples, in place of how long this training waited for them.
-
-        Waiting depends on what is prepared by then: no factor follows from it. What counts is how fast examples can come: as the
-        reader prepares them, or as another training takes them that the reader waits for. Of that training it is the time that it
-        would take if it never waited and did not echo. So two controllers do not drive each other up: the slower one sees a
-        faster one, whatever factor that has.
-        """
-        if not report.fresh:
-            return report
-        return report._replace(source=report.fresh * self._layout.replicas * self._attachment.seconds_per_example)
 
     def change_factor(self, number: int, factor: float) -> None:
         """Lets a factor count from batch ``number`` on."""

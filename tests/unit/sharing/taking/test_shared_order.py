@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_echo.fetching.layout import Layout
-from lightning_echo.sharing.shared_order import SharedOrder, item_at, start_at
+from lightning_echo.sharing.taking.shared_order import SharedOrder, item_at, start_at
 
 
 def layout_of(length, replicas, batch_size, drop_last):

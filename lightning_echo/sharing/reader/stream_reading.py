@@ -1,0 +1,265 @@
+"""What the reader does with a loader that is not read by index: it iterates it, and puts into the window what comes.
+
+Items are numbered one after the other. The first pass that a reader reads begins at an item that says its number
+(`first_item`), so that another reader never has the same numbers. Behind the bytes of each item stand its pass and its place in
+it. An item of its own says that a pass has ended.
+
+The workers turn what they make into bytes. One thread receives these, in the order of the user's own loader, and writes them: the
+order is known only when the pass has been read. What is drawn follows from the name and the number of the pass.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_echo.fetching.sampler_order import tell_pass
+from lightning_echo.fetching.source import Source
+from lightning_echo.fetching.worker_processes import WorkerProcesses
+from lightning_echo.planning.hashing import mix
+from lightning_echo.protecting.randomness import seed_all
+from lightning_echo.sharing.packing import END, ERROR, Packed, pack, pack_error
+from lightning_echo.sharing.reader.loader_parts import Unit, unit_of
+from lightning_echo.sharing.window import Closed, Ring, TooLargeError, Window
+from lightning_echo.workers.dataset import add_note
+
+__all__ = ["At", "StreamReading", "close_inherited", "first_item", "first_pass"]
+
+_PASS_SHIFT = 40  # more items than a reader hands out in its life
+_AT = struct.Struct("<QQ")
+_LOOK_SECONDS = 0.01
+_OVER: Any = object()
+
+
+class At(NamedTuple):
+    """Where an item stands.
+
+    Attributes:
+        number: Its pass.
+        offset: Its place in that.
+    """
+
+    number: int
+    offset: int
+
+    def to_bytes(self) -> bytes:
+        """Returns it as it stands behind an item."""
+        return _AT.pack(*self)
+
+    @classmethod
+    def cut_from(cls, data: bytearray) -> At:
+        """Takes it off the end of an item's bytes."""
+        at = cls(*_AT.unpack_from(data, len(data) - _AT.size))
+        del data[-_AT.size :]
+        return at
+
+
+def first_item(number: int) -> int:
+    """Returns the first item of a reader that begins with a pass."""
+    return number << _PASS_SHIFT
+
+
+def first_pass(item: int) -> int:
+    """Returns the pass with which a reader begins whose first item this is."""
+    return item >> _PASS_SHIFT
+
+
+def close_inherited(sockets: Sequence[tuple[int, int]]) -> None:
+    """Closes descriptors that a forked process has inherited; a spawned one has others of these numbers, or none.
+
+    A training must not find them open when the reader has died.
+
+    Args:
+        sockets: Number and inode of each.
+    """
+    for descriptor, inode in sockets:
+        try:
+            if os.fstat(descriptor).st_ino == inode:
+                os.close(descriptor)
+        except OSError:  # there is none
+            pass
+
+
+class StreamReading:
+    """A loader being iterated into one window. See `Reading`.
+
+    Args:
+        source: The loader of which the reader has a copy.
+        seed: Seed of what is drawn.
+        begin: The first item; it says the first pass.
+        window_bytes: Memory for items.
+        when_lost: Called, in another thread, with the error if the loader's workers have died.
+        sockets: Descriptors of the reader's that a forked worker closes.
+
+    Attributes:
+        window: Where the items are put.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        seed: int,
+        begin: int,
+        window_bytes: int,
+        when_lost: Callable[[BaseException], None],
+        sockets: Sequence[int] = (),
+    ) -> None:
+        self.window = Window.create(window_bytes, 1, begin)
+        self._seed, self._next, self._when_lost = seed, begin, when_lost
+        self._workers = WorkerProcesses(_Init(sockets, getattr(source.loader, "worker_init_fn", None)))
+        self._loader, self._user_loader = self._packing(source), source.loader
+        self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.window.close_for_writers()
+        self._thread.join(timeout=10.0)
+        self.window.close()
+
+    def _packing(self, source: Source) -> Any:
+        """Returns a loader that yields lists of packed items."""
+        loader, unit = source.loader, unit_of(source)
+        if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+            return _Packing(loader)
+        options: dict[str, Any] = {"collate_fn": _Pack(unit, loader.collate_fn)}
+        if unit is Unit.streamed:
+            options["batch_size"] = loader.batch_size
+        elif unit is Unit.examples_of_batch:
+            options["batch_sampler"] = loader.batch_sampler
+        else:
+            options |= {"batch_size": None, "sampler": None if source.reads_stream else loader.sampler}
+        return DataLoader(
+            loader.dataset,
+            num_workers=loader.num_workers,
+            worker_init_fn=self._workers.worker_init_fn,
+            multiprocessing_context=self._workers.noted_by(loader.multiprocessing_context) if loader.num_workers else None,
+            **options,
+        )
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _pump(self) -> None:
+        """Reads pass after pass."""
+        ring, number = Ring(self.window, 0), first_pass(self._next)
+        try:
+            while not self.window.is_closed:
+                self._read_pass(ring, number)
+                number += 1
+        except Closed:
+            pass
+        except BaseException as error:  # handed on to the thread that serves the trainings
+            if not self.window.is_closed:
+                self._when_lost(error)
+
+    def _read_pass(self, ring: Ring, number: int) -> None:
+        offset = 0
+        for packed in self._items_of_pass(ring, number):
+            self._put(ring, packed, At(number, offset))
+            offset += 1
+        if not offset:
+            self._put_error(ring, RuntimeError(f"the loader yielded nothing in pass {number}"), At(number, 0))
+        self._put(ring, Packed(END, (), 0), At(number, offset))
+
+    def _items_of_pass(self, ring: Ring, number: int) -> Iterator[Packed]:
+        """Yields the items of a pass. An exception of the user's is the last of them."""
+        loader = self._user_loader
+        seed_all(mix(self._seed, number))
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+        try:
+            tell_pass(number, loader, getattr(loader, "dataset", None), *samplers)
+            for generator in {getattr(each, "generator", None) for each in (loader, *samplers)}:
+                if isinstance(generator, torch.Generator):
+                    generator.manual_seed(mix(self._seed, number))
+            iterator = iter(self._loader)
+            while True:
+                began = time.perf_counter_ns()
+                several = next(iterator, _OVER)
+                if several is _OVER or self.window.is_closed:
+                    return
+                ring.note_prepared(len(several), time.perf_counter_ns() - began)
+                yield from several
+        except Exception as error:  # the user's own: every training gets it; unless a worker has died
+            if lost := self._workers.lost(1.0):
+                raise lost from error
+            add_note(error, f"(reading pass {number})")
+            yield pack_error(error)
+
+    def _put(self, ring: Ring, packed: Packed, at: At) -> None:
+        kind, parts, size = packed
+        try:
+            ring.put(self._next, kind, [*parts, at.to_bytes()], size + _AT.size)
+        except TooLargeError as error:
+            if kind == ERROR:
+                raise
+            self._put_error(ring, error, at)
+            return
+        self._next += 1
+        if kind == ERROR:
+            self._wait_until_taken(self._next)
+
+    def _put_error(self, ring: Ring, error: Exception, at: At) -> None:
+        self._put(ring, pack_error(error), at)
+
+    def _wait_until_taken(self, item: int) -> None:
+        """Waits, so that a loader that fails again and again does not fill the window with its errors."""
+        while self.window.low < item:
+            if self.window.is_closed:
+                raise Closed
+            time.sleep(_LOOK_SECONDS)
+
+
+# ---------------------------------------------------------------------- in the workers
+
+
+class _Init:
+    """What a worker runs first: it closes what is the reader's, then runs the user's function."""
+
+    def __init__(self, sockets: Sequence[int], users: Any) -> None:
+        self._sockets = [(descriptor, os.fstat(descriptor).st_ino) for descriptor in sockets]
+        self._users = users
+
+    def __call__(self, worker: int) -> None:
+        close_inherited(self._sockets)
+        if self._users is not None:
+            self._users(worker)
+
+
+class _Pack:
+    """A collate function that makes a list of packed items of what the data set has read."""
+
+    def __init__(self, unit: Unit, users: Any) -> None:
+        self._unit, self._users = unit, users
+
+    def __call__(self, read: Any) -> list[Packed]:
+        if self._unit is Unit.streamed:
+            return [_packed(example) for example in read]
+        return [_packed(list(read) if self._unit is Unit.examples_of_batch else self._users(read))]
+
+
+class _Packing:
+    """A loader whose batches are packed here, since it makes them by itself."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[Packed]]:
+        for batch in self._loader:
+            yield [_packed(batch)]
+
+
+def _packed(item: Any) -> Packed:
+    """Returns an item as bytes in one piece, which a worker can send; or, if it cannot be shared, the error."""
+    try:
+        kind, parts, size = pack(item)
+    except TypeError as error:
+        return pack_error(error)
+    return Packed(kind, (b"".join(parts),), size)

@@ -1,0 +1,462 @@
+"""Sharing what is not read by index: streams, loaders of whole batches, and samplers with a memory of their own."""
+
+import random
+import time
+
+import pytest
+import torch
+from sharing_runs import Numbers, end_readers, epochs_of, examples, indices, kill_reader, loader_of, rows, together, wait_until
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, get_worker_info
+
+from lightning_echo import EchoLoader
+from lightning_echo.sharing import loader_sharing
+from lightning_echo.sharing.packing import SharedReadError
+from lightning_echo.sharing.taking.attachment import ReaderError, SharedDataDiffers
+
+LENGTH = 97
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("s")
+    folder.chmod(0o700)
+    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
+    yield
+    end_readers()
+
+
+class Stream(IterableDataset):
+    """Yields what `Numbers` has, each worker a part of it."""
+
+    def __init__(self, length=LENGTH, seconds=0.0, fails_at=None):
+        self.numbers = Numbers(length, seconds, fails_at)
+        self.length = length
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return (self.numbers[index] for index in range(first, self.length, step))
+
+
+class SizedStream(Stream):
+    def __len__(self):
+        return self.length
+
+
+class Batches:
+    """An iterable of batches, and no ``DataLoader``."""
+
+    def __init__(self, batch_size, length=LENGTH, seconds=0.0):
+        self.batch_size, self.length, self.seconds = batch_size, length, seconds
+
+    def __len__(self):
+        return -(-self.length // self.batch_size)
+
+    def __iter__(self):
+        for first in range(0, self.length, self.batch_size):
+            time.sleep(self.seconds)
+            index = torch.arange(first, min(first + self.batch_size, self.length))
+            data = (index % 251).to(torch.uint8)[:, None].expand(-1, 64).clone()
+            yield {"index": index, "noise": torch.rand(len(index)), "data": data}
+
+
+class UnsizedBatches(Batches):
+    __len__ = None
+
+
+class BatchesInOne(IterableDataset):
+    """A stream that makes its batches by itself."""
+
+    def __iter__(self):
+        return iter(Batches(10))
+
+
+class Counting(Sampler):
+    """Its order depends on how often it was iterated, which it tells nobody."""
+
+    def __init__(self, length):
+        self.length, self.times = length, 0
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        self.times += 1
+        return iter([(7 * number + self.times) % self.length for number in range(self.length)])
+
+
+def of_stream(batch_size, workers=2, dataset=None, **options):
+    return DataLoader(Stream() if dataset is None else dataset, batch_size=batch_size, num_workers=workers, **options)
+
+
+def of_own_batches(batch_size, workers=1):
+    dataset = Numbers(LENGTH)
+    return DataLoader(dataset, batch_sampler=BatchSampler(RandomSampler(dataset), 7, False), num_workers=workers)
+
+
+LOADERS = {
+    "stream": of_stream,
+    "stream without workers": lambda size: of_stream(size, workers=0),
+    "stream with a length": lambda size: of_stream(size, dataset=SizedStream()),
+    "batches": Batches,
+    "batches without a length": UnsizedBatches,
+    "batch_size=None": lambda size: DataLoader(BatchesInOne(), batch_size=None),
+    "a batch sampler": of_own_batches,
+    "a sampler that counts": lambda size: DataLoader(Numbers(LENGTH), batch_size=size, sampler=Counting(LENGTH), num_workers=1),
+}
+
+
+def shared(loader, factor=1, options=None, **share):
+    share = {"name": "data", "linger_seconds": 0.5, "window": "1MiB", **share}
+    return EchoLoader(loader, factor, share=share, **{"seed": 0, **(options or {})})
+
+
+def closing(loader, epochs, seconds=0.0):
+    """A training: so many epochs, with random delays."""
+    generator = random.Random(id(loader))
+
+    def run():
+        try:
+            return epochs_of(loader, epochs, lambda: time.sleep(generator.random() * seconds))
+        finally:
+            loader.close()
+
+    return run
+
+
+# ---------------------------------------------------------------------- exact
+
+
+@pytest.mark.parametrize("window", ["1MiB", 2**13])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_each_training_gets_every_example_once_in_one_order(kind, window):
+    trainings = [shared(LOADERS[kind](size), wait_for=3, window=window) for size in (8, 5, 20)]
+    found = together(*(closing(each, 3, 0.002) for each in trainings))
+    for epochs in found:
+        assert [sorted(indices(epoch)) for epoch in epochs] == [list(range(LENGTH))] * 3
+    first, *others = [[examples(epoch) for epoch in epochs] for epochs in found]
+    assert all(other == first for other in others)
+    assert first[0] != first[1], "each pass has noise of its own"
+    assert [each.sharing.missed_examples for each in trainings] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("stream", [5, 20]), ("batches", [5, 20])])
+def test_batches_are_of_the_trainings_own_size_and_end_where_passes_do(kind, sizes):
+    trainings = [shared(LOADERS[kind](size), wait_for=2) for size in sizes]
+    for size, epochs in zip(sizes, together(*(closing(each, 2) for each in trainings)), strict=True):
+        whole, rest = divmod(LENGTH, size)
+        assert [[len(batch) for batch in epoch] for epoch in epochs] == [[size] * whole + [rest]] * 2
+
+
+def test_drop_last_drops_only_the_last_part_batch_of_the_training_that_wants_it():
+    trainings = [shared(of_stream(8, drop_last=drops), wait_for=2) for drops in (False, True)]
+    all_of_it, less = together(*(closing(each, 2) for each in trainings))
+    for whole, dropped in zip(all_of_it, less, strict=True):
+        assert [len(batch) for batch in dropped] == [8] * 12
+        assert examples(dropped) == examples(whole)[:96]
+
+
+def test_the_length_of_a_training_is_that_of_its_own_batch_size():
+    loader = shared(LOADERS["stream with a length"](10))
+    assert len(loader) == len(shared(Batches(10))) == 10
+
+
+def test_examples_do_not_depend_on_who_starts_the_reader():
+    def all_of(size, seed):
+        found = closing(shared(of_stream(size), options={"seed": seed}), 2)()
+        end_readers()
+        return [examples(epoch) for epoch in found]
+
+    assert all_of(8, seed=0) == all_of(5, seed=1)
+
+
+def test_a_batch_that_cannot_be_cut_is_refused_with_the_way_out():
+    class Odd(Batches):
+        def __iter__(self):
+            for batch in super().__iter__():
+                yield {**batch, "more": torch.zeros(3)}
+
+    trainings = [shared(Odd(size), wait_for=2) for size in (8, 8, 5)[1:]]
+
+    def run(loader):
+        try:
+            return len(list(loader))
+        except ValueError as error:
+            return str(error)
+        finally:
+            loader.close()
+
+    counts = together(*(lambda each=each: run(each) for each in trainings))
+    assert sorted(map(type, counts), key=str) == [int, str]
+    assert "cannot be cut for another batch size: its leaves must have one number of rows" in next(
+        each for each in counts if isinstance(each, str)
+    )
+
+
+def test_a_reader_by_hand_shares_a_stream():
+    assert shared(of_stream(4)).sharing.config.name == "data"
+    with pytest.raises(SharedDataDiffers, match=r"its data set is \[Batches\(.*length=97.*that of the reader is .*length=10"):
+        together(closing(shared(Batches(4, length=10), wait_for=2), 1), closing(shared(Batches(4), wait_for=2), 1))
+
+
+# ---------------------------------------------------------------------- late, slow, leaving
+
+
+def test_a_training_that_comes_late_gets_the_rest_of_the_pass_and_then_whole_ones():
+    first, second = (shared(of_stream(8, dataset=Stream(seconds=0.002)), window=2**13) for _ in range(2))
+    epoch = iter(first)
+    had = [rows(next(epoch)) for _ in range(5)]
+
+    def goes_on():
+        return [rows(batch) for batch in epoch], *closing(first, 3)()
+
+    (rest, *later), late = together(goes_on, closing(second, 3))
+    assert sorted(indices([*had, *rest])) == list(range(LENGTH))
+    assert 0 < len(examples(late[0])) < LENGTH
+    assert sorted(indices(late[1])) == sorted(indices(late[2])) == list(range(LENGTH))
+    assert set(examples(late[1])) <= {example for each in later for example in examples(each)}
+
+
+@pytest.mark.parametrize("kind", ["stream", "batches"])
+def test_one_that_joins_at_the_next_pass_gets_whole_ones(kind):
+    first, second = shared(LOADERS[kind](8), window=2**13), shared(LOADERS[kind](8), window=2**13, join="pass")
+    epoch = iter(first)
+    next(epoch)
+
+    def goes_on():
+        return len(list(epoch)), closing(first, 3, 0.002)()
+
+    _, late = together(goes_on, closing(second, 2))
+    assert [sorted(indices(each)) for each in late] == [list(range(LENGTH))] * 2
+
+
+def test_skip_waits_for_nobody_and_counts_what_it_missed():
+    fast, slow = (shared(of_stream(8), window=2**13, wait_for=2, behind=behind) for behind in ("wait", "skip"))
+    every, few = together(closing(fast, 9, 0.002), closing(slow, 3, 0.1))
+    assert [sorted(indices(epoch)) for epoch in every] == [list(range(LENGTH))] * 9
+    stream = {example: place for place, example in enumerate(example for epoch in every for example in examples(epoch))}
+    taken = [stream[example] for epoch in few for example in examples(epoch) if example in stream]  # both were there
+    assert taken == sorted(set(taken))
+    gaps = taken[-1] + 1 - len(taken)
+    assert slow.sharing.missed_examples >= gaps > 0
+
+
+# ---------------------------------------------------------------------- echoing, resuming
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_each_training_echoes_as_much_as_it_wants(kind):
+    plain, echoing = shared(LOADERS[kind](8), wait_for=2), shared(LOADERS[kind](8), 2, wait_for=2)
+    epochs, twice = together(closing(plain, 4), closing(echoing, 4))
+    fresh = [example for epoch in epochs for example in examples(epoch)]
+    echoed = [example for epoch in twice for example in examples(epoch)]
+    assert set(echoed) <= set(fresh)
+    assert max(map(echoed.count, echoed)) > 1
+    assert echoing.counts.fresh < len(echoed) == echoing.counts.fresh + echoing.counts.echoed
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("batches", [3, 13, 20])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_alone_with_its_reader_a_training_resumes_exactly(kind, batches, factor):
+    loader = shared(LOADERS[kind](8), factor)
+    found, state = [], None
+    for _ in range(4):
+        for batch in loader:
+            found.append(rows(batch))
+            if len(found) == batches:
+                state = loader.state_dict()
+    loader.close()
+    end_readers()
+    resumed, rest = shared(LOADERS[kind](8), factor), []
+    resumed.load_state_dict(state)
+    while len(rest) < len(found) - batches:
+        rest += [rows(batch) for batch in resumed]
+    resumed.close()
+    assert rest == found[batches : batches + len(rest)]
+
+
+def test_a_training_that_cuts_batches_resumes_exactly():
+    def both(state=None):
+        """A run of each size, of which the second one comes with a state."""
+        trainings = [shared(Batches(size), wait_for=2) for size in (20, 6)]
+        taken = []
+
+        def cuts():
+            if state is not None:
+                trainings[1].load_state_dict(state)
+            for _ in range(3):
+                for batch in trainings[1]:
+                    taken.append((rows(batch), trainings[1].state_dict()))
+            trainings[1].close()
+
+        together(closing(trainings[0], 3), cuts)
+        end_readers()
+        return taken
+
+    whole = both()
+    assert [len(each) for each, _ in whole[:17]] == [6] * 16 + [1]
+    alone = shared(Batches(6))
+    alone.load_state_dict(whole[9][1])
+    rest = [rows(batch) for batch in alone]
+    alone.close()
+    # Alone, its reader makes batches of its own size: the same rows, from the same place on.
+    assert [index for each in rest for index, _ in each][:6] == [index for index, _ in whole[10][0]]
+
+
+def test_a_state_of_another_name_is_refused():
+    loader = shared(of_stream(8))
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.close()
+    other = shared(of_stream(8), name="other")
+    other.load_state_dict(state)
+    with pytest.raises(ValueError, match="of a run with share='data', and this loader has share='other'"):
+        next(iter(other))
+    other.close()
+
+
+# ---------------------------------------------------------------------- faults
+
+
+def killing(loader, *, after, epochs):
+    """A training during which the reader is killed, after so many batches."""
+    try:
+        found = [[]]
+        epoch = iter(loader)
+        for _ in range(after):
+            found[0].append(rows(next(epoch)))
+        pid = kill_reader()
+        found[0] += [rows(batch) for batch in epoch]
+        for _ in range(epochs):
+            found.append([rows(batch) for batch in loader])
+        return pid, found
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize("kind", ["stream", "batches", "a batch sampler"])
+def test_where_no_other_reader_finds_its_place_a_dead_one_is_an_error_with_the_way_out(kind):
+    with pytest.raises(ReaderError, match=r"no other one finds its place in this data again.*share\.restart='pass'"):
+        killing(shared(LOADERS[kind](2), window=2**13), after=3, epochs=3)
+
+
+def test_what_is_in_the_window_is_taken_before_the_error():
+    loader = shared(of_stream(2, dataset=Stream(10_000, seconds=0.001)))
+    epoch = iter(loader)
+    found = [rows(next(epoch)) for _ in range(20)]
+    kill_reader()
+    with pytest.raises(ReaderError):
+        found += [rows(batch) for batch in epoch]
+    assert indices(found[:20]) == list(range(0, 64, 2))[:20] or len(found) >= 20
+    loader.close()
+
+
+@pytest.mark.parametrize("kind", ["stream", "batches without a length"])
+def test_with_restart_pass_the_trainings_go_on_with_the_next_pass(kind, caplog):
+    share = {"restart": "pass", "window": 2**13, "wait_for": 2}
+    first, second = shared(LOADERS[kind](2), **share), shared(LOADERS[kind](2), **share)
+    (_, found), other = together(lambda: killing(first, after=3, epochs=2), closing(second, 3))
+    for epochs in (found, other):
+        assert [sorted(indices(epoch)) for epoch in epochs[1:]] == [list(range(LENGTH))] * 2
+        assert len(set(indices(epochs[0]))) == len(indices(epochs[0])) <= LENGTH
+    assert [examples(epoch) for epoch in found[1:]] == [examples(epoch) for epoch in other[1:]]
+    assert "the rest of pass 0 was lost with the reader" in caplog.text
+
+
+def test_where_the_length_of_an_epoch_is_known_it_is_kept_when_the_rest_of_a_pass_is_lost():
+    loader = shared(LOADERS["a batch sampler"](7), restart="pass", window=2**12)
+    _, (first, second) = killing(loader, after=3, epochs=1)
+    assert len(first) == len(second) == 14
+    batches = [*first, *second]
+    assert any(sorted(indices(batches[at : at + 14])) == list(range(LENGTH)) for at in range(1, 14)), "a whole pass, later"
+
+
+def test_a_sampler_with_a_memory_is_found_again_by_the_next_reader():
+    loader = shared(DataLoader(Numbers(LENGTH, seconds=0.001), batch_size=4, sampler=Counting(LENGTH)), window=2**14)
+    found = epochs_of(loader, 2)
+    pid, rest = killing(loader, after=5, epochs=1)
+    assert pid
+    expected = [[(7 * number + times) % LENGTH for number in range(LENGTH)] for times in (1, 2, 3, 4)]
+    assert [indices(epoch) for epoch in (*found, *rest)] == expected
+
+
+def test_an_exception_in_the_stream_reaches_every_training_with_type_and_message():
+    trainings = [shared(of_stream(8, dataset=Stream(fails_at=40)), wait_for=2) for _ in range(2)]
+
+    def run(loader):
+        with pytest.raises(ValueError, match="this example is broken"):
+            list(loader)
+        loader.close()
+        return True
+
+    assert together(*(lambda each=each: run(each) for each in trainings)) == [True, True]
+
+
+def test_a_stream_without_examples_is_an_error():
+    loader = shared(of_stream(8, dataset=Stream(0)))
+    with pytest.raises(RuntimeError, match="yielded nothing in pass 0"):
+        next(iter(loader))
+    loader.close()
+
+
+def test_what_cannot_be_shared_is_refused_with_the_path_to_it():
+    class Things(Stream):
+        def __iter__(self):
+            yield {"image": [object()]}
+
+    loader = shared(of_stream(8, dataset=Things()))
+    with pytest.raises(TypeError, match=r"example\['image'\]\[0\] is a builtins.object, which cannot be shared"):
+        next(iter(loader))
+    loader.close()
+
+
+def test_a_worker_of_a_stream_that_is_killed_is_a_dead_reader(tmp_path):
+    class Deadly(Stream):
+        def __iter__(self):
+            for example in super().__iter__():
+                if example["index"] == 50 and not (tmp_path / "died").exists():
+                    (tmp_path / "died").touch()
+                    import os
+                    import signal
+
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield example
+
+    loader = shared(of_stream(8, workers=1, dataset=Deadly()), restart="pass")
+    try:
+        first, second = epochs_of(loader, 2)
+    finally:
+        loader.close()
+    assert (tmp_path / "died").exists()
+    assert len(indices(first)) < LENGTH
+    assert indices(second) == list(range(LENGTH))
+
+
+def test_several_ranks_are_refused_with_the_way_out(monkeypatch):
+    monkeypatch.setattr(loader_sharing, "gathered", lambda value: [value, value])
+    loader = shared(of_stream(8))
+    with pytest.raises(ValueError, match=r"an example of a stream cannot be divided among 2 ranks.*map-style"):
+        next(iter(loader))
+    wait_until(lambda: loader.sharing.trainings == 0, "nobody is there")
+
+
+class Broken(Exception):
+    pass
+
+
+def test_an_exception_of_the_users_own_type_is_named():
+    class Breaks(Stream):
+        def __iter__(self):
+            raise Broken("no such file")
+            yield
+
+    loader = shared(of_stream(8, dataset=Breaks()))
+    with pytest.raises(SharedReadError, match=r"Broken.*no such file"):
+        next(iter(loader))
+    loader.close()
+
+
+def test_it_is_plain_loaders_that_share_by_index():
+    assert loader_of(Numbers(8), 2).sharing.is_replayed
+    assert not shared(of_stream(2)).sharing.is_replayed
