@@ -55,9 +55,11 @@ class EpochReport:
         cache_bytes: Bytes that they take on a node; None without a cache.
         cache_hold: What the cache holds of an example; empty without a cache.
         cache_is_full: Whether nothing is added to the cache any more.
-        shared_trainings: Trainings that share the reading, this one among them; None if it does not share, like the next two.
+        shared_trainings: Trainings that share the reading, this one among them; None if it does not share, like the next three.
         peer_wait_fraction: Share of the epoch's time in which a batch waited for another training.
         missed_examples: Examples in the run so far that other trainings had and this one did not.
+        saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far: what reading its examples
+            took, but for its own share of that.
         speedup: Estimated steps per second, relative to factor 1.
         next_factor: The factor that the controller has decided on.
         reason: Its reason, for programs: a value of `Reason`, or empty without a controller.
@@ -91,6 +93,7 @@ class EpochReport:
     shared_trainings: int | None = None
     peer_wait_fraction: float | None = None
     missed_examples: int | None = None
+    saved_cpu_seconds: float | None = None
     speedup: float | None = None
     next_factor: float | None = None
     reason: str = ""

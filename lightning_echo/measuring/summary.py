@@ -160,7 +160,9 @@ def _share_lines(last: EpochReport) -> list[str]:
     beside = f"with {number_of(others, 'other training', 'other trainings')}" if others else "with no other training"
     waited = f"; {percent(last.peer_wait_fraction)} of the last epoch waited for a slower one" if last.peer_wait_fraction else ""
     missed = f"; {last.missed_examples:,} examples were missed" if last.missed_examples else ""
-    return [f"the reading was shared {beside} at the end of the last epoch{waited}{missed}"]
+    saved = last.saved_cpu_seconds or 0.0
+    worth = f"; reading once for all saved this one {three_digits(saved)} s of processor time" if saved else ""
+    return [f"the reading was shared {beside} at the end of the last epoch{worth}{waited}{missed}"]
 
 
 def _epochs_line(reports: Sequence[EpochReport]) -> str:

@@ -22,11 +22,13 @@ class ShareUse(NamedTuple):
         trainings: Trainings that the reader has at its end, this one among them.
         waited_seconds: For how long a batch waited for another training: of the rank for which that was longest.
         missed: Examples that other trainings had and this one did not, in the run so far, all ranks.
+        saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far, all ranks.
     """
 
     trainings: int
     waited_seconds: float
     missed: int
+    saved_cpu_seconds: float
 
 
 class ShareMeter:
@@ -50,9 +52,10 @@ class ShareMeter:
         if (sharing := _sharing_of(loader)) is None:
             return None
         waited = sharing.waited.for_peers - self._waited_at_start
-        of_ranks = gather([sharing.trainings, int(waited * _NANOSECONDS), sharing.missed_examples]).tolist()
-        trainings, waits, missed = zip(*of_ranks, strict=True)
-        return ShareUse(max(trainings), max(waits) / _NANOSECONDS, sum(missed))
+        saved = int(sharing.saved_cpu_seconds * _NANOSECONDS)
+        of_ranks = gather([sharing.trainings, int(waited * _NANOSECONDS), sharing.missed_examples, saved]).tolist()
+        trainings, waits, missed, saves = zip(*of_ranks, strict=True)
+        return ShareUse(max(trainings), max(waits) / _NANOSECONDS, sum(missed), sum(saves) / _NANOSECONDS)
 
 
 def _sharing_of(loader: Any) -> LoaderSharing | None:

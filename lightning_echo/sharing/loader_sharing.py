@@ -72,7 +72,7 @@ class LoaderSharing:
         self.config, self._counts = config, SharedCounts()
         self._users, self._unit = source, unit_of(source)
         self._attachment: Attachment | None = None
-        self._waited_before = Waited()
+        self._waited_before, self._saved_before = Waited(), 0.0
         if has_cache:
             raise ValueError(
                 "share and cache are impossible together: the reader reads for all trainings. Give the data set of the loader a "
@@ -110,6 +110,11 @@ class LoaderSharing:
 
     def _examples_of_item(self) -> int:
         return 1 if self._batches is None else self._batches.rows
+
+    @property
+    def saved_cpu_seconds(self) -> float:
+        """Processor seconds that reading would have taken this rank beyond its share of the reader's."""
+        return self._saved_before + (0.0 if self._attachment is None else self._attachment.saved_cpu_seconds)
 
     @property
     def most_factor(self) -> float | None:
@@ -183,7 +188,7 @@ class LoaderSharing:
             raise
 
     def _attach(self, tell_every: int, group: Group, follow: Callable[[Window, int], int] | None = None) -> Attachment:
-        self._waited_before = self.waited
+        self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
         data_print = print_of(self._users)
         self._attachment = Attachment(
             self.config,

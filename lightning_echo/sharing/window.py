@@ -33,11 +33,11 @@ __all__ = ["CHUNK", "Closed", "Ring", "TooLargeError", "Window"]
 CHUNK = 32
 """Items that a worker is asked for at once."""
 
-_MAGIC = 0x4C45_5348_4152_4501  # the last byte: version of the layout
+_MAGIC = 0x4C45_5348_4152_4502  # the last byte: version of the layout
 _HEADER_BYTES = 4096
 _MAGIC_AT, _LOW, _CLOSED, _SLOTS, _WORKERS, _RING, _BEGIN, _TRAININGS, _NEED, _OF_WORKERS = range(10)  # words of the header
-_BLOCKED, _PREPARED, _NANOSECONDS = range(3)  # words of a worker, one worker after the other
-_WORDS = 3
+_BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(4)  # words of a worker, one worker after the other
+_WORDS = 4
 _MOST_WORKERS = (_HEADER_BYTES // 8 - _OF_WORKERS) // _WORDS
 _ROW = 3  # words of a row: stamp, offset, bytes
 _KIND_SHIFT = 56
@@ -171,6 +171,13 @@ class Window:
         prepared = int(of_workers[:, _PREPARED].sum())
         return float(of_workers[:, _NANOSECONDS].sum()) / 1e9 / prepared / self.workers if prepared else 0.0
 
+    @property
+    def cpu_seconds_per_example(self) -> float:
+        """Mean processor time of the workers for an example, seconds. 0 before the first one."""
+        of_workers = self._words[_OF_WORKERS : _word(self.workers, 0)].reshape(self.workers, _WORDS)
+        prepared = int(of_workers[:, _PREPARED].sum())
+        return float(of_workers[:, _CPU_NANOSECONDS].sum()) / 1e9 / prepared if prepared else 0.0
+
     def has(self, item: int) -> bool:
         """Returns whether an item can be taken."""
         return int(self._rows[item % self.slots, 0]) == item + 1
@@ -281,11 +288,18 @@ class Ring:
             self.waited_nanoseconds += time.perf_counter_ns() - began
         return start
 
-    def note_prepared(self, examples: int, nanoseconds: int) -> None:
-        """Adds to what this worker has prepared, and to the time that it took, see `Window.seconds_per_example`."""
+    def note_prepared(self, examples: int, nanoseconds: int, cpu_nanoseconds: int) -> None:
+        """Adds to what this worker has prepared, and to the time that it took.
+
+        Args:
+            examples: How many.
+            nanoseconds: Without waiting for room, see `Window.seconds_per_example`.
+            cpu_nanoseconds: Processor time of the worker.
+        """
         words, at = self._window._words, _word(self._worker, 0)
         words[at + _PREPARED] += np.uint64(examples)
         words[at + _NANOSECONDS] += np.uint64(nanoseconds)
+        words[at + _CPU_NANOSECONDS] += np.uint64(cpu_nanoseconds)
 
     def _room(self, item: int, needed: int) -> int | None:
         """Returns where in the ring there is room, after what may be overwritten has gone, as little of it as possible."""

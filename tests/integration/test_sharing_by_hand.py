@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.demos.boring_classes import BoringModel
 from sharing_runs import Numbers, end_readers, epochs_of, in_process, indices, loader_of, status, wait_until
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_echo import EchoCLI, ShareConfig, serve
 from lightning_echo.__main__ import main
@@ -53,8 +53,8 @@ def test_a_reader_by_hand_serves_until_it_is_interrupted():
 
 
 def test_what_cannot_be_shared_is_refused_by_hand_too():
-    with pytest.raises(ValueError, match="share='data' is impossible here: list does not tell which examples"):
-        serve([1, 2], "data")
+    with pytest.raises(ValueError, match="share='data' is impossible here: its sampler divides the data among ranks itself"):
+        serve(DataLoader(range(8), sampler=DistributedSampler(range(8), 2, 0)), "data")
     with pytest.raises(TypeError, match="share must be a name or a ShareConfig, got None"):
         serve(DataLoader(range(4)), None)
 

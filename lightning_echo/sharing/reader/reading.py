@@ -27,7 +27,7 @@ from lightning_echo.planning.hashing import mix
 from lightning_echo.planning.order import Order
 from lightning_echo.protecting.seeding import EXAMPLE, Seeding
 from lightning_echo.sharing.packing import pack, pack_error
-from lightning_echo.sharing.reader.stream_reading import close_inherited
+from lightning_echo.sharing.reader.worker_start import WorkerStart
 from lightning_echo.sharing.window import CHUNK, Closed, Ring, TooLargeError, Window
 from lightning_echo.splitting.stages import uncut_stages
 from lightning_echo.workers.dataset import EchoDataset, add_note
@@ -88,19 +88,16 @@ class Preparation:
         dataset: The user's data set.
         window: The window.
         seed: Seed of order and noise.
-        sockets: Descriptors of the reader's that a forked worker closes: a training must not find them open when the reader has
-            died.
     """
 
-    def __init__(self, dataset: Any, window: Window, seed: int, sockets: Sequence[int] = ()) -> None:
+    def __init__(self, dataset: Any, window: Window, seed: int) -> None:
         self.dataset, self._window, self._seed = dataset, window, seed
-        self._sockets = [(descriptor, os.fstat(descriptor).st_ino) for descriptor in sockets]
         self._ring: Ring | None = None
 
     def fetch(self, chunk: Chunk) -> tuple[int]:
         """Puts the examples of a chunk into the window. Returns how many were read; of no account if the reader ends."""
         ring = self._ring or self._begin()
-        began, waited = time.perf_counter_ns(), ring.waited_nanoseconds
+        began, waited, cpu = time.perf_counter_ns(), ring.waited_nanoseconds, time.process_time_ns()
         try:
             if self._load_many is None:
                 for item in range(chunk.first + chunk.skipped, chunk.first + len(chunk.indices)):
@@ -110,13 +107,13 @@ class Preparation:
         except Closed:
             return (0,)
         count = len(chunk.indices) - chunk.skipped
-        ring.note_prepared(count, time.perf_counter_ns() - began - (ring.waited_nanoseconds - waited))
+        busy = time.perf_counter_ns() - began - (ring.waited_nanoseconds - waited)
+        ring.note_prepared(count, busy, time.process_time_ns() - cpu)
         return (count,)
 
     def _begin(self) -> Ring:
         worker = get_worker_info()
         assert worker is not None  # a reader has workers
-        close_inherited(self._sockets)
         parent = os.getppid()
         self._ring = Ring(self._window, worker.id, lambda: os.getppid() != parent)
         stages = uncut_stages(self.dataset)
@@ -180,7 +177,7 @@ class Reading:
         begin: The first item.
         window_bytes: Memory for examples.
         when_lost: Called, in another thread, with the error if the workers cannot go on.
-        sockets: As in `Preparation`.
+        sockets: Descriptors of the reader's that a worker closes.
 
     Attributes:
         window: Where the examples are put.
@@ -198,7 +195,7 @@ class Reading:
         loader = source.loader
         self.window = Window.create(window_bytes, loader.num_workers, begin)
         self._when_lost = when_lost
-        dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed, sockets))
+        dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed))
         requests: Any = chunks(order_of(source, seed), begin)
         self._chunks = iter(
             DataLoader(
@@ -207,7 +204,7 @@ class Reading:
                 collate_fn=_as_it_is,
                 num_workers=loader.num_workers,
                 prefetch_factor=_PREFETCHED_CHUNKS,
-                worker_init_fn=loader.worker_init_fn,
+                worker_init_fn=WorkerStart(sockets, loader.worker_init_fn),
                 multiprocessing_context=loader.multiprocessing_context,
             )
         )

@@ -10,7 +10,6 @@ order is known only when the pass has been read. What is drawn follows from the 
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 import time
@@ -27,10 +26,11 @@ from lightning_echo.planning.hashing import mix
 from lightning_echo.protecting.randomness import seed_all
 from lightning_echo.sharing.packing import END, ERROR, Packed, pack, pack_error
 from lightning_echo.sharing.reader.loader_parts import Unit, unit_of
+from lightning_echo.sharing.reader.worker_start import WorkerStart
 from lightning_echo.sharing.window import Closed, Ring, TooLargeError, Window
 from lightning_echo.workers.dataset import add_note
 
-__all__ = ["At", "StreamReading", "close_inherited", "first_item", "first_pass"]
+__all__ = ["At", "StreamReading", "first_item", "first_pass"]
 
 _PASS_SHIFT = 40  # more items than a reader hands out in its life
 _AT = struct.Struct("<QQ")
@@ -71,22 +71,6 @@ def first_pass(item: int) -> int:
     return item >> _PASS_SHIFT
 
 
-def close_inherited(sockets: Sequence[tuple[int, int]]) -> None:
-    """Closes descriptors that a forked process has inherited; a spawned one has others of these numbers, or none.
-
-    A training must not find them open when the reader has died.
-
-    Args:
-        sockets: Number and inode of each.
-    """
-    for descriptor, inode in sockets:
-        try:
-            if os.fstat(descriptor).st_ino == inode:
-                os.close(descriptor)
-        except OSError:  # there is none
-            pass
-
-
 class StreamReading:
     """A loader being iterated into one window. See `Reading`.
 
@@ -113,7 +97,7 @@ class StreamReading:
     ) -> None:
         self.window = Window.create(window_bytes, 1, begin)
         self._seed, self._next, self._when_lost = seed, begin, when_lost
-        self._workers = WorkerProcesses(_Init(sockets, getattr(source.loader, "worker_init_fn", None)))
+        self._workers = WorkerProcesses(WorkerStart(sockets, getattr(source.loader, "worker_init_fn", None)))
         self._loader, self._user_loader = self._packing(source), source.loader
         self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)
         self._thread.start()
@@ -125,7 +109,7 @@ class StreamReading:
         self.window.close()
 
     def _packing(self, source: Source) -> Any:
-        """Returns a loader that yields lists of packed items."""
+        """Returns a loader that yields lists of packed items, each with the processor time that they took, in nanoseconds."""
         loader, unit = source.loader, unit_of(source)
         if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
             return _Packing(loader)
@@ -185,8 +169,9 @@ class StreamReading:
                 several = next(iterator, _OVER)
                 if several is _OVER or self.window.is_closed:
                     return
-                ring.note_prepared(len(several), time.perf_counter_ns() - began)
-                yield from several
+                cpu_nanoseconds, items = several
+                ring.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
+                yield from items
         except Exception as error:  # the user's own: every training gets it; unless a worker has died
             if lost := self._workers.lost(1.0):
                 raise lost from error
@@ -220,29 +205,20 @@ class StreamReading:
 # ---------------------------------------------------------------------- in the workers
 
 
-class _Init:
-    """What a worker runs first: it closes what is the reader's, then runs the user's function."""
-
-    def __init__(self, sockets: Sequence[int], users: Any) -> None:
-        self._sockets = [(descriptor, os.fstat(descriptor).st_ino) for descriptor in sockets]
-        self._users = users
-
-    def __call__(self, worker: int) -> None:
-        close_inherited(self._sockets)
-        if self._users is not None:
-            self._users(worker)
-
-
 class _Pack:
-    """A collate function that makes a list of packed items of what the data set has read."""
+    """A collate function that makes packed items of what the data set has read."""
 
     def __init__(self, unit: Unit, users: Any) -> None:
         self._unit, self._users = unit, users
+        self._before = 0  # processor time of this process when the last items were ready
 
-    def __call__(self, read: Any) -> list[Packed]:
+    def __call__(self, read: Any) -> tuple[int, list[Packed]]:
         if self._unit is Unit.streamed:
-            return [_packed(example) for example in read]
-        return [_packed(list(read) if self._unit is Unit.examples_of_batch else self._users(read))]
+            items = [_packed(example) for example in read]
+        else:
+            items = [_packed(list(read) if self._unit is Unit.examples_of_batch else self._users(read))]
+        before, self._before = self._before, time.process_time_ns()
+        return self._before - before, items
 
 
 class _Packing:
@@ -251,9 +227,13 @@ class _Packing:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
-    def __iter__(self) -> Iterator[list[Packed]]:
+    def __iter__(self) -> Iterator[tuple[int, list[Packed]]]:
+        before = time.thread_time_ns()
         for batch in self._loader:
-            yield [_packed(batch)]
+            packed = _packed(batch)
+            now = time.thread_time_ns()
+            yield now - before, [packed]
+            before = now
 
 
 def _packed(item: Any) -> Packed:

@@ -153,6 +153,8 @@ class Attachment:
 
     Attributes:
         waited: Seconds that were waited.
+        saved_cpu_seconds: Processor seconds that this training did not need for reading, since others took the same examples: of
+            each example, the share that falls to the others.
         need_nanoseconds: Time per example that this training takes, if it never waited and used each example once. The reader
             hears of it with the next place.
     """
@@ -176,6 +178,7 @@ class Attachment:
         self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for again, each as often as it is there
         self._is_stopped, self._pid = False, os.getpid()
         self.waited = Waited()
+        self.saved_cpu_seconds = 0.0
         self.need_nanoseconds = 0
 
     def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
@@ -345,6 +348,8 @@ class Attachment:
         """Tells the reader that all items before this one are not needed any more."""
         if item <= self._told or self._link is None:
             return
+        window, count = self._link.window, max(self.trainings, 1)
+        saved = (item - self._told) * window.cpu_seconds_per_example * (count - 1) / count / self._group.ranks
         try:
             send(self._link.connection, {"at": item, "need": self.need_nanoseconds})
         except BlockingIOError:  # it is stopped, or very busy: it hears of it with the next one
@@ -352,6 +357,7 @@ class Attachment:
         except (Gone, OSError):  # the thread sees it, too
             return
         self._told = item
+        self.saved_cpu_seconds += saved
 
     def _succeed(self, link: _Link, is_over: Callable[[], bool]) -> _Link:
         """Returns the connection to the reader that follows one that has died. Runs in a thread.

@@ -30,6 +30,7 @@ FULL = {
     "shared_trainings": 3,
     "peer_wait_fraction": 0.25,
     "missed_examples": 0,
+    "saved_cpu_seconds": 12.5,
     "speedup": 1.2,
     "next_factor": 1.25,
     "reason": "starved",

@@ -109,6 +109,10 @@ def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in
         ({"shared_trainings": 1}, "with no other training at the end of the last epoch"),
         ({"shared_trainings": 2, "peer_wait_fraction": 0.0}, "with 1 other training at the end of the last epoch"),
         (
+            {"shared_trainings": 3, "saved_cpu_seconds": 41.26},
+            "with 2 other trainings at the end of the last epoch; reading once for all saved this one 41.3 s of processor time",
+        ),
+        (
             {"shared_trainings": 4, "peer_wait_fraction": 0.25, "missed_examples": 1200},
             "with 3 other trainings at the end of the last epoch; 25 % of the last epoch waited for a slower one; "
             "1,200 examples were missed",

@@ -167,9 +167,11 @@ def test_it_is_handed_to_another_process_by_its_descriptor(make):
 def test_the_time_of_an_example_is_that_of_all_workers_together(make):
     window = make(workers=2)
     assert window.seconds_per_example == 0
-    Ring(window, 0).note_prepared(30, 6_000_000_000)
-    Ring(window, 1).note_prepared(10, 2_000_000_000)
+    assert window.cpu_seconds_per_example == 0
+    Ring(window, 0).note_prepared(30, 6_000_000_000, 1_000_000_000)
+    Ring(window, 1).note_prepared(10, 2_000_000_000, 500_000_000)
     assert window.seconds_per_example == pytest.approx(8 / 40 / 2)
+    assert window.cpu_seconds_per_example == pytest.approx(1.5 / 40)  # however many workers
 
 
 def test_a_copy_of_what_was_overwritten_meanwhile_is_thrown_away(make, monkeypatch):

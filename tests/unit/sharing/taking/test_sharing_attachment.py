@@ -1,5 +1,6 @@
 """What a training reckons with of the trainings that share its reading."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +62,20 @@ def taking(ranks=1):
     attachment._link = SimpleNamespace(window=Shelf(20), connection=None)
     attachment._told = 1000  # the reader hears nothing here
     return attachment
+
+
+@pytest.mark.parametrize(("trainings", "ranks", "saved"), [(1, 1, 0.0), (2, 1, 5.0), (4, 1, 7.5), (4, 2, 3.75)])
+def test_what_sharing_saves_is_the_others_share_of_what_its_examples_took(trainings, ranks, saved):
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, group=Group("g", ranks))
+    window = Shelf(200)
+    window.trainings, window.cpu_seconds_per_example = trainings, 0.1
+    attachment._link = SimpleNamespace(window=window, connection=here)
+    for item in range(100):
+        attachment.take(item)
+    here.close()
+    there.close()
+    assert attachment.saved_cpu_seconds == pytest.approx(saved)  # of 100 examples of 0.1 s
 
 
 def test_what_is_kept_is_given_as_often_as_it_will_be_asked_for_and_is_its_own_each_time():

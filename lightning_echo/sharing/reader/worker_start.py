@@ -1,0 +1,50 @@
+"""What a worker of the reader runs first, so that it neither outlives the reader nor lets it look alive."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+__all__ = ["WorkerStart"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class WorkerStart:
+    """A ``worker_init_fn``: it does what a worker of the reader needs, then runs the user's own.
+
+    * The worker ends with the reader. torch's loader looks whether the parent of a worker has changed; a reader that dies while
+      the worker begins is not noticed by that.
+    * Descriptors of the reader's sockets that a forked worker has inherited are closed: a training must not find them open when
+      the reader has died.
+
+    Args:
+        sockets: Descriptors of the sockets.
+        users: The user's ``worker_init_fn``, or None.
+    """
+
+    def __init__(self, sockets: Sequence[int], users: Callable[[int], None] | None) -> None:
+        self._sockets = [(descriptor, os.fstat(descriptor).st_ino) for descriptor in sockets]
+        self._users = users
+
+    def __call__(self, worker: int) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        reader = multiprocessing.parent_process()
+        if reader is None or not reader.is_alive():  # it has died before the call above
+            os._exit(1)
+        for descriptor, inode in self._sockets:
+            _close_if(descriptor, inode)
+        if self._users is not None:
+            self._users(worker)
+
+
+def _close_if(descriptor: int, inode: int) -> None:
+    """Closes a descriptor that this process has inherited; a spawned one has another of that number, or none."""
+    try:
+        if os.fstat(descriptor).st_ino == inode:
+            os.close(descriptor)
+    except OSError:  # there is none
+        pass
