@@ -1,5 +1,8 @@
 """What is compared of two trainings' data, and what is not."""
 
+import random
+import threading
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, WeightedRandomSampler
@@ -72,3 +75,53 @@ def test_reading_them_changes_no_random_state():
     state = torch.get_rng_state()
     print_for(TensorDataset(torch.arange(8)))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_thread_that_draws_meanwhile_does_not_make_data_look_like_another():
+    expected, is_over, drawn = print_for(Squares())["examples"], threading.Event(), []
+
+    def draw():
+        pauses = random.Random(0)
+        while not is_over.wait(pauses.random() / 2000):  # now and then, as the steps of a training do
+            drawn.append(float(torch.rand(())))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        found = {print_for(Squares())["examples"] for _ in range(100)}
+    finally:
+        is_over.set()
+        thread.join()
+    assert drawn
+    assert found <= {expected, ""}  # "": not compared, since two readings differ
+
+
+def stream_print(length, batch_size=4):
+    class Lines(torch.utils.data.IterableDataset):
+        def __init__(self):
+            self.length, self.path = length, f"/data/{length}.txt"
+
+        def __iter__(self):
+            raise AssertionError("nothing may be read")
+
+    return print_of(Source(DataLoader(Lines(), batch_size=batch_size)))
+
+
+def test_streams_are_compared_by_their_options_and_nothing_is_read():
+    assert difference(stream_print(8), stream_print(8, batch_size=2)) == ""
+    said = difference(stream_print(8), stream_print(9))
+    assert "Lines(length=8, path='/data/8.txt')" in said
+    assert "that of the reader is [DataLoader() over Lines(length=9" in said
+
+
+def test_loaders_of_whole_batches_may_differ_in_their_batch_size_alone():
+    class Batches:
+        def __init__(self, batch_size, seed=0):
+            self.batch_size, self.seed = batch_size, seed
+
+        def __iter__(self):
+            return iter([])
+
+    one = print_of(Source(Batches(4)))
+    assert difference(one, print_of(Source(Batches(8)))) == ""
+    assert "Batches(seed=0)" in difference(one, print_of(Source(Batches(4, seed=1))))
