@@ -10,6 +10,7 @@ Not compared are batch size, collate function, ``drop_last``, workers, pinning, 
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 from lightning_echo.caching.keys import Keys, NoKeysError
 from lightning_echo.caching.record import digest_of
 from lightning_echo.fetching.source import Source
+from lightning_echo.protecting.randomness import DrawingTrap, preserved_random_states
 from lightning_echo.splitting.prove import read_plainly
 
 __all__ = ["difference", "print_of"]
@@ -24,7 +26,8 @@ __all__ = ["difference", "print_of"]
 _MOST_TEXT = 1000  # characters
 _PLAIN = (bool, int, float, str, type(None))
 _NOT_COMPARED = ("generator", "data_source")
-_CERTAIN, _MOST_READINGS = 5, 20  # where another thread may draw from the random states meanwhile: so many that are equal
+_CERTAIN = 5  # readings that must be equal where another thread may draw from the random states now and then
+_LISTENING_SECONDS = 0.05  # one that does so all the time is found out in this time
 _READING = threading.Lock()  # trainings in threads of a process must not seed its random states at the same time
 
 
@@ -92,11 +95,18 @@ def _examples(source: Source) -> str:
         return ""
     dataset, indices = source.loader.dataset, source.readable_indices
     last = indices[-1] if indices is not None else len(source.sampler) - 1
-    needed, equal, found = (2 if threading.active_count() == 1 else _CERTAIN), 0, b""
     with _READING:
-        for _ in range(_MOST_READINGS if needed > 2 else needed):
-            before, found = found, digest_of(read_plainly(dataset, [first, last]).examples)
-            equal = equal + 1 if found == before else 1
-            if equal == needed:
-                return found.hex()
-    return ""
+        others = threading.active_count() > 1
+        if others and _others_draw():
+            return ""
+        found = {digest_of(read_plainly(dataset, [first, last]).examples) for _ in range(_CERTAIN if others else 2)}
+    return found.pop().hex() if len(found) == 1 else ""
+
+
+def _others_draw() -> bool:
+    """Returns whether another thread draws from the random states again and again: then it may do so within each reading."""
+    with preserved_random_states():
+        trap = DrawingTrap()
+        trap.set()
+        time.sleep(_LISTENING_SECONDS)
+        return bool(trap.drawn_from())

@@ -77,18 +77,19 @@ def test_reading_them_changes_no_random_state():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_thread_that_draws_meanwhile_does_not_make_data_look_like_another():
+@pytest.mark.parametrize("most_pause", [0.0, 0.001, 0.05, 0.3])
+def test_a_thread_that_draws_meanwhile_does_not_make_data_look_like_another(most_pause):
     expected, is_over, drawn = print_for(Squares())["examples"], threading.Event(), []
 
     def draw():
         pauses = random.Random(0)
-        while not is_over.wait(pauses.random() / 2000):  # now and then, as the steps of a training do
+        while not is_over.wait(pauses.random() * most_pause):  # as the steps of a training do
             drawn.append(float(torch.rand(())))
 
     thread = threading.Thread(target=draw)
     thread.start()
     try:
-        found = {print_for(Squares())["examples"] for _ in range(100)}
+        found = {print_for(Squares())["examples"] for _ in range(20)}
     finally:
         is_over.set()
         thread.join()
