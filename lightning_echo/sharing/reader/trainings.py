@@ -109,7 +109,8 @@ class Trainings:
         wish = begin if training.wish is None and not has_others else training.wish
         if wish is not None and wish >= low and (training.goes_on or not has_others or wish <= fastest):
             return wish, False
-        if wish is None and fastest == begin == low:
+        is_start = not self._length or begin % self._length == 0  # not so if this reader follows one that has died within a pass
+        if wish is None and fastest == begin == low and is_start:
             return begin, False  # the others are at the start, too
         place = max(fastest, low)
         if training.join == "pass" and self._length:

@@ -47,6 +47,14 @@ def test_a_late_one_enters_where_the_fastest_is_or_at_the_next_pass():
         assert (entry.place, entry.others, entry.is_late) == (place, 2, True)
 
 
+@pytest.mark.parametrize(("join", "place"), [("now", 130), ("pass", 200)])
+def test_one_that_comes_when_a_reader_has_begun_within_a_pass_is_late_though_nothing_was_taken(join, place):
+    trainings = Trainings(100)
+    come(trainings, begin=130, low=130, wish=130, goes_on=True)  # of a reader that has died
+    entry = come(trainings, begin=130, low=130, join=join)
+    assert (entry.place, entry.is_late) == (place, True)
+
+
 def test_one_that_comes_before_anything_was_taken_is_not_late():
     trainings = Trainings(100)
     come(trainings)

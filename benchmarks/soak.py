@@ -1,0 +1,297 @@
+"""`make soak`: three trainings share one reader for minutes, and one of them, or the reader, is killed every few seconds.
+
+What must hold: each pass that a training attends has each example once, with the right bytes; two trainings that attend the same
+pass have the same examples in the same order; nothing grows, and nothing is left behind. In the last third nobody is killed, so
+that growth can be told from starting anew. Exit status 1 if something failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from report import Table, machine, progress, verdict
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_echo import EchoLoader
+from lightning_echo.sharing.folder import names
+from lightning_echo.sharing.serving import status_of
+
+RESULTS = Path(__file__).parent / "results"
+_NAME = "soak"
+_LENGTH = 2000
+_BATCH_SIZES = (16, 32, 50)
+_KILLING = 2 / 3  # share of the time
+_MOST_GROWTH, _MOST_MORE_BYTES, _MOST_MORE_DESCRIPTORS = 1.1, 16 * 2**20, 2
+_BETWEEN_SAMPLES_SECONDS = 2.0
+_MOST_END_SECONDS = 60.0
+
+
+class Numbers(Dataset[dict[str, Any]]):
+    """Small examples: the index, noise, and bytes that follow from the index."""
+
+    def __len__(self) -> int:
+        return _LENGTH
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"index": index, "noise": torch.rand(()), "data": torch.full((64,), index % 251, dtype=torch.uint8)}
+
+
+class Pass(NamedTuple):
+    """A pass as a training had it.
+
+    Attributes:
+        training: Which one.
+        first: Its first example: index and noise, which no other pass has.
+        examples: How many there were.
+        is_exact: Whether each index came once.
+        is_right: Whether the bytes of each are those of its index.
+        digest: Of indices and noise, in order.
+    """
+
+    training: int
+    first: tuple[int, float]
+    examples: int
+    is_exact: bool
+    is_right: bool
+    digest: str
+
+
+class Sample(NamedTuple):
+    """What a process holds.
+
+    Attributes:
+        who: A name; the reader has the number of its process in it.
+        rss_bytes: Its memory, that of the window included as far as it has touched that.
+        descriptors: How many.
+    """
+
+    who: str
+    rss_bytes: int
+    descriptors: int
+
+
+# ---------------------------------------------------------------------- what must hold
+
+
+def wrong_passes(passes: Sequence[Pass]) -> list[str]:
+    """Says which passes lost an example, had one twice, had wrong bytes, or differed from training to training."""
+    found = [f"training {each.training} lost or repeated examples, of {each.examples}" for each in passes if not each.is_exact]
+    found += [f"training {each.training} had wrong bytes" for each in passes if not each.is_right]
+    by_first: dict[tuple[int, float], set[str]] = {}
+    for each in passes:
+        by_first.setdefault(each.first, set()).add(each.digest)
+    differing = [first for first, had in by_first.items() if len(had) > 1]
+    return found + [f"the pass that begins with {first} was not the same for all" for first in differing]
+
+
+def growth(samples: Sequence[Sample]) -> list[str]:
+    """Says which processes grew from their first sample to the last."""
+    first: dict[str, Sample] = {}
+    last: dict[str, Sample] = {}
+    for sample in samples:
+        first.setdefault(sample.who, sample)
+        last[sample.who] = sample
+    found = []
+    for who, before in first.items():
+        after = last[who]
+        if after.rss_bytes > _MOST_GROWTH * before.rss_bytes + _MOST_MORE_BYTES:
+            found.append(f"{who} grew from {before.rss_bytes:,} to {after.rss_bytes:,} bytes")
+        if after.descriptors > before.descriptors + _MOST_MORE_DESCRIPTORS:
+            found.append(f"{who} had {before.descriptors} descriptors and has {after.descriptors}")
+    return found
+
+
+# ---------------------------------------------------------------------- trainings
+
+
+def _train(connection: Any, number: int, end: float) -> None:
+    torch.set_num_threads(1)
+    plain = DataLoader(Numbers(), _BATCH_SIZES[number], shuffle=True, num_workers=2)
+    share = {"name": _NAME, "join": "pass", "linger_seconds": 1, "window": "4MiB"}
+    loader = EchoLoader(plain, 1, share=share, seed=number)
+    while time.time() < end:
+        indices, is_right, first = [], True, None
+        of_index, of_noise = (hashlib.blake2b(digest_size=16) for _ in range(2))
+        for batch in loader:
+            index, noise = batch["index"], batch["noise"]
+            first = first or (int(index[0]), float(noise[0]))
+            indices += index.tolist()
+            of_index.update(index.numpy())
+            of_noise.update(noise.numpy())
+            is_right &= torch.equal(batch["data"], (index % 251).to(torch.uint8)[:, None].expand(-1, 64))
+        is_exact = sorted(indices) == list(range(_LENGTH))
+        digest = of_index.hexdigest() + of_noise.hexdigest()
+        connection.send(Pass(number, first or (-1, 0.0), len(indices), is_exact, is_right, digest))
+    loader.close()
+
+
+class _Trainings:
+    """The trainings, each in a process of its own.
+
+    Args:
+        end: When they stop, in seconds since the epoch.
+    """
+
+    def __init__(self, end: float) -> None:
+        self._end, self._context = end, multiprocessing.get_context("spawn")
+        self._running: dict[int, tuple[Any, Any]] = {}
+        self._settled: set[int] = set()  # trainings whose process has had a pass
+        self.passes: list[Pass] = []
+        self.failures: list[str] = []
+        for number in range(len(_BATCH_SIZES)):
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        here, there = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_train, args=(there, number, self._end), daemon=True)
+        process.start()
+        there.close()
+        self._running[number] = process, here
+        self._settled.discard(number)
+
+    def kill(self, number: int) -> None:
+        """Kills one as it can be killed at any time, and starts it anew."""
+        process, connection = self._running[number]
+        process.kill()
+        process.join()
+        self._drain(connection)
+        connection.close()
+        self._start(number)
+
+    def hear(self) -> None:
+        """Takes what they say."""
+        for _, connection in self._running.values():
+            self._drain(connection)
+
+    def _drain(self, connection: Any) -> None:
+        with suppress(EOFError, ConnectionError):  # killed, perhaps in the middle of a message
+            while connection.poll():
+                self.passes.append(connection.recv())
+                self._settled.add(self.passes[-1].training)
+
+    def samples(self) -> list[Sample]:
+        """What they and the reader hold; nothing before each of them has had a pass."""
+        if len(self._settled) < len(self._running):
+            return []
+        pids = {f"training {number}": process.pid for number, (process, _) in self._running.items()}
+        if (said := status_of(_NAME)) is not None:
+            pids[f"reader {said['pid']}"] = said["pid"]
+        found = []
+        for who, pid in pids.items():
+            with suppress(OSError):  # it ends just now
+                status = Path(f"/proc/{pid}/status").read_text()
+                rss = int(status.split("VmRSS:")[1].split()[0]) * 1024
+                found.append(Sample(who, rss, len(os.listdir(f"/proc/{pid}/fd"))))
+        return found
+
+    def join(self) -> None:
+        """Waits for their end."""
+        for number, (process, connection) in self._running.items():
+            deadline = time.monotonic() + _MOST_END_SECONDS
+            while process.is_alive() and time.monotonic() < deadline:
+                self._drain(connection)
+                process.join(0.1)
+            self._drain(connection)
+            if process.exitcode != 0:
+                self.failures.append(f"training {number} ended with {process.exitcode}")
+            process.kill()
+
+
+def soak(minutes: float, seed: int = 0) -> tuple[Table, list[str]]:
+    """Runs all of it.
+
+    Args:
+        minutes: For how long.
+        seed: Of who is killed when.
+
+    Returns:
+        The table, and what failed.
+    """
+    generator, began = random.Random(seed), time.time()
+    end = began + 60 * minutes
+    trainings, samples, kills = _Trainings(end), list[Sample](), {"a training": 0, "the reader": 0}
+    next_kill, next_sample = began + 5, began
+    while (now := time.time()) < end:
+        trainings.hear()
+        is_killing = now - began < _KILLING * (end - began)
+        if is_killing and now >= next_kill:
+            kills[_kill_one(trainings, generator)] += 1
+            next_kill = now + generator.uniform(2, 8)
+            progress(f"{end - now:.0f} s left, {sum(each.examples for each in trainings.passes):,} examples, killed: {kills}")
+        if not is_killing and now >= next_sample:
+            samples += trainings.samples()
+            next_sample = now + _BETWEEN_SAMPLES_SECONDS
+        time.sleep(0.05)
+    trainings.join()
+    left = _left_over()
+    failures = [*trainings.failures, *wrong_passes(trainings.passes), *growth(samples), *left]
+    attended = [sum(each.training == number for each in trainings.passes) for number in range(len(_BATCH_SIZES))]
+    both = len(trainings.passes) - len({each.first for each in trainings.passes})
+    if not both:
+        failures.append("no two trainings have attended the same pass")
+    rows = [
+        ("minutes", minutes),
+        ("examples delivered", sum(each.examples for each in trainings.passes)),
+        ("passes attended by each training", ", ".join(map(str, attended))),
+        ("passes that another training had, too", both),
+        *((f"times that {who} was killed", count) for who, count in kills.items()),
+        ("samples of memory and descriptors", len(samples)),
+        ("failures", len(failures)),
+        ("passed", verdict(not failures)),
+    ]
+    text = f"three trainings, batches of {', '.join(map(str, _BATCH_SIZES))}, passes of {_LENGTH:,} small examples"
+    return Table("sharing_soak", text, ("what", "value"), rows), failures
+
+
+def _kill_one(trainings: _Trainings, generator: random.Random) -> str:
+    if generator.random() < 0.5 and (said := status_of(_NAME)) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(said["pid"], signal.SIGKILL)
+        return "the reader"
+    trainings.kill(generator.randrange(len(_BATCH_SIZES)))
+    return "a training"
+
+
+def _left_over() -> list[str]:
+    """Says what is left in the folder when the reader should have ended."""
+    deadline = time.monotonic() + _MOST_END_SECONDS
+    while (left := names()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [f"the reader of {name!r} is still there" for name in left]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0, help="of who is killed when")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the CSV files")
+    options = parser.parse_args(arguments)
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LIGHTNING_ECHO_SHARED"] = folder
+        table, failures = soak(options.minutes, options.seed)
+    table.print()
+    where = machine(f"--minutes {options.minutes:g} --seed {options.seed}", load)
+    for each in (table, Table("sharing_soak_machine", where.text, where.columns, where.rows)):
+        each.write(options.results)
+    for failure in failures[:50]:
+        print(failure, file=sys.stderr)
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
