@@ -17,6 +17,7 @@ from lightning_echo.sharing.reader.process import run_reader, seed_of
 from lightning_echo.sharing.reader.stream_reading import first_item
 from lightning_echo.sharing.same_data import print_of
 from lightning_echo.sharing.share_config import ShareConfig, read_share_config
+from lightning_echo.sharing.starting import fitting_window
 from lightning_echo.sharing.wire import Gone, new_socket, receive, send
 
 __all__ = ["lines_about", "serve", "shared_readers", "status_of"]
@@ -62,7 +63,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
             config.name,
             Source(loader_of(parts_of(source), seed_of(config.name))),
             data_print=data_print,
-            window_bytes=config.window_bytes(),
+            window_bytes=fitting_window(config),
             linger_seconds=float("inf"),
             when_ready=lock.release,
         )

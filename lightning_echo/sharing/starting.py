@@ -25,7 +25,7 @@ from lightning_echo.sharing.reader.loader_parts import parts_of
 from lightning_echo.sharing.reader.process import READY, Payload
 from lightning_echo.sharing.share_config import ShareConfig
 
-__all__ = ["ReaderError", "payload_of", "start_reader"]
+__all__ = ["ReaderError", "fitting_window", "payload_of", "start_reader"]
 
 _log = logging.getLogger("lightning_echo")
 
@@ -67,7 +67,7 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str]) 
             stacklevel=2,
         )
     options = {
-        "window_bytes": _fitting_window(config),
+        "window_bytes": fitting_window(config),
         "linger_seconds": config.linger_seconds,
         "print": data_print,
         "expected": 0,
@@ -89,7 +89,7 @@ def _main_by_value() -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(main)
 
 
-def _fitting_window(config: ShareConfig) -> int:
+def fitting_window(config: ShareConfig) -> int:
     """Returns the size of the window: what was asked for, or half of the free memory if that is less."""
     asked, free = config.window_bytes(), free_memory_bytes()
     if free is None or asked <= free // 2:
