@@ -106,6 +106,8 @@ def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -
     for name in ("storage_speedup", "step_speedup"):
         if getattr(setting, name) != 1:
             raise ValueError(f"{name}={getattr(setting, name):g} cannot be tried on this machine, only predicted")
+    if setting.shared_by > 1:
+        raise ValueError(f"shared_by={setting.shared_by} cannot be tried with one training, only predicted")
     if setting.cached_fraction and setting.factor > 1 and setting.hold is None:
         raise ValueError("cached_fraction without hold and factor > 1 cannot be tried together, only predicted")
     workers = training.loader.num_workers if setting.workers is None else setting.workers

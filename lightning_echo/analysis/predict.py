@@ -18,6 +18,10 @@ rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahea
   echoed batch needs no hand-over. With a cache alone, the thread has as many batches to take as there are steps, and trials took
   longer by about a hand-over than without one.
 * After the transfer, an echo needs no copy either.
+* Of k trainings that share one reader (CoorDL's coordinated preparation: section 4.3), all is read, decoded and augmented once,
+  by the reader's workers. Each training collates in a thread of its own, beside its step. The processors do the first once and
+  the rest k times: ``T = max(upstream(e) / workers, collate(e), step / n + copy, (cpu_upstream(e) + k cpu_own(e)) / cores)``.
+  Each is taken to have an accelerator of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from typing import Any, NamedTuple
 
 from lightning_echo.analysis.caches import HOLDS, cached_example, fits_point, possible_holds
 from lightning_echo.analysis.measured import MeasuredStages, Spread, check_at_least
-from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest
+from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest, points_from
 from lightning_echo.measuring.cost import PipelineCosts
 
 __all__ = ["Prediction", "TrainingSetting", "contention", "costs_of", "predict"]
@@ -50,6 +54,7 @@ class TrainingSetting:
             (nothing is read and decoded). None: no such cache; the storage reads that share from memory, as it reads a file that
             the system keeps in its page cache.
         cache_size: Size of the cache that holds that share, as `CacheConfig` takes it. Predictions are made by the share.
+        shared_by: How many such trainings share one process that reads, on this machine. ``workers`` are then the reader's.
         storage_speedup: How many times as fast the storage is.
         step_speedup: How many times as fast the accelerator is.
 
@@ -65,6 +70,7 @@ class TrainingSetting:
     step_speedup: float = 1.0
     hold: str | None = None
     cache_size: str | None = None
+    shared_by: int = 1
 
     def __post_init__(self) -> None:
         if self.workers is not None:
@@ -82,6 +88,24 @@ class TrainingSetting:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}; 2 is twice as fast")
         if self.hold is not None:
             self._check_hold(self.hold)
+        self._check_shared()
+
+    def _check_shared(self) -> None:
+        if isinstance(self.shared_by, bool) or not isinstance(self.shared_by, int) or self.shared_by < 1:
+            raise ValueError(f"shared_by must be a number of trainings, 1 or more, got {self.shared_by!r}")
+        if self.shared_by == 1:
+            return
+        if self.hold is not None:
+            raise ValueError(
+                f"shared_by={self.shared_by} and hold={self.hold!r} are impossible together: the reader has no cache of ours. "
+                "Ask about one of them"
+            )
+        later = [point.value for point in points_from(Needs.examples)]
+        if self.factor > 1 and self.insertion_point not in later:
+            raise ValueError(
+                f"shared_by={self.shared_by} does not fit insertion_point={self.insertion_point!r}, since examples are shared as "
+                f"they are augmented: use one of {', '.join(map(repr, later))}"
+            )
 
     def _check_hold(self, hold: str) -> None:
         if hold not in HOLDS:
@@ -195,7 +219,7 @@ def costs_of(stages: MeasuredStages, setting: TrainingSetting, figure: str = "me
     point = InsertionPoint(setting.insertion_point)
     copies = 1 / setting.factor if "transfer" in point.properties.reused else 1.0  # per step
     device = getattr(stages.step, figure) / setting.step_speedup + copies * getattr(stages.copy, figure)
-    if workers and not (stages.takes_ahead and setting.factor > 1):
+    if workers and setting.shared_by == 1 and not (stages.takes_ahead and setting.factor > 1):
         hand_overs = 1 / setting.factor if point.by_batches else 1.0  # per step
         device += hand_overs * getattr(stages.hand_over, figure)
     return _costs_at(setting.insertion_point, _worker_seconds(stages, setting, figure), device, workers)
@@ -214,16 +238,31 @@ class _WorkerSeconds(NamedTuple):
 def _step_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> tuple[float, str]:
     """Returns the time per step, and what limits it, see `Prediction`."""
     costs = costs_of(stages, setting, figure)
-    seconds = costs.step_seconds(setting.factor)
+    seconds = _seconds_with_cores(stages, setting, figure)
     by_cores = _cores_seconds(stages, setting, figure)
     if by_cores > seconds:
         return by_cores, "cores"
     if seconds == costs.device_seconds:
         return seconds, "step"
-    with_twice = costs_of(stages, replace(setting, workers=2 * max(costs.workers, 1)), figure).step_seconds(setting.factor)
+    with_twice = _seconds_with_cores(stages, replace(setting, workers=2 * max(costs.workers, 1)), figure)
     if with_twice < _HELPS * seconds:
         return seconds, "workers"
     return seconds, "storage" if stages.read_sharing > stages.prepare_sharing else "cores"
+
+
+def _seconds_with_cores(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> float:
+    """Returns the time per step if there are processors enough."""
+    costs = costs_of(stages, setting, figure)
+    if setting.shared_by == 1:
+        return costs.step_seconds(setting.factor)
+    upstream, own = _shared_seconds(setting, _worker_seconds(stages, setting, figure))
+    return max(upstream / max(costs.workers, 1), own, costs.device_seconds)
+
+
+def _shared_seconds(setting: TrainingSetting, seconds: _WorkerSeconds) -> tuple[float, float]:
+    """Returns the time per step of what the reader does for all, and of what each training does for itself, its step aside."""
+    collations = 1 / setting.factor if InsertionPoint(setting.insertion_point).by_batches else 1.0  # per step
+    return (seconds.hit + seconds.read + seconds.decode + seconds.augment) / setting.factor, seconds.collate * collations
 
 
 def _cores_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> float:
@@ -237,6 +276,9 @@ def _cores_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str
         seconds.augment * share,
         seconds.collate * share,
     )
+    if setting.shared_by > 1:
+        upstream, own = _shared_seconds(setting, busy)
+        return (upstream + setting.shared_by * (own + stages.step_cpu_seconds / setting.step_speedup)) / stages.cores
     cpu = _costs_at(setting.insertion_point, busy, 0.0, 1)
     return (cpu.host_seconds(setting.factor) + stages.step_cpu_seconds / setting.step_speedup) / stages.cores
 

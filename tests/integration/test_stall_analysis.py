@@ -156,6 +156,7 @@ def test_a_setting_is_tried_with_its_workers(setting):
     [
         ({"storage_speedup": 2}, "storage_speedup=2 cannot be tried on this machine"),
         ({"step_speedup": 3}, "step_speedup=3 cannot be tried on this machine"),
+        ({"shared_by": 2}, "shared_by=2 cannot be tried with one training"),
         ({"factor": 2, "cached_fraction": 0.5}, "without hold and factor > 1 cannot be tried together"),
     ],
 )

@@ -14,16 +14,16 @@ HELD = {"raw": "raw items", "loaded": "loaded examples"}
 """What a cache holds, by its ``hold``, in words."""
 
 _FACTORS = (2.0, 4.0, 8.0)
+_TRAININGS = 4  # that share one process that reads
 _UNKNOWN_SHARE = 0.5  # asked about if nobody knows how much memory holds
 
 
 def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
     """Returns each question in words and as a setting; the measured setting comes first.
 
-    Two kinds of questions are left out, since their answer would be that nothing changes: the number of workers, if the data set
-    fails in workers; storages, if reading could not be measured. Of each form in which a cache can hold examples, the largest
-    share that memory holds is asked about, and the whole data set. If the data set cannot be cut, a share may be in the memory of
-    the storage.
+    Some questions are left out: the number of workers and sharing, if the data set fails in workers; storages, if reading could
+    not be measured. Of each form in which a cache can hold examples, the largest share that memory holds is asked about, and the
+    whole data set. If the data set cannot be cut, a share may be in the memory of the storage.
     """
     stages = analysis.stages
     numbers = _numbers_of_workers(stages.cores) if stages.can_have_workers else []
@@ -35,6 +35,8 @@ def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
     asked += [
         TrainingSetting(cached_fraction=share, hold=hold) for hold in possible_holds(stages) for share in _shares(stages, hold)
     ]
+    if stages.can_have_workers:
+        asked.append(TrainingSetting(shared_by=_TRAININGS))
     asked.append(TrainingSetting(step_speedup=2.0))
     asked += [TrainingSetting(factor=factor, insertion_point=point) for point in stages.points for factor in _FACTORS]
     return [(in_words(setting), setting) for setting in asked]
@@ -49,6 +51,8 @@ def in_words(setting: TrainingSetting) -> str:
     'num_workers=4, 50 % of the data set in memory'
     >>> in_words(TrainingSetting(cached_fraction=0.5, hold="raw"))
     '50 % of the data set in a cache of raw items'
+    >>> in_words(TrainingSetting(shared_by=4))
+    '4 such trainings that share the reading'
     """
     words = []
     if setting.workers is not None:
@@ -56,6 +60,8 @@ def in_words(setting: TrainingSetting) -> str:
     if setting.cached_fraction:
         where = "memory" if setting.hold is None else f"a cache of {HELD[setting.hold]}"
         words.append(f"{percent(setting.cached_fraction)} of the data set in {where}")
+    if setting.shared_by > 1:
+        words.append(f"{setting.shared_by} such trainings that share the reading")
     if setting.storage_speedup != 1:
         words.append(f"storage {three_digits(setting.storage_speedup)}x as fast")
     if setting.step_speedup != 1:

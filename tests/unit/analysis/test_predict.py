@@ -219,3 +219,53 @@ def test_without_echoing_the_point_makes_no_difference():
 def test_an_impossible_setting_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         TrainingSetting(**options)
+
+
+# ---------------------------------------------------------------------- trainings that share
+
+
+@pytest.mark.parametrize("trainings", [2, 4, 100])
+@pytest.mark.parametrize(
+    ("setting", "milliseconds", "limit"),
+    [
+        ({}, 64, "workers"),  # 8 * (10 + 4 + 2) / 2; collation beside it
+        ({"workers": 1}, 128, "workers"),
+        ({"workers": 8}, 21, "step"),  # 16 of the reader; step and copy, and no hand-over
+        ({"step_speedup": 2, "workers": 16}, 11, "step"),  # 8 of the reader, 8 of collation
+        ({"step_speedup": 10, "workers": 64}, 8, "cores"),  # one thread collates, however many workers the reader has
+        ({"factor": 2, "insertion_point": "after_augmentation"}, 32, "workers"),
+        ({"factor": 8, "step_speedup": 10, "insertion_point": "after_batching"}, 8, "workers"),  # 128 / 8 / 2; collation 1
+        ({"factor": 4, "insertion_point": "after_transfer"}, 20.25, "step"),  # a copy once in four steps
+    ],
+)
+def test_trainings_that_share_wait_for_one_reader_and_not_for_as_many_as_they_are(trainings, setting, milliseconds, limit):
+    found = predict(STAGES, TrainingSetting(shared_by=trainings, **setting))
+    assert found.step_seconds == pytest.approx(milliseconds * MS)
+    assert found.speedup == pytest.approx(68 / milliseconds)  # 1: each is as fast as one alone
+    assert found.limit == limit
+
+
+@pytest.mark.parametrize(("trainings", "milliseconds"), [(1, 50), (2, 56), (4, 68), (8, 92)])
+def test_the_processors_prepare_once_and_collate_and_step_for_each_training(trainings, milliseconds):
+    # 8 * (10 / 2 + 4 + 2) = 88 ms for all, 8 of collation and 4 of the step for each, on two cores
+    busy = replace(STAGES, prepare_cpu_share=1.0, read_cpu_share=0.5, cores=2, step_cpu_seconds=4 * MS)
+    found = predict(busy, TrainingSetting(workers=8, shared_by=trainings))
+    assert (found.step_seconds, found.limit) == (pytest.approx(milliseconds * MS), "cores")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shared_by": 0}, "shared_by must be a number of trainings, 1 or more, got 0"),
+        ({"shared_by": True}, "shared_by must be a number of trainings, 1 or more, got True"),
+        ({"shared_by": 1.5}, "shared_by must be a number of trainings, 1 or more, got 1.5"),
+        ({"shared_by": 2, **RAW}, "shared_by=2 and hold='raw' are impossible together"),
+        (
+            {"shared_by": 2, "factor": 2, "insertion_point": "after_read"},
+            "shared_by=2 does not fit insertion_point='after_read'.*use one of 'after_augmentation', 'after_batching'",
+        ),
+    ],
+)
+def test_impossible_questions_about_sharing_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        TrainingSetting(**options)

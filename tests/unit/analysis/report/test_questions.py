@@ -23,6 +23,7 @@ def test_each_question_has_its_words():
         ("storage 2x as fast", TrainingSetting(storage_speedup=2)),
         ("50 % of the data set in a cache of raw items", TrainingSetting(cached_fraction=0.5, hold="raw")),
         ("100 % of the data set in a cache of raw items", TrainingSetting(cached_fraction=1, hold="raw")),
+        ("4 such trainings that share the reading", TrainingSetting(shared_by=4)),
         ("accelerator 2x as fast", TrainingSetting(step_speedup=2)),
         ("factor 2 at after_read", TrainingSetting(factor=2, insertion_point="after_read")),
         ("factor 4 at after_read", TrainingSetting(factor=4, insertion_point="after_read")),
