@@ -21,7 +21,8 @@ from lightning_echo.sharing.reader.loader_parts import Unit, unit_of
 from lightning_echo.sharing.same_data import print_of
 from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.sharing.starting import payload_of
-from lightning_echo.sharing.taking.attachment import Attachment, Group, Waited
+from lightning_echo.sharing.taking.attachment import Attachment, Waited
+from lightning_echo.sharing.taking.connecting import Group
 from lightning_echo.sharing.taking.pace import Pace, PacedPipeline
 from lightning_echo.sharing.taking.shared_pipeline import SharedCounts, SharedPipeline
 from lightning_echo.sharing.taking.shared_stream import SharedBatches, SharedStream, SizedSharedStream
@@ -106,7 +107,8 @@ class LoaderSharing:
     @property
     def missed_examples(self) -> int:
         """Examples that other trainings had and this rank missed, since the reader does not wait with ``behind="skip"``."""
-        return self._counts.missed + self._stream.missed * self._examples_of_item()
+        late = 0 if self._attachment is None else self._attachment.missed_late
+        return self._counts.missed + late + self._stream.missed * self._examples_of_item()
 
     def _examples_of_item(self) -> int:
         return 1 if self._batches is None else self._batches.rows
@@ -125,8 +127,7 @@ class LoaderSharing:
     def waited(self) -> Waited:
         """Seconds that this training has waited so far."""
         now = Waited() if self._attachment is None else self._attachment.waited
-        before = self._waited_before
-        return Waited(before.for_reading + now.for_reading, before.for_peers + now.for_peers)
+        return now.after(self._waited_before)
 
     def start(self, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, *, rank: int, key: int) -> SharedPipeline:
         """Attaches to the reader, and starts the pipeline. All ranks must call this function together.
@@ -144,7 +145,7 @@ class LoaderSharing:
             TypeError: The loader cannot be sent to the reader.
             ReaderError: No reader could begin.
         """
-        attachment = self._attach(layout.batch_size * layout.replicas, self._group(layout.replicas))
+        attachment = self._attach(layout.batch_size * layout.replicas, self._group(layout.replicas, layout.length))
         try:
             return SharedPipeline(
                 self._users,
@@ -189,6 +190,7 @@ class LoaderSharing:
 
     def _attach(self, tell_every: int, group: Group, follow: Callable[[Window, int], int] | None = None) -> Attachment:
         self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
+        self._counts.missed += 0 if self._attachment is None else self._attachment.missed_late
         data_print = print_of(self._users)
         self._attachment = Attachment(
             self.config,
@@ -200,7 +202,7 @@ class LoaderSharing:
         )
         return self._attachment
 
-    def _group(self, replicas: int) -> Group:
+    def _group(self, replicas: int, length: int) -> Group:
         names = gathered(uuid.uuid4().hex)
         if len(names) != replicas:
             raise ValueError(
@@ -212,12 +214,7 @@ class LoaderSharing:
                 f"share={self.config.name!r} is impossible here: the ranks are on several nodes, and a reader serves one. Leave "
                 "share out"
             )
-        if replicas > 1 and self.config.behind == "skip":
-            raise ValueError(
-                f"share.behind='skip' is impossible with {replicas} ranks: they would miss different examples, and part. "
-                "Use behind='wait'"
-            )
-        return Group(names[0], replicas)
+        return Group(names[0], replicas, length)
 
 
 def check_shareable(config: ShareConfig, source: Source) -> None:

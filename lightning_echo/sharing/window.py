@@ -3,7 +3,7 @@
 It is a memfd: without a name, so that nothing is left behind, and not bounded by ``/dev/shm``. It cannot be shrunk, and the
 trainings' descriptor cannot write::
 
-    | header: sizes, low, who is blocked | index: a row (stamp, offset, bytes) per slot | ring of worker 0 | ring of 1 | ...
+    | header: sizes, low, who waits for whom | index: a row (stamp, offset, bytes) per slot | ring of worker 0 | ring of 1 | ...
 
 * Item ``n`` has slot ``n % slots``. It is there if the stamp of its row is ``n + 1``. The highest byte of its size says its
   kind. A worker writes the example first, then the row, the stamp last; before it overwrites an example it takes the stamp
@@ -33,12 +33,13 @@ __all__ = ["CHUNK", "Closed", "Ring", "TooLargeError", "Window"]
 CHUNK = 32
 """Items that a worker is asked for at once."""
 
-_MAGIC = 0x4C45_5348_4152_4502  # the last byte: version of the layout
+_MAGIC = 0x4C45_5348_4152_4503  # the last byte: version of the layout
 _HEADER_BYTES = 4096
 _MAGIC_AT, _LOW, _CLOSED, _SLOTS, _WORKERS, _RING, _BEGIN, _TRAININGS, _NEED, _OF_WORKERS = range(10)  # words of the header
 _BLOCKED, _PREPARED, _NANOSECONDS, _CPU_NANOSECONDS = range(4)  # words of a worker, one worker after the other
 _WORDS = 4
-_MOST_WORKERS = (_HEADER_BYTES // 8 - _OF_WORKERS) // _WORDS
+_LABEL_BYTES = 128  # at the end of the header
+_MOST_WORKERS = ((_HEADER_BYTES - _LABEL_BYTES) // 8 - _OF_WORKERS) // _WORDS
 _ROW = 3  # words of a row: stamp, offset, bytes
 _KIND_SHIFT = 56
 _MOST_SIZE = 2**_KIND_SHIFT - 1
@@ -141,6 +142,15 @@ class Window:
     @slowest_need_nanoseconds.setter
     def slowest_need_nanoseconds(self, value: int) -> None:
         self._words[_NEED] = value
+
+    @property
+    def slowest_label(self) -> str:
+        """The training that is waited for first, for people; empty if none is."""
+        return self._memory[_HEADER_BYTES - _LABEL_BYTES : _HEADER_BYTES].rstrip(b"\0").decode(errors="replace")
+
+    @slowest_label.setter
+    def slowest_label(self, value: str) -> None:
+        self._memory[_HEADER_BYTES - _LABEL_BYTES : _HEADER_BYTES] = value.encode()[:_LABEL_BYTES].ljust(_LABEL_BYTES, b"\0")
 
     @property
     def is_closed(self) -> bool:

@@ -3,7 +3,9 @@
 Each rank writes what it saw to ``FOLDER/rank-R.pt``; test_sharing_ranks.py compares.
 """
 
+import random
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ from sharing_runs import Numbers, end_readers, epochs_of, loader_of, rows
 
 RANKS, LENGTH, BATCH_SIZE, EPOCHS = 2, 61, 4, 3
 BESIDE = {"name": "beside", "wait_for": 2, "window": 2**13}
+SKIPPING = {"name": "skipping", "wait_for": 2, "window": 2**14}
 
 
 def beside_another_training():
@@ -67,20 +70,26 @@ def resumed_anywhere(rank, folder):
     return exact
 
 
-def refused():
-    """What is said where the ranks would miss different examples."""
-    loader = loader_of(Numbers(LENGTH), BATCH_SIZE, name="refused", behind="skip")
-    try:
-        next(iter(loader))
-    except ValueError as error:
-        return str(error)
-    return ""
+def skipping(rank):
+    """What each rank has beside a faster training for which the reader waits, and how many examples it missed."""
+    loader = loader_of(Numbers(LENGTH), BATCH_SIZE, **{**SKIPPING, "behind": "skip"})
+    generator = random.Random(rank)
+
+    def step():
+        time.sleep(generator.random() * 0.1)
+        torch.distributed.barrier()  # as DDP does: no rank is a step ahead
+
+    found = epochs_of(loader, 3, step)
+    missed = loader.sharing.missed_examples
+    loader.close()
+    return {"epochs": found, "missed": missed}
 
 
 def main(folder, rank):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    found = {"beside": beside_another_training(), "resumed": resumed(rank, folder), "refused": refused()}
-    found["anywhere"] = resumed_anywhere(rank, folder)
+    found = {"beside": beside_another_training(), "resumed": resumed(rank, folder), "anywhere": resumed_anywhere(rank, folder)}
+    torch.distributed.barrier()
+    found["skipping"] = skipping(rank)
     torch.save(found, folder / f"rank-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -9,7 +9,7 @@ from sharing_runs import FORK, Numbers, end_readers, epochs_of, examples, indice
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
 from lightning_echo import EchoLoader
-from lightning_echo.sharing.taking.attachment import SharedDataDiffers
+from lightning_echo.sharing.taking.connecting import SharedDataDiffers
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from sharing_runs import (
 
 from lightning_echo.sharing.folder import socket_of
 from lightning_echo.sharing.packing import SharedReadError
-from lightning_echo.sharing.taking.attachment import ReaderError
+from lightning_echo.sharing.starting import ReaderError
 from lightning_echo.sharing.wire import new_socket, receive, send
 
 LENGTH = 240

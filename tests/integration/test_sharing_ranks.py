@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import sharing_ranks_runs
 import torch
-from sharing_ranks_runs import BATCH_SIZE, BESIDE, EPOCHS, LENGTH, RANKS
+from sharing_ranks_runs import BATCH_SIZE, BESIDE, EPOCHS, LENGTH, RANKS, SKIPPING
 from sharing_runs import Numbers, end_readers, epochs_of, examples, loader_of
 
 pytestmark = pytest.mark.program
@@ -30,16 +31,19 @@ def runs(tmp_path_factory):
         loader = loader_of(Numbers(LENGTH), 7, **BESIDE)
         try:
             alone = epochs_of(loader, EPOCHS)
+            loader.close()
+            loader = loader_of(Numbers(LENGTH), 7, **SKIPPING)
+            every = epochs_of(loader, 40, lambda: time.sleep(0.005))
         finally:
             loader.close()
             printed = [rank.communicate(timeout=240)[0] for rank in ranks]
             end_readers()
     assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(printed)[-6000:]
-    return alone, [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return alone, [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(RANKS)], every
 
 
 def test_the_ranks_divide_each_pass_and_have_equally_many_steps(runs):
-    alone, ranks = runs
+    alone, ranks, _ = runs
     for number, whole in enumerate(alone):
         stream = examples(whole)
         assert sorted(index for index, _ in stream) == list(range(LENGTH))
@@ -62,7 +66,23 @@ def test_a_run_goes_on_exactly_from_each_of_its_batches_also_where_a_pass_is_fil
         assert rank["anywhere"] == [True] * 8
 
 
-def test_skip_is_refused_with_the_way_out(runs):
-    for rank in runs[1]:
-        assert "share.behind='skip' is impossible with 2 ranks" in rank["refused"]
-        assert "Use behind='wait'" in rank["refused"]
+def test_the_ranks_skip_together_and_count_what_they_miss(runs):
+    """The training beside has all: it says which round of the stream an example is of, and which rank's it is."""
+    every = [tuple(example) for epoch in runs[2] for example in examples(epoch)]
+    places = {}
+    for item, example in enumerate(every):
+        number, slot = divmod(item, LENGTH)
+        places[example] = number * 31 + slot // RANKS, slot % RANKS  # the last of 31 rounds of a pass is filled up on rank 1
+    rounds = []
+    for rank, had in enumerate(run["skipping"] for run in runs[1]):
+        assert [len(epoch) for epoch in had["epochs"]] == [8] * 3
+        found = [places[tuple(example)] for epoch in had["epochs"] for example in examples(epoch)]
+        assert {of for _, of in found} == {rank}
+        before, rounds_of_rank = -1, []
+        for number, _ in found:  # what fills a pass up is the example before, once more
+            before = number + (rank == 1 and number == before)
+            rounds_of_rank.append(before)
+        rounds.append(rounds_of_rank)
+        assert rounds[-1] == sorted(set(rounds[-1]))
+        assert had["missed"] == rounds[-1][-1] + 1 - len(rounds[-1]) > 0
+    assert rounds[0] == rounds[1]

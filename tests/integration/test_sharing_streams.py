@@ -11,7 +11,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from lightning_echo import EchoLoader
 from lightning_echo.sharing import loader_sharing
 from lightning_echo.sharing.packing import SharedReadError
-from lightning_echo.sharing.taking.attachment import ReaderError, SharedDataDiffers
+from lightning_echo.sharing.starting import ReaderError
+from lightning_echo.sharing.taking.connecting import SharedDataDiffers
 
 LENGTH = 97
 

@@ -121,6 +121,7 @@ def run_reader(
     listener.bind(new_path)
     listener.listen(socket.SOMAXCONN)
     made = os.stat(new_path).st_ino
+    follows = os.path.exists(path)  # whoever ends removes it
     os.rename(new_path, path)  # at once there, in the place of one that a reader has left that died
     server = Server(
         listener,
@@ -129,6 +130,7 @@ def run_reader(
         data_print=data_print,
         window_bytes=window_bytes,
         linger_seconds=linger_seconds,
+        follows=follows,
         expected=expected,
         when_over=partial(_remove, path, made),
     )

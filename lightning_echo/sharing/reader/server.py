@@ -30,6 +30,7 @@ _log = logging.getLogger("lightning_echo")
 _LOOK_SECONDS = 0.2
 _MOST_FIRST_WAIT_SECONDS = 30.0  # a reader waits for its first training so long, at least
 _GRACE_SECONDS = 10.0  # for the trainings of a reader that has died
+_GOING_ON_SECONDS = 2.0  # the same, for the first one of them
 _MOST_ITEM = 2**62
 
 
@@ -54,8 +55,9 @@ class Server:
         data_print: What is compared of the data, see ``same_data.py``.
         window_bytes: Memory for examples.
         linger_seconds: For how long to stay after the last training has left, seconds.
-        expected: How many trainings a reader before this one had when it died. Until they are here, nothing is overwritten, for
-            a while.
+        follows: Whether a reader of this name has died. If its trainings live, they come within a moment: until then nobody else
+            enters, since this reader has to begin where they are.
+        expected: How many trainings that one had. Until they are here, nothing is overwritten, for a while.
         when_over: Called when nobody may come any more.
     """
 
@@ -68,6 +70,7 @@ class Server:
         data_print: dict[str, str],
         window_bytes: int,
         linger_seconds: float,
+        follows: bool = False,
         expected: int = 0,
         when_over: Callable[[], None] = lambda: None,
     ) -> None:
@@ -83,7 +86,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._lost: BaseException | None = None
         self._wake_here, self._wake_there = socket.socketpair()
-        self._expected, self._when_over = expected, when_over
+        self._follows, self._expected, self._when_over = follows, expected, when_over
         self._begun = self._last_left = time.monotonic()
         self._had_training = False
 
@@ -104,6 +107,8 @@ class Server:
                     act: Callable[[], None] = key.data
                     act()
                 self._move_low()
+                if len(self._trainings.entered) < len(self._trainings.all):
+                    self._let_enter()
         finally:
             self.close()
 
@@ -175,7 +180,8 @@ class Server:
                 self._trainings.all.remove(peer.training)
                 _log.info("%s has left", peer.training.label)
                 self._move_low()
-                self._let_enter()
+                if len(self._trainings.entered) < len(self._trainings.all):
+                    self._let_enter()
 
     # ------------------------------------------------------------------ what they say
 
@@ -197,6 +203,8 @@ class Server:
     def _answer(self, peer: _Peer, message: dict[str, Any]) -> None:
         if "at" in message:
             self._move(peer, _item(message["at"]), _item(message.get("need", 0)))
+        elif "ask" in message:
+            self._agree(peer, message["ask"])
         elif "hello" in message:
             self._welcome(peer, message["hello"])
         elif "status" in message:
@@ -213,16 +221,29 @@ class Server:
         training.cursor, training.need_nanoseconds = item, need_nanoseconds
         self._move_low()
 
+    def _agree(self, peer: _Peer, ask: dict[str, Any]) -> None:
+        """Answers a rank that asks what all ranks of its training take."""
+        training, reading = peer.training, self._reading
+        if training is None or training.cursor is None or reading is None:
+            raise WireError("a question of who has not entered")
+        asked = _item(ask["round"])
+        self._move(peer, max(asked, training.cursor), _item(ask["need"]))  # it needs nothing before
+        is_jump, item = self._trainings.answer(training, asked, _item(ask["end"]), reading.window.low, time.monotonic())
+        send(peer.connection, {"jump" if is_jump else "until": item})
+
     def _move_low(self) -> None:
         """Lets the workers overwrite what nobody needs."""
         if self._reading is None:
             return
         window = self._reading.window
+        slowest = self._trainings.slowest()
         window.trainings, window.slowest_need_nanoseconds = self._trainings.count, self._trainings.slowest_need()
-        if self._trainings.count < self._expected and time.monotonic() - self._begun < _GRACE_SECONDS:
+        window.slowest_label = "" if slowest is None else slowest.label
+        now = time.monotonic()
+        if self._trainings.count < self._expected and now - self._begun < _GRACE_SECONDS:
             return  # those of the reader before have items to take that stood in no cursor here yet
         self._expected = 0
-        window.low = self._trainings.low(window.low)
+        window.low = self._trainings.low(window.low, now)
 
     def _welcome(self, peer: _Peer, said: dict[str, Any]) -> None:
         if peer.training is not None:
@@ -255,7 +276,8 @@ class Server:
         trainings = self._trainings
         if not trainings.entered:
             begin = trainings.begin_at()
-            if begin is None:
+            is_early = self._follows and time.monotonic() - self._begun < _GOING_ON_SECONDS and not trainings.any_goes_on
+            if begin is None or is_early:
                 return
             self._begin(begin)
         reading = self._reading

@@ -1,12 +1,14 @@
 """The trainings of a reader: where each one stands, where a new one enters, and what may be overwritten.
 
 Pure arithmetic: it knows neither sockets nor the window. A place is an item of the reader's stream; a training's *cursor* is the
-first item that it still needs. The ranks of one training come with the same group, and enter together.
+first item that it still needs. The ranks of one training come with the same group, enter together, and agree on what they take.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from lightning_echo.sharing.reader.agreeing import Agreement, Answer
 
 __all__ = ["Entry", "Training", "Trainings"]
 
@@ -69,6 +71,7 @@ class Trainings:
     def __init__(self, length: int) -> None:
         self._length = length
         self.all: list[Training] = []
+        self._agreements: dict[str, Agreement] = {}  # by group
 
     @property
     def count(self) -> int:
@@ -85,7 +88,13 @@ class Trainings:
         ready = self._ready()
         if len({one.group for one in ready}) < max((one.wait_for for one in ready), default=1):
             return None
-        return min(one.wish or 0 for one in ready)
+        going_on = [one for one in ready if one.goes_on]  # of a reader that has died: new ones join them
+        return min(one.wish or 0 for one in going_on or ready)
+
+    @property
+    def any_goes_on(self) -> bool:
+        """Whether a training is here that was there already, with a reader that has died."""
+        return any(one.goes_on for one in self._ready())
 
     def entries(self, begin: int, low: int) -> list[Entry]:
         """Returns how those that wait enter, and lets them.
@@ -94,11 +103,20 @@ class Trainings:
             begin: First item of the window.
             low: Items below may be overwritten.
         """
+        ready = self._ready()
+        going_on = [one for one in ready if one.goes_on]  # they come first: the others find them at work
+        return [
+            *self._entries_of(going_on, begin, low),
+            *self._entries_of([one for one in ready if not one.goes_on], begin, low),
+        ]
+
+    def _entries_of(self, ready: list[Training], begin: int, low: int) -> list[Entry]:
+        """Returns how these enter, all at once."""
         at_work = self.entered
         others = {training.group for training in at_work}
         fastest = max((one.cursor for one in at_work if one.cursor is not None), default=begin)
         found = []
-        for training in self._ready():
+        for training in ready:
             place, is_late = self._place(training, begin, low, fastest, bool(others))
             found.append(Entry(training, place, len(others - {training.group}), is_late))
         for entry in found:
@@ -107,7 +125,9 @@ class Trainings:
 
     def _place(self, training: Training, begin: int, low: int, fastest: int, has_others: bool) -> tuple[int, bool]:
         wish = begin if training.wish is None and not has_others else training.wish
-        if wish is not None and wish >= low and (training.goes_on or not has_others or wish <= fastest):
+        if training.goes_on and wish is not None:
+            return max(wish, low), wish < low
+        if wish is not None and wish >= low and (not has_others or wish <= fastest):
             return wish, False
         is_start = not self._length or begin % self._length == 0  # not so if this reader follows one that has died within a pass
         if wish is None and fastest == begin == low and is_start:
@@ -125,17 +145,34 @@ class Trainings:
             here[training.group] = here.get(training.group, 0) + 1
         return [training for training in waiting if here[training.group] >= training.ranks]
 
-    def low(self, before: int) -> int:
+    def low(self, before: int, now: float) -> int:
         """Returns below which item the window may be overwritten: what all have that are waited for.
 
         Args:
             before: What it was: it never falls.
+            now: The time, seconds.
         """
         cursors = [(one.behind, one.cursor) for one in self.entered if one.cursor is not None]
         waited_for = [cursor for behind, cursor in cursors if behind == "wait"]
-        if waited_for:
-            return max(before, min(waited_for))
-        return max([before, *(cursor for _, cursor in cursors)])  # nobody waits: the fastest decides
+        fastest = max([before, *(cursor for _, cursor in cursors)])  # it decides where nobody waits
+        return max(before, min([*(waited_for or [fastest]), *self._held(now)]))
+
+    def _held(self, now: float) -> list[int]:
+        """Returns the first items that ranks have agreed on and not all have taken."""
+        held = []
+        for group, agreement in list(self._agreements.items()):
+            cursors = [one.cursor for one in self.entered if one.group == group and one.cursor is not None]
+            if not cursors:
+                del self._agreements[group]
+                continue
+            agreement.forget(min(cursors))
+            if (first := agreement.held_from(min(cursors), now)) is not None:
+                held.append(first)
+        return held
+
+    def answer(self, training: Training, asked: int, end: int, low: int, now: float) -> Answer:
+        """Answers a rank that asks what all ranks of its training take, see `Agreement.answer`."""
+        return self._agreements.setdefault(training.group, Agreement()).answer(asked, end, low, now)
 
     def slowest_need(self) -> int:
         """Returns the time per example of the slowest training that is waited for, nanoseconds; 0 if none is known."""

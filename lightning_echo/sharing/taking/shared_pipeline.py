@@ -27,7 +27,8 @@ from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.plan import Plan
 from lightning_echo.planning.plans import make_plan, plan_from_state
 from lightning_echo.planning.shape import PlanShape
-from lightning_echo.sharing.taking.attachment import Attachment, Missed, Place
+from lightning_echo.sharing.taking.attachment import Attachment, Missed
+from lightning_echo.sharing.taking.connecting import Place
 from lightning_echo.sharing.taking.pace import Pace
 from lightning_echo.sharing.taking.shared_order import SharedOrder, item_at, start_at
 from lightning_echo.splitting.stages import uncut_stages
@@ -142,9 +143,9 @@ class SharedPipeline:
                 batch, report = found
                 return batch, self._pace.handed_out(report)
             except Missed as missed:
-                (item,) = missed.args
+                position = self._first_example(self._inner.state(delivered)["plan"]["position"])
                 self._inner.close()
-                self._inner = self._skip(item, delivered)
+                self._inner = self._skip(position, missed.low, delivered)
 
     def change_factor(self, number: int, factor: float) -> None:
         """Lets a factor count from batch ``number`` on."""
@@ -183,7 +184,8 @@ class SharedPipeline:
     def _item(self, position: int) -> int:
         """Returns the first item that a rank needs from a position on: the same for all ranks, whose passes may be filled up."""
         first = self._first_example(position)
-        return min(item_at(self._layout, rank, first) for rank in range(self._layout.replicas))
+        items = [item_at(self._layout, rank, first) for rank in range(self._layout.replicas)]
+        return self._attachment.group.round_of(min(items))
 
     def _first_example(self, position: int) -> int:
         """Returns the position of an item's first example: positions of whole batches count batches."""
@@ -211,10 +213,16 @@ class SharedPipeline:
 
     # ------------------------------------------------------------------ beginning
 
-    def _skip(self, item: int, delivered: int) -> IndexPipeline:
-        """Returns the pipeline that goes on after examples that are gone."""
-        start = start_at(self._layout, self._attachment.low)
-        missed = max(item_at(self._layout, 0, start.position) - item, 0) // self._layout.replicas
+    def _skip(self, position: int, low: int, delivered: int) -> IndexPipeline:
+        """Returns the pipeline that goes on after examples that are gone.
+
+        Args:
+            position: Where the batch begins that cannot be had whole.
+            low: The first item that can be had.
+            delivered: Batches of the run before that one.
+        """
+        start = start_at(self._layout, low)
+        missed = max(start.position - position, 0)
         self._counts.missed += missed
         if self._attachment.is_waited_for:  # it was stopped for longer than the reader after a dead one waits
             _log.warning("share=%r: %d examples were missed, since the reader was replaced meanwhile", self._name, missed)

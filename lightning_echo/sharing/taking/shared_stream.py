@@ -22,7 +22,8 @@ from lightning_echo.sharing.packing import END, unpack
 from lightning_echo.sharing.reader.stream_reading import At, first_item
 from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.sharing.starting import ReaderError
-from lightning_echo.sharing.taking.attachment import Attachment, Missed, NextReader, Place
+from lightning_echo.sharing.taking.attachment import Attachment, Missed, NextReader
+from lightning_echo.sharing.taking.connecting import Place
 from lightning_echo.sharing.taking.rows import cut, joined, rows_of
 from lightning_echo.sharing.window import Window
 
@@ -162,8 +163,8 @@ class SharedStream(IterableDataset[Any]):
         while True:
             try:
                 kind, data = self._attachment.taken(self._item)
-            except Missed:
-                self._item = self._attachment.low
+            except Missed as missed:
+                self._item = missed.low
                 continue
             except NextReader as gone:
                 (self._item,) = gone.args

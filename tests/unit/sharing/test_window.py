@@ -151,8 +151,8 @@ def test_what_is_no_window_is_refused(tmp_path):
 
 
 def test_too_many_workers_are_refused():
-    with pytest.raises(ValueError, match="up to 167 workers, got 168"):
-        Window.create(4096, 168, 0)
+    with pytest.raises(ValueError, match="up to 121 workers, got 122"):
+        Window.create(4096, 122, 0)
 
 
 def test_it_is_handed_to_another_process_by_its_descriptor(make):
@@ -180,3 +180,13 @@ def test_a_copy_of_what_was_overwritten_meanwhile_is_thrown_away(make, monkeypat
     assert window.copy(0) == (0, bytearray(b"old"))
     monkeypatch.setattr(window, "has", lambda item: False)  # the stamp has gone while the bytes were copied
     assert window.copy(0) is None
+
+
+def test_it_says_who_is_waited_for(make):
+    window = make()
+    assert window.slowest_label == ""
+    window.slowest_label = "train.py (process 7)"
+    assert window.slowest_label == "train.py (process 7)"
+    window.slowest_label = "é" * 100  # cut within a letter
+    assert window.slowest_label.startswith("é" * 60)
+    assert window.has(0) is False

@@ -168,7 +168,7 @@ def test_after_a_reader_has_died_nothing_is_overwritten_until_its_trainings_are_
         linger_seconds=0.2,
         expected=2,
     )
-    window = SimpleNamespace(low=0, trainings=0, slowest_need_nanoseconds=0)
+    window = SimpleNamespace(low=0, trainings=0, slowest_need_nanoseconds=0, slowest_label="")
     server._reading = SimpleNamespace(window=window, close=lambda: None)
     options = {"pid": 1, "label": "", "behind": "wait", "join": "now", "wait_for": 1, "wish": None, "goes_on": True, "ranks": 1}
     server._trainings.all.append(Training(**options, group="a", cursor=5))
@@ -180,4 +180,41 @@ def test_after_a_reader_has_died_nothing_is_overwritten_until_its_trainings_are_
     server._trainings.all.pop()  # from now on it may leave as any other
     server._move_low()
     assert window.low == 5
+    server.close()
+
+
+def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(monkeypatch):
+    """A new training would begin at the start, and those of the dead reader would wait until all before them was read again."""
+    server = Server(
+        new_socket(),
+        Source(DataLoader(range(8), num_workers=1)),
+        seed=0,
+        data_print={},
+        window_bytes=8192,
+        linger_seconds=0.2,
+        follows=True,
+    )
+    begun = []
+
+    class Begun(Exception):
+        pass
+
+    def begin(item):
+        begun.append(item)
+        raise Begun
+
+    monkeypatch.setattr(server, "_begin", begin)
+    options = {"pid": 1, "label": "", "behind": "wait", "join": "now", "wait_for": 1, "ranks": 1}
+    server._trainings.all.append(Training(**options, group="new", wish=None, goes_on=False))
+    server._let_enter()
+    assert begun == []
+    server._trainings.all.append(Training(**options, group="old", wish=40, goes_on=True))
+    with pytest.raises(Begun):
+        server._let_enter()
+    assert begun == [40]
+    server._trainings.all.pop()
+    server._begun -= 60  # nobody has come
+    with pytest.raises(Begun):
+        server._let_enter()
+    assert begun == [40, 0]
     server.close()

@@ -55,6 +55,16 @@ def test_one_that_comes_when_a_reader_has_begun_within_a_pass_is_late_though_not
     assert (entry.place, entry.is_late) == (place, True)
 
 
+@pytest.mark.parametrize(("join", "place"), [("now", 130), ("pass", 200)])
+def test_one_that_comes_together_with_those_of_a_dead_reader_finds_them_at_work(join, place):
+    trainings = Trainings(100)
+    trainings.all += [training(group="new", join=join), training(group="old", wish=130, goes_on=True)]
+    assert trainings.begin_at() == 130
+    old, new = trainings.entries(130, 130)
+    assert (old.training.group, old.place, old.is_late, old.others) == ("old", 130, False, 0)
+    assert (new.training.group, new.place, new.is_late, new.others) == ("new", place, True, 1)
+
+
 def test_one_that_comes_before_anything_was_taken_is_not_late():
     trainings = Trainings(100)
     come(trainings)
@@ -63,7 +73,7 @@ def test_one_that_comes_before_anything_was_taken_is_not_late():
 
 @pytest.mark.parametrize(
     ("wish", "goes_on", "place", "is_late"),
-    [(60, False, 60, False), (40, False, 130, True), (150, False, 130, True), (150, True, 150, False), (40, True, 130, True)],
+    [(60, False, 60, False), (40, False, 130, True), (150, False, 130, True), (150, True, 150, False), (40, True, 50, True)],
 )
 def test_one_that_stood_somewhere_goes_on_there_if_that_is_there(wish, goes_on, place, is_late):
     trainings = Trainings(100)
@@ -89,7 +99,7 @@ def test_low_is_that_of_the_slowest_that_is_waited_for_and_never_falls(cursors, 
     for one, (_, cursor) in zip(trainings.all, cursors, strict=True):
         one.cursor = cursor
     waited_for = [cursor for behind, cursor in cursors if behind == "wait"]
-    low = trainings.low(before)
+    low = trainings.low(before, 0.0)
     if waited_for:
         assert low == max(before, min(waited_for))
         assert trainings.slowest().cursor == min(waited_for)

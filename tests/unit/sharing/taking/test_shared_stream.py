@@ -7,7 +7,8 @@ from lightning_echo.sharing.packing import END, pack
 from lightning_echo.sharing.reader.stream_reading import At, first_item, first_pass
 from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.sharing.starting import ReaderError
-from lightning_echo.sharing.taking.attachment import Missed, NextReader, Place
+from lightning_echo.sharing.taking.attachment import Missed, NextReader
+from lightning_echo.sharing.taking.connecting import Place
 from lightning_echo.sharing.taking.shared_stream import SharedBatches, SharedStream
 
 
@@ -43,7 +44,7 @@ class FakeReader:
     def taken(self, item):
         if item in self.gone:
             self.low = max(self.gone) + 1
-            raise Missed(item)
+            raise Missed(item, self.low)
         if item not in self.items:
             assert self.successor is not None, "asked for an item that there is not"
             self.items, self.successor = self.successor, None

@@ -1,13 +1,18 @@
 """What a training reckons with of the trainings that share its reading."""
 
 import socket
+import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
 from lightning_echo.sharing.packing import pack
+from lightning_echo.sharing.reader.agreeing import Agreement
 from lightning_echo.sharing.share_config import ShareConfig
-from lightning_echo.sharing.taking.attachment import Attachment, Group
+from lightning_echo.sharing.taking.attachment import Attachment, Missed
+from lightning_echo.sharing.taking.connecting import Group
+from lightning_echo.sharing.wire import Gone, receive, send
 
 
 def attached(own, slowest, reader, trainings=2):
@@ -44,38 +49,105 @@ def test_alone_or_before_anything_is_known_no_factor_is_too_large():
 class Shelf:
     """A window that has all items up to one."""
 
-    low, trainings = 0, 1
+    low, slowest_label, last_written, begin, cpu_seconds_per_example = 0, "", 0, 0, 0.1
 
-    def __init__(self, end):
-        self.end = end
+    def __init__(self, end, trainings=1):
+        self.end, self.trainings = end, trainings
 
     def has(self, item):
-        return item < self.end
+        return self.low <= item < self.end
 
     def copy(self, item):
         kind, parts, _ = pack({"item": item})
         return (kind, bytearray(b"".join(map(bytes, parts)))) if self.has(item) else None
 
 
-def taking(ranks=1):
-    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, group=Group("g", ranks))
-    attachment._link = SimpleNamespace(window=Shelf(20), connection=None)
+PASS = 100
+
+
+def taking(window=None):
+    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {})
+    attachment._link = SimpleNamespace(window=window or Shelf(20), connection=None)
     attachment._told = 1000  # the reader hears nothing here
     return attachment
 
 
-@pytest.mark.parametrize(("trainings", "ranks", "saved"), [(1, 1, 0.0), (2, 1, 5.0), (4, 1, 7.5), (4, 2, 3.75)])
-def test_what_sharing_saves_is_the_others_share_of_what_its_examples_took(trainings, ranks, saved):
+@contextmanager
+def rank_of_two(window, tell_every=4):
+    """A rank, and what its reader hears; the reader agrees to everything that is there, once for each round."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, group=Group("g", ranks))
-    window = Shelf(200)
-    window.trainings, window.cpu_seconds_per_example = trainings, 0.1
+    agreement, heard = Agreement(), []
+
+    def answer():
+        while True:
+            try:
+                message, _ = receive(there)
+            except Gone:
+                return
+            heard.append(message)
+            if (ask := message.get("ask")) is not None:
+                is_jump, item = agreement.answer(ask["round"], ask["end"], window.low, 0.0)
+                send(there, {"jump" if is_jump else "until": item})
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    group = Group("g", 2, PASS)
+    attachment = Attachment(ShareConfig("a"), lambda: pytest.fail("a reader is started"), {}, tell_every=tell_every, group=group)
     attachment._link = SimpleNamespace(window=window, connection=here)
+    yield attachment, heard
+    here.close()
+    thread.join()
+    there.close()
+
+
+@pytest.mark.parametrize(("trainings", "saved"), [(1, 0.0), (2, 5.0), (4, 7.5)])
+def test_what_sharing_saves_is_the_others_share_of_what_its_examples_took(trainings, saved):
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    attachment = taking(Shelf(200, trainings))
+    attachment._link.connection, attachment._told = here, 0
     for item in range(100):
         attachment.take(item)
     here.close()
     there.close()
     assert attachment.saved_cpu_seconds == pytest.approx(saved)  # of 100 examples of 0.1 s
+
+
+def test_a_rank_saves_its_part_of_it():
+    with rank_of_two(Shelf(200, trainings=4)) as (attachment, _):
+        for item in range(0, 100, 2):
+            attachment.take(item)
+        assert attachment.saved_cpu_seconds == pytest.approx(3.75)
+
+
+def test_a_rank_asks_once_for_what_it_takes_at_once_and_says_when_it_has_it():
+    with rank_of_two(Shelf(200), tell_every=8) as (attachment, heard):
+        for item in range(1, 16, 2):
+            attachment.take(item)
+    asked = [message["ask"]["round"] for message in heard if "ask" in message]
+    assert asked == [0, 8]
+    assert [message["at"] for message in heard if "at" in message][-1] == 16
+
+
+def test_a_rank_misses_from_the_round_on_that_the_reader_says():
+    window = Shelf(200)
+    with rank_of_two(window) as (attachment, _):
+        attachment.take(1)
+        window.low = 50
+        with pytest.raises(Missed) as missed:
+            attachment.take(5)
+    assert (missed.value.item, missed.value.low) == (4, 50)
+
+
+def test_a_rank_that_comes_too_late_for_what_was_agreed_on_takes_later_items_once_each():
+    window = Shelf(200)
+    with rank_of_two(window, tell_every=8) as (attachment, _):
+        had = [attachment.take(1)["item"]]
+        window.low = 51  # it was stopped for a while
+        had += [attachment.take(item)["item"] for item in (3, 5, 7)]
+        assert had == [1, 51, 53, 55]
+        assert attachment.missed_late == 3
+        with pytest.raises(Missed):
+            attachment.take(9)
 
 
 def test_what_is_kept_is_given_as_often_as_it_will_be_asked_for_and_is_its_own_each_time():
@@ -91,7 +163,7 @@ def test_what_is_kept_is_given_as_often_as_it_will_be_asked_for_and_is_its_own_e
 
 
 def test_the_last_item_may_be_taken_again_where_ranks_fill_a_pass_up():
-    attachment = taking(ranks=2)
-    assert [attachment.take(item)["item"] for item in (5, 7, 7)] == [5, 7, 7]
-    with pytest.raises(RuntimeError, match="item 5 is asked for again"):
-        attachment.take(5)
+    with rank_of_two(Shelf(20)) as (attachment, _):
+        assert [attachment.take(item)["item"] for item in (5, 7, 7)] == [5, 7, 7]
+        with pytest.raises(RuntimeError, match="item 5 is asked for again"):
+            attachment.take(5)
