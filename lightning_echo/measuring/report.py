@@ -60,6 +60,7 @@ class EpochReport:
         missed_examples: Examples in the run so far that other trainings had and this one did not.
         saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far: what reading its examples
             took, but for its own share of that.
+        slowest_training: The training that this one waited for longest in the run so far; empty if it waited for none.
         speedup: Estimated steps per second, relative to factor 1.
         next_factor: The factor that the controller has decided on.
         reason: Its reason, for programs: a value of `Reason`, or empty without a controller.
@@ -94,6 +95,7 @@ class EpochReport:
     peer_wait_fraction: float | None = None
     missed_examples: int | None = None
     saved_cpu_seconds: float | None = None
+    slowest_training: str = ""
     speedup: float | None = None
     next_factor: float | None = None
     reason: str = ""

@@ -158,7 +158,8 @@ def _share_lines(last: EpochReport) -> list[str]:
         return []
     others = last.shared_trainings - 1
     beside = f"with {number_of(others, 'other training', 'other trainings')}" if others else "with no other training"
-    waited = f"; {percent(last.peer_wait_fraction)} of the last epoch waited for a slower one" if last.peer_wait_fraction else ""
+    slowest = f"a slower one, most of all {last.slowest_training}" if last.slowest_training else "a slower one"
+    waited = f"; {percent(last.peer_wait_fraction)} of the last epoch waited for {slowest}" if last.peer_wait_fraction else ""
     missed = f"; {last.missed_examples:,} examples were missed" if last.missed_examples else ""
     saved = last.saved_cpu_seconds or 0.0
     worth = f"; reading once for all saved this one {three_digits(saved)} s of processor time" if saved else ""

@@ -152,6 +152,7 @@ def report_of(
         peer_wait_fraction=shared.waited_seconds / seconds if shared is not None and seconds else None,
         missed_examples=None if shared is None else shared.missed,
         saved_cpu_seconds=None if shared is None else shared.saved_cpu_seconds,
+        slowest_training="" if shared is None else shared.slowest_training,
         speedup=None if costs is None else costs.speedup(factor),
         next_factor=None if decision is None else decision.factor,
         reason="" if decision is None else decision.reason.value,

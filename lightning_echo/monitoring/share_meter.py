@@ -23,12 +23,14 @@ class ShareUse(NamedTuple):
         waited_seconds: For how long a batch waited for another training: of the rank for which that was longest.
         missed: Examples that other trainings had and this one did not, in the run so far, all ranks.
         saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far, all ranks.
+        slowest_training: The one that this rank waited for longest in the run so far; empty if it waited for none.
     """
 
     trainings: int
     waited_seconds: float
     missed: int
     saved_cpu_seconds: float
+    slowest_training: str = ""
 
 
 class ShareMeter:
@@ -55,7 +57,9 @@ class ShareMeter:
         saved = int(sharing.saved_cpu_seconds * _NANOSECONDS)
         of_ranks = gather([sharing.trainings, int(waited * _NANOSECONDS), sharing.missed_examples, saved]).tolist()
         trainings, waits, missed, saves = zip(*of_ranks, strict=True)
-        return ShareUse(max(trainings), max(waits) / _NANOSECONDS, sum(missed), sum(saves) / _NANOSECONDS)
+        by_peer = sharing.waited.by_peer
+        slowest = max(by_peer, key=by_peer.__getitem__, default="")
+        return ShareUse(max(trainings), max(waits) / _NANOSECONDS, sum(missed), sum(saves) / _NANOSECONDS, slowest)
 
 
 def _sharing_of(loader: Any) -> LoaderSharing | None:

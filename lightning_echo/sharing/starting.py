@@ -57,12 +57,13 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str]) 
     except Exception as error:  # whatever an object of the user's raises when it is pickled
         raise TypeError(
             f"share={config.name!r} is impossible here: the data set, the sampler or worker_init_fn cannot be sent to the "
-            f"reader's process ({type(error).__name__}: {error}). Let the data set open files and connections at its first read"
+            f"reader's process ({type(error).__name__}: {error}). Let the data set open files and connections at its first read; "
+            f"or {_by_hand(config.name)}, which sends nothing"
         ) from error
     if len(data) > _HEAVY_BYTES:
         warnings.warn(
-            f"share={config.name!r} sends {bytes_in_words(len(data))} of data to the reader's process: let the data set read its "
-            "files there, not when it is made",
+            f"share={config.name!r} sends {bytes_in_words(len(data))} of data to the reader's process: they are there twice. "
+            f"Better {_by_hand(config.name)}, which sends nothing; or let the data set read its files there, not when it is made",
             UserWarning,
             stacklevel=2,
         )
@@ -73,6 +74,10 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str]) 
         "expected": 0,
     }
     return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
+
+
+def _by_hand(name: str) -> str:
+    return f"start a reader by hand: python train.py share --name {name} (EchoCLI), or lightning_echo.serve(loader, {name!r})"
 
 
 @contextmanager

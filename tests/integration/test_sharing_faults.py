@@ -1,5 +1,6 @@
 """Trainings and readers that die, stop or fail, while others go on."""
 
+import logging
 import os
 import random
 import signal
@@ -23,9 +24,11 @@ from sharing_runs import (
     together,
     wait_until,
 )
+from torch.utils.data import DataLoader
 
 from lightning_echo.sharing.folder import socket_of
 from lightning_echo.sharing.packing import SharedReadError
+from lightning_echo.sharing.serving import serve
 from lightning_echo.sharing.starting import ReaderError
 from lightning_echo.sharing.wire import new_socket, receive, send
 
@@ -113,7 +116,7 @@ def test_trainings_that_are_killed_at_any_moment_cost_the_others_nothing():
         assert sorted(indices(epoch)) == list(range(LENGTH))
 
 
-def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_all_go_on():
+def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_all_go_on(caplog):
     options = {"window": 2**13, "wait_for": 2}
     loader = loader_of(Numbers(LENGTH), 8, **options)
 
@@ -123,6 +126,7 @@ def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_al
         finally:
             loader.close()
 
+    caplog.set_level(logging.INFO, "lightning_echo")
     with in_process(trains_for_ever, options) as (process, other):
 
         def stop():
@@ -130,13 +134,17 @@ def test_a_training_that_is_stopped_holds_a_window_that_waits_for_it_and_then_al
             os.kill(process.pid, signal.SIGSTOP)
             try:
                 before = loader.sharing.waited.for_peers
-                wait_until(lambda: loader.sharing.waited.for_peers > before + 0.5, "the window is full")
+                wait_until(lambda: loader.sharing.waited.for_peers > before + 4, "the window is full, and that was said")
                 return status()["slowest"]
             finally:
                 os.kill(process.pid, signal.SIGCONT)
 
         epochs, slowest = together(train, stop)
     assert slowest.endswith(f"(process {process.pid})")
+    assert f"waits for {slowest}, which is slower" in caplog.text
+    waited = loader.sharing.waited
+    assert max(waited.by_peer, key=waited.by_peer.get) == slowest
+    assert sum(waited.by_peer.values()) == pytest.approx(waited.for_peers)
     for epoch in epochs:
         assert sorted(indices(epoch)) == list(range(LENGTH))
 
@@ -330,9 +338,34 @@ class Unsendable(Numbers):
 
 def test_data_that_cannot_be_sent_is_refused_with_the_reason():
     loader = loader_of(Unsendable(32), 8)
-    with pytest.raises(TypeError, match=r"cannot be sent to the reader's process .*has an open file"):
+    with pytest.raises(TypeError, match=r"cannot be sent to the reader's process .*has an open file") as refused:
         next(iter(loader))
+    assert "python train.py share --name data" in str(refused.value)
     loader.close()
+
+
+def test_data_that_is_heavy_to_send_is_sent_with_a_warning_that_names_the_better_way():
+    numbers = Numbers(32)
+    numbers.heavy = torch.zeros(2**28 + 1, dtype=torch.uint8)
+    loader = loader_of(numbers, 8)
+    with pytest.warns(UserWarning, match=r"sends 256 MiB of data .* python train\.py share --name data"):
+        assert sorted(indices(epochs_of(loader, 1)[0])) == list(range(32))
+    loader.close()
+
+
+def test_where_data_cannot_be_sent_a_reader_by_hand_reads_it():
+    loader = Unsendable(32)
+    with in_process(_serves, loader):
+        wait_until(lambda: _pid() is not None, "the reader has begun")
+        training = loader_of(loader, 8)
+        try:
+            assert sorted(indices(epochs_of(training, 1)[0])) == list(range(32))
+        finally:
+            training.close()
+
+
+def _serves(connection, dataset):
+    serve(DataLoader(dataset, batch_size=8, shuffle=True, num_workers=1), "data")
 
 
 def test_nothing_listens_on_a_network_and_the_folder_is_ones_own():

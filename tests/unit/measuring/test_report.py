@@ -31,6 +31,7 @@ FULL = {
     "peer_wait_fraction": 0.25,
     "missed_examples": 0,
     "saved_cpu_seconds": 12.5,
+    "slowest_training": "b.py (process 7)",
     "speedup": 1.2,
     "next_factor": 1.25,
     "reason": "starved",

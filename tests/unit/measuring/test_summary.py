@@ -117,6 +117,11 @@ def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in
             "with 3 other trainings at the end of the last epoch; 25 % of the last epoch waited for a slower one; "
             "1,200 examples were missed",
         ),
+        (
+            {"shared_trainings": 2, "peer_wait_fraction": 0.5, "slowest_training": "b.py (process 7)"},
+            "with 1 other training at the end of the last epoch; 50 % of the last epoch waited for a slower one, most of all "
+            "b.py (process 7)",
+        ),
     ],
 )
 def test_the_line_about_sharing_says_with_how_many_and_what_that_cost(values, said):
