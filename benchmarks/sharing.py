@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from report import Table, progress, verdict
+from sharing_peers import sharing_peers
 from timing import tree_seconds
 from torch.utils.data import DataLoader
 from workloads import BATCH_SIZE, IMAGE_BYTES, WORKERS, Images
@@ -40,7 +41,7 @@ def sharing(quick: bool) -> list[Table]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LIGHTNING_ECHO_SHARED"] = folder
         try:
-            return [_speed(quick), _costs(quick), _handing_over(quick), _controllers(quick)]
+            return [_speed(quick), _costs(quick), _handing_over(quick), _controllers(quick), sharing_peers(quick)]
         finally:
             del os.environ["LIGHTNING_ECHO_SHARED"]
 
