@@ -125,6 +125,18 @@ def test_a_training_that_does_not_go_on_ends_the_run(code: str, seen: str, said:
     assert process.poll() is not None
 
 
+def test_no_run_lasts_even_if_something_arrives_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing_peers, "_MOST_SECONDS", 0.3)
+    counts = iter(range(1, 10**6))
+    monkeypatch.setattr(sharing_peers, "_text", lambda file: str(next(counts)))
+    process = of_python("import time; time.sleep(60)", tmp_path, "training-0")
+    try:
+        said = sharing_peers._watch({"training-0": process}, ["training-0"], tmp_path, 60.0)
+    finally:
+        sharing_peers._end([process])
+    assert said.startswith("hung after ")
+
+
 def test_a_producer_that_dies_ends_the_run(tmp_path: Path) -> None:
     codes = {"producer": "1 / 0", "training-0": "import time; time.sleep(60)"}
     processes = {name: of_python(code, tmp_path, name) for name, code in codes.items()}
@@ -137,9 +149,11 @@ def test_a_producer_that_dies_ends_the_run(tmp_path: Path) -> None:
     assert processes["training-0"].poll() is not None
 
 
-def test_a_training_says_how_far_it_is_and_what_it_got(tmp_path: Path) -> None:
-    plan = Plan(trainings=1, batches=3, passes=2)
-    passes = iter([[torch.arange(4), torch.arange(3)], [torch.arange(4)]])
+def test_a_training_says_how_far_it_is_and_what_it_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 107.0])  # at the end of the first pass, and of the last one
+    monkeypatch.setattr(sharing_peers.time, "perf_counter", lambda: next(now))
+    plan = Plan(trainings=1, batches=3, passes=3)
+    passes = iter([[torch.arange(4), torch.arange(3)], [torch.arange(4)], [torch.arange(2)]])
 
     class Loader:
         def __iter__(self) -> Any:
@@ -147,8 +161,9 @@ def test_a_training_says_how_far_it_is_and_what_it_got(tmp_path: Path) -> None:
 
     sharing_peers.take_passes(plan, "training-0", tmp_path, Loader(), os.getpid())
     facts = json.loads((tmp_path / "training-0.json").read_text())
-    assert facts["passes"] == [[2, 7, 4], [1, 4, 4]]
-    assert (tmp_path / "training-0.seen").read_text() == "3"
+    assert facts["passes"] == [[2, 7, 4], [1, 4, 4], [1, 2, 2]]
+    assert facts["seconds"] == 7.0
+    assert (tmp_path / "training-0.seen").read_text() == "4"
     assert set(facts) == {"passes", "seconds", "own", "reader"}
 
 
