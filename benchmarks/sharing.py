@@ -14,47 +14,26 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from report import Table, progress, verdict
-from torch.utils.data import DataLoader, Dataset
-from workloads import BATCH_SIZE, WORKERS
+from sharing_peers import sharing_peers
+from timing import tree_seconds
+from torch.utils.data import DataLoader
+from workloads import BATCH_SIZE, IMAGE_BYTES, WORKERS, Images
 
 from lightning_echo import EchoCallback, EchoLoader, TargetIdle
 from lightning_echo.sharing.serving import status_of
 
 _FORK = multiprocessing.get_context("fork")
-_BYTES = 150_528  # a 224x224 RGB image
 _SLEEP_SECONDS, _WORK_SECONDS = 0.004, 0.001
 _TRAININGS = (1, 2, 3, 4)
 _REQUIRED, _MOST_MICROSECONDS, _MOST_HANDOVER_SECONDS, _MOST_ATTACH_SECONDS = 0.95, 150, 0.001, 1.0
 _LARGE = 256  # examples: a batch of 38.5 MB
-_LENGTH = 100_000
 _STEP_SECONDS = {"fast": 0.010, "slow": 0.020}
 _MOST_IDLE, _NEAR = 0.1, 0.2
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class Images(Dataset[torch.Tensor]):
-    """Examples of 150 KB that take a while: sleeping, or of processor time."""
-
-    def __init__(self, sleep_seconds: float = 0.0, work_seconds: float = 0.0) -> None:
-        self.sleep_seconds, self.work_seconds = sleep_seconds, work_seconds
-        self.image = torch.zeros(_BYTES, dtype=torch.uint8)
-
-    def __len__(self) -> int:
-        return _LENGTH
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if self.sleep_seconds:
-            time.sleep(self.sleep_seconds)
-        end = time.thread_time() + self.work_seconds
-        while time.thread_time() < end:
-            pass
-        return self.image.clone()
 
 
 def sharing(quick: bool) -> list[Table]:
@@ -62,7 +41,7 @@ def sharing(quick: bool) -> list[Table]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LIGHTNING_ECHO_SHARED"] = folder
         try:
-            return [_speed(quick), _costs(quick), _handing_over(quick), _controllers(quick)]
+            return [_speed(quick), _costs(quick), _handing_over(quick), _controllers(quick), sharing_peers(quick)]
         finally:
             del os.environ["LIGHTNING_ECHO_SHARED"]
 
@@ -120,22 +99,11 @@ def _run(
 
 
 def _cpu_seconds(training: int, reader: int | None) -> tuple[float, float]:
-    return _of_tree(training), 0.0 if reader is None else _of_tree(reader)
+    return tree_seconds(training), 0.0 if reader is None else tree_seconds(reader)
 
 
 def _minus(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
     return one[0] - other[0], one[1] - other[1]
-
-
-def _of_tree(pid: int) -> float:
-    """Processor seconds of a process and of its children that live."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return sum(_of_process(each) for each in (pid, *map(int, children)))
-
-
-def _of_process(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 # ---------------------------------------------------------------------- tables
@@ -174,9 +142,9 @@ def _speed(quick: bool) -> Table:
             )
         )
     text = (
-        f"k trainings, batch {BATCH_SIZE}, examples of {_BYTES:,} bytes; {WORKERS} workers in all behind a source that sleeps "
-        f"{1e3 * _SLEEP_SECONDS:g} ms, one behind one that works {1e3 * _WORK_SECONDS:g} ms; examples/s of the slowest of the k, "
-        "and divided by those of one that shares alone; medians of the rounds"
+        f"k trainings, batch {BATCH_SIZE}, examples of {IMAGE_BYTES:,} bytes; {WORKERS} workers in all behind a source that "
+        f"sleeps {1e3 * _SLEEP_SECONDS:g} ms, one behind one that works {1e3 * _WORK_SECONDS:g} ms; examples/s of the slowest of "
+        "the k, and divided by those of one that shares alone; medians of the rounds"
     )
     return Table("sharing", text, ("source", "k", "examples/s", "of one alone", "lowest", "highest", "required", "passed"), rows)
 
@@ -202,8 +170,8 @@ def _costs(quick: bool) -> Table:
         required = (f"<= {_MOST_MICROSECONDS}", verdict(more <= _MOST_MICROSECONDS)) if count == 1 else ("", "")
         rows.append(("shared", count, statistics.median(found), more, *required))
     text = (
-        f"processor time per delivered example of {_BYTES:,} bytes, source of {1e3 * _WORK_SECONDS:g} ms of processor time, one "
-        "worker: of a training, and its part of the reader's, microseconds; medians of the rounds"
+        f"processor time per delivered example of {IMAGE_BYTES:,} bytes, source of {1e3 * _WORK_SECONDS:g} ms of processor time, "
+        "one worker: of a training, and its part of the reader's, microseconds; medians of the rounds"
     )
     return Table("sharing_costs", text, ("loader", "k", "us per example", "more than bare us", "required", "passed"), rows)
 
@@ -237,7 +205,7 @@ def _handing_over(quick: bool) -> Table:
         for number in range(_LARGE):
             attachment.take(item + number)
         taken = time.thread_time() - began
-        source = memoryview(bytes(_BYTES))
+        source = memoryview(bytes(IMAGE_BYTES))
         began = time.thread_time()
         for _ in range(_LARGE):
             bytearray(source)
@@ -257,9 +225,8 @@ def _handing_over(quick: bool) -> Table:
             *(over, f"<= {_MOST_HANDOVER_SECONDS:g}", verdict(over <= _MOST_HANDOVER_SECONDS)),
         ),
     ]
-    return Table(
-        "sharing_handing_over", f"batches of {_LARGE} x {_BYTES:,} bytes; medians", ("what", "value", "required", "passed"), rows
-    )
+    text = f"batches of {_LARGE} x {IMAGE_BYTES:,} bytes; medians"
+    return Table("sharing_handing_over", text, ("what", "value", "required", "passed"), rows)
 
 
 # ---------------------------------------------------------------------- two controllers
@@ -280,11 +247,6 @@ class _Sleeps(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-class _Few(Images):
-    def __len__(self) -> int:
-        return 640
-
-
 def _fit(connection: Any, seconds: float) -> None:
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -293,7 +255,7 @@ def _fit(connection: Any, seconds: float) -> None:
     )
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(max_epochs=6, accelerator="cpu", callbacks=[callback], **quiet)
-    trainer.fit(_Sleeps(seconds), DataLoader(_Few(), 8, num_workers=1))
+    trainer.fit(_Sleeps(seconds), DataLoader(Images(length=640), 8, num_workers=1))
     connection.send([(report.factor, report.idle_fraction) for report in callback.reports])
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 WARM_UP_BATCHES = 48
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def seconds_per_batch(loader: Iterable[Any], batches: int, step: Callable[[], None] | None = None) -> float:
@@ -53,3 +56,14 @@ def median_seconds(
             call()
         means.append((clock() - start) / calls)
     return statistics.median(means)
+
+
+def tree_seconds(pid: int) -> float:
+    """Processor seconds of a process and of its children that live."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sum(_of_process(each) for each in (pid, *map(int, children)))
+
+
+def _of_process(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS

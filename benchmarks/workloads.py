@@ -19,6 +19,7 @@ STREAM = "after_augmentation, stream"
 CASES = (*POINTS, STREAM)
 
 BATCH_SIZE, WORKERS = 32, 2
+IMAGE_BYTES = 150_528  # a 224x224 RGB image
 _EXAMPLE = (torch.zeros(3, 32, 32, dtype=torch.uint8), 0)
 
 
@@ -67,6 +68,25 @@ class Busy(Sleeping):
     def read(self, index: Any) -> Any:
         _spin(self.turns)
         return index
+
+
+class Images(Dataset[torch.Tensor]):
+    """Examples of 150 KB that take a while: sleeping, or of processor time."""
+
+    def __init__(self, sleep_seconds: float = 0.0, work_seconds: float = 0.0, length: int = 100_000) -> None:
+        self.sleep_seconds, self.work_seconds, self.length = sleep_seconds, work_seconds, length
+        self.image = torch.zeros(IMAGE_BYTES, dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.sleep_seconds:
+            time.sleep(self.sleep_seconds)
+        end = time.thread_time() + self.work_seconds
+        while time.thread_time() < end:
+            pass
+        return self.image.clone()
 
 
 def loader(dataset: Dataset[Any], workers: int = WORKERS, collate_fn: Any = None) -> DataLoader[Any]:
