@@ -29,6 +29,7 @@ import pickle
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from importlib import import_module
 from math import prod
 from typing import Any, NamedTuple
@@ -153,18 +154,24 @@ def decode(data: Any, *, trusted: bool = True, is_copy: bool = False) -> Any:
         ValueError: The record is pickled and not trusted.
     """
     own = data if is_copy else bytearray(data)
-    header_at = _PREFIX.size + len(_JSON)
     end = _PREFIX.unpack_from(own)[0] + _PREFIX.size
-    header, leaves = own[header_at:end], _Leaves(own, _aligned(end))
-    if own.startswith(_JSON, _PREFIX.size):
-        text = header.decode()
-        form, parsed = _parsed(text)
-        if parsed != len(text):
-            raise ValueError(f"the header of a record ends after {parsed} of {len(text)} characters")
+    header, leaves = bytes(own[_PREFIX.size : end]), _Leaves(own, _aligned(end))
+    if header[0] == _JSON[0]:
+        form = _form_from(header)
         return _value(form, leaves) if type(form) is list else form
     if not trusted:
         raise ValueError("the record is pickled, and may only be read by the job that has written it")
-    return _Unpickler(io.BytesIO(header), leaves).load()
+    return _Unpickler(io.BytesIO(header[len(_PICKLE) :]), leaves).load()
+
+
+@lru_cache(maxsize=1024)
+def _form_from(header: bytes) -> Any:
+    """Returns the form that a JSON header stands for. Examples that are made alike have equal headers, up to their labels."""
+    text = header[len(_JSON) :].decode()
+    form, parsed = _parsed(text)
+    if parsed != len(text):
+        raise ValueError(f"the header of a record ends after {parsed} of {len(text)} characters")
+    return form
 
 
 def is_whole(data: Any, key: int = 0) -> bool:

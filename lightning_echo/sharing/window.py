@@ -87,6 +87,10 @@ class Window:
         if int(self._words[_MAGIC_AT]) != _MAGIC or self._data_at + self.workers * self.ring_bytes != size:
             raise ValueError("this is no window of this version: trainings that share must have the same lightning_echo")
         self._rows: Any = np.frombuffer(self._memory, np.uint64, self.slots * _ROW, _HEADER_BYTES).reshape(self.slots, _ROW)
+        self._bytes = memoryview(self._memory)
+        self._row_words = self._bytes[_HEADER_BYTES : _HEADER_BYTES + rows].cast(
+            "Q"
+        )  # quicker than numpy
 
     @classmethod
     def create(cls, size_bytes: int, workers: int, begin: int) -> Window:
@@ -190,7 +194,7 @@ class Window:
 
     def has(self, item: int) -> bool:
         """Returns whether an item can be taken."""
-        return int(self._rows[item % self.slots, 0]) == item + 1
+        return self._row_words[item % self.slots * _ROW] == item + 1
 
     def end_from(self, item: int) -> int:
         """Returns the first item from ``item`` on that cannot be taken."""
@@ -200,12 +204,12 @@ class Window:
 
     def copy(self, item: int) -> tuple[int, bytearray] | None:
         """Returns the kind of an item, and a copy of its bytes; None if it is not there, or was overwritten meanwhile."""
-        stamp, offset, size = self._rows[item % self.slots].tolist()
-        if stamp != item + 1:
+        row, words = item % self.slots * _ROW, self._row_words
+        if words[row] != item + 1:
             return None
-        at = self._data_at + offset
-        copied = bytearray(memoryview(self._memory)[at : at + (size & _MOST_SIZE)])
-        return (size >> _KIND_SHIFT, copied) if self.has(item) else None
+        at, size = self._data_at + words[row + 1], words[row + 2]
+        copied = bytearray(self._bytes[at : at + (size & _MOST_SIZE)])
+        return (size >> _KIND_SHIFT, copied) if words[row] == item + 1 else None
 
     @property
     def last_written(self) -> int:

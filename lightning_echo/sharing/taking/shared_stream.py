@@ -11,6 +11,7 @@ other one finds its place in the pass again: a pass ends there, or the training 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ __all__ = ["SharedBatches", "SharedStream", "SizedSharedStream"]
 _log = logging.getLogger("lightning_echo")
 
 _OVER: Any = object()
+_SAY_AGAIN_SECONDS = 10.0
 
 
 class _Item(NamedTuple):
@@ -59,7 +61,7 @@ class SharedStream(IterableDataset[Any]):
         self._place: Place | None = None  # where it has entered; None: it has not
         self._at: At | None = None  # the next item's place; None: it will say so
         self._item = 0  # the next item's number
-        self._early: _Item | None = None  # an item of the next pass: the end of this one was missed
+        self._early: _Item | None = None  # the next item, if it was taken already: to know where it stands
         self._saved_rows: int | None = None  # of the pass, before the place in a state; None: items count
         self.rows_over = 0
 
@@ -139,9 +141,25 @@ class SharedStream(IterableDataset[Any]):
         resumed = ", so that it does not go on where it stopped" if is_resumed else ""
         _log.info("share=%r: enters beside %s%s", self._config.name, at_work, resumed)
         if self._config.join == "pass":
-            _log.info("share=%r: waits for the next pass", self._config.name)
-            while (item := self._next()) is not None and item.kind != END:
-                pass
+            self._wait_for_pass()
+            return
+        self._early, self._at = self._next(), None
+        if self._early is not None:
+            _log.info("share=%r: %s", self._config.name, self._gone_by(self._early.at.offset))
+
+    def _gone_by(self, items: int) -> str:
+        """Returns what a training that comes within a pass does not get of it, for people."""
+        return f"{items:,} items of this pass have gone by"
+
+    def _wait_for_pass(self) -> None:
+        """Lets the rest of a pass go by."""
+        _log.info("share=%r: waits for the next pass", self._config.name)
+        gone, say_at = 0, time.monotonic() + _SAY_AGAIN_SECONDS
+        while (item := self._next()) is not None and item.kind != END:
+            gone += 1
+            if time.monotonic() > say_at:
+                say_at += _SAY_AGAIN_SECONDS
+                _log.info("share=%r: waits for the next pass; %s items of this one have gone by", self._config.name, f"{gone:,}")
 
     # ------------------------------------------------------------------ taking
 
@@ -216,6 +234,9 @@ class SizedSharedStream(SharedStream):
 
     def __len__(self) -> int:
         return self._length
+
+    def _gone_by(self, items: int) -> str:
+        return f"it gets {100 * (1 - items / self._length):.0f} % of this pass" if self._length else super()._gone_by(items)
 
 
 class _Part(NamedTuple):

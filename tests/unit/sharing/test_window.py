@@ -178,7 +178,14 @@ def test_a_copy_of_what_was_overwritten_meanwhile_is_thrown_away(make, monkeypat
     window = make()
     Ring(window, 0).put(0, 0, [b"old"], 3)
     assert window.copy(0) == (0, bytearray(b"old"))
-    monkeypatch.setattr(window, "has", lambda item: False)  # the stamp has gone while the bytes were copied
+    memory = window._bytes
+
+    class Overwritten:
+        def __getitem__(self, place):
+            window._rows[0, 0] = 0  # a worker takes the stamp away while the bytes are copied
+            return memory[place]
+
+    monkeypatch.setattr(window, "_bytes", Overwritten())
     assert window.copy(0) is None
 
 

@@ -1,5 +1,7 @@
 """A stream of the reader's items, over a reader that is told what to say."""
 
+import logging
+
 import pytest
 import torch
 
@@ -7,9 +9,10 @@ from lightning_echo.sharing.packing import END, pack
 from lightning_echo.sharing.reader.stream_reading import At, first_item, first_pass
 from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.sharing.starting import ReaderError
+from lightning_echo.sharing.taking import shared_stream
 from lightning_echo.sharing.taking.attachment import Missed, NextReader
 from lightning_echo.sharing.taking.connecting import Place
-from lightning_echo.sharing.taking.shared_stream import SharedBatches, SharedStream
+from lightning_echo.sharing.taking.shared_stream import SharedBatches, SharedStream, SizedSharedStream
 
 
 def raw(value, at):
@@ -79,9 +82,24 @@ def test_one_that_comes_at_the_end_of_a_pass_begins_with_the_next():
     assert list(stream) == [100, 101]
 
 
-def test_one_that_joins_at_the_next_pass_begins_with_that():
+@pytest.mark.parametrize(("place", "said"), [(1, "it gets 75 % of this pass"), (3, "it gets 25 % of this pass")])
+def test_one_that_comes_within_a_pass_says_what_it_gets_of_it(caplog, place, said):
+    caplog.set_level(logging.INFO, "lightning_echo")
+    stream = SizedSharedStream(ShareConfig("data"), 4)
+    stream.attach(FakeReader(passes(4, 2), place=place))
+    assert [list(stream), list(stream)] == [list(range(place, 4)), [100, 101]]
+    assert said in caplog.text
+    caplog.clear()
+    assert list(stream_over(FakeReader(passes(4), place=place))) == list(range(place, 4))
+    assert f"{place} items of this pass have gone by" in caplog.text
+
+
+def test_one_that_joins_at_the_next_pass_begins_with_that_and_shows_how_far_the_others_are(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "lightning_echo")
+    monkeypatch.setattr(shared_stream, "_SAY_AGAIN_SECONDS", -1.0)  # each time
     stream = stream_over(FakeReader(passes(4, 2), place=1), join="pass")
     assert list(stream) == [100, 101]
+    assert [f"{gone} items of this one have gone by" in caplog.text for gone in (1, 2, 3, 4)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from lightning_echo.sharing.packing import pack
 from lightning_echo.sharing.reader.agreeing import Agreement
 from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.sharing.taking.attachment import Attachment, Missed
-from lightning_echo.sharing.taking.connecting import Group
+from lightning_echo.sharing.taking.connecting import Group, Place
 from lightning_echo.sharing.wire import Gone, receive, send
 
 
@@ -148,6 +148,23 @@ def test_a_rank_that_comes_too_late_for_what_was_agreed_on_takes_later_items_onc
         assert attachment.missed_late == 3
         with pytest.raises(Missed):
             attachment.take(9)
+
+
+@pytest.mark.parametrize(
+    ("is_blocked", "is_late", "item", "said"),
+    [
+        (True, True, 100, "b.py (process 7), which is slower"),
+        (False, False, 100, "examples to be read"),  # the pass that it is in
+        (False, True, 100, "the next pass: 59 examples of this one come first"),
+        (False, True, 40, "examples to be read"),  # the next pass begins just now
+    ],
+)
+def test_a_training_says_what_it_waits_for(is_blocked, is_late, item, said):
+    attachment = taking()
+    window = attachment._link.window
+    window.slowest_label, window.last_written = "b.py (process 7)", 40
+    attachment._link.place, attachment._next = Place(item, 1, is_late), item
+    assert attachment._what(item, is_blocked) == said
 
 
 def test_what_is_kept_is_given_as_often_as_it_will_be_asked_for_and_is_its_own_each_time():
