@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from report import Table, progress, verdict
 from sharing_peers import sharing_peers
-from timing import tree_seconds
+from timing import Memory, tree_memory, tree_seconds
 from torch.utils.data import DataLoader, Dataset
 from workloads import BATCH_SIZE, IMAGE_BYTES, WORKERS, Images
 
@@ -45,7 +45,10 @@ def sharing(quick: bool) -> list[Table]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LIGHTNING_ECHO_SHARED"] = folder
         try:
-            return [_speed(quick), _costs(quick), _handing_over(quick), _controllers(quick), sharing_peers(quick)]
+            return [
+                *(_speed(quick), _costs(quick), _handing_over(quick), _memory(quick), _controllers(quick)),
+                sharing_peers(quick),
+            ]
         finally:
             del os.environ["LIGHTNING_ECHO_SHARED"]
 
@@ -78,9 +81,19 @@ WARM_UP = 8
 
 
 def _run(
-    count: int, workers: int, batches: int, *, shares: bool, dataset: Images, step: float = 0.0
+    count: int,
+    workers: int,
+    batches: int,
+    *,
+    shares: bool,
+    dataset: Images,
+    step: float = 0.0,
+    look: Callable[[list[int], int | None], None] = lambda trainings, reader: None,
 ) -> list[tuple[float, tuple[float, float]]]:
-    """Seconds of each of the trainings, and processor seconds of itself and its workers, and of the reader."""
+    """Seconds of each of the trainings, and processor seconds of itself and its workers, and of the reader.
+
+    At the end ``look`` is called with the processes of the trainings and that of the reader.
+    """
     name = f"bench-{time.monotonic_ns()}"
     share = {"name": name, "wait_for": count, "linger_seconds": 0, "window": "256MiB"} if shares else None
     pipes, processes = [], []
@@ -95,6 +108,7 @@ def _run(
     for pipe in pipes:
         pipe.send("go")
     found = [pipe.recv() for pipe in pipes]
+    look([process.pid or 0 for process in processes], status_of(name)["pid"] if shares else None)  # type: ignore[index]
     for pipe in pipes:
         pipe.send("over")
     for process in processes:
@@ -283,6 +297,28 @@ def _examples_of(loader: EchoLoader) -> None:
 def _batch_of(loader: EchoLoader) -> None:
     item: Any = loader.sharing._stream._next()  # type: ignore[union-attr]
     unpack(item.kind, item.data)
+
+
+def _memory(quick: bool) -> Table:
+    """Memory of trainings and reader, with their workers: what each has for itself, and what they share."""
+    progress("sharing: memory")
+    batches, dataset, rows = 20 if quick else 120, Images(), []
+    for what, count, shares in (("bare loader", 1, False), ("shared", 1, True), ("shared", 3, True)):
+        found: list[Any] = []
+
+        def look(trainings: list[int], reader: int | None, found: list[Any] = found) -> None:
+            own = [tree_memory(pid) for pid in trainings]
+            of_reader = Memory(0, 0) if reader is None else tree_memory(reader)
+            shared = sum(each.shared_memory_bytes for each in [*own, of_reader])
+            found += [max(each.own_bytes for each in own), of_reader.own_bytes, shared]
+
+        _run(count, WORKERS, batches, shares=shares, dataset=dataset, look=look)
+        rows.append((what, count, *(round(value / 2**20, 1) for value in found)))
+    text = (
+        f"memory after {batches} batches of {BATCH_SIZE} x {IMAGE_BYTES:,} bytes, {WORKERS} workers, a window of 256 MiB; MiB, "
+        "workers included"
+    )
+    return Table("sharing_memory", text, ("loader", "k", "a training's own", "the reader's own", "shared memory in all"), rows)
 
 
 # ---------------------------------------------------------------------- two controllers

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 WARM_UP_BATCHES = 48
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -62,6 +62,30 @@ def tree_seconds(pid: int) -> float:
     """Processor seconds of a process and of its children that live."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(_of_process(each) for each in (pid, *map(int, children)))
+
+
+class Memory(NamedTuple):
+    """What processes hold, added up. What k processes have mapped counts 1/k for each of them (Linux' PSS).
+
+    Attributes:
+        own_bytes: All but shared memory.
+        shared_memory_bytes: Shared memory, such as a window.
+    """
+
+    own_bytes: int
+    shared_memory_bytes: int
+
+
+def tree_memory(pid: int) -> Memory:
+    """Memory of a process and of its children that live."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    own = shared = 0
+    for each in (pid, *map(int, children)):
+        lines = [line.split() for line in Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()[1:]]
+        kilobytes = {line[0].rstrip(":"): int(line[1]) for line in lines}
+        own += 1024 * (kilobytes["Pss_Anon"] + kilobytes["Pss_File"])
+        shared += 1024 * kilobytes["Pss_Shmem"]
+    return Memory(own, shared)
 
 
 def _of_process(pid: int) -> float:

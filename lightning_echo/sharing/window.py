@@ -88,9 +88,7 @@ class Window:
             raise ValueError("this is no window of this version: trainings that share must have the same lightning_echo")
         self._rows: Any = np.frombuffer(self._memory, np.uint64, self.slots * _ROW, _HEADER_BYTES).reshape(self.slots, _ROW)
         self._bytes = memoryview(self._memory)
-        self._row_words = self._bytes[_HEADER_BYTES : _HEADER_BYTES + rows].cast(
-            "Q"
-        )  # quicker than numpy
+        self._row_words = self._bytes[_HEADER_BYTES : _HEADER_BYTES + rows].cast("Q")  # quicker than numpy
 
     @classmethod
     def create(cls, size_bytes: int, workers: int, begin: int) -> Window:
