@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
@@ -9,7 +15,7 @@ from lightning_echo.sharing.serving import serve
 from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.training.collection import is_collection
 
-__all__ = ["Shares", "sharing"]
+__all__ = ["Shares", "sharing", "shown_in_place"]
 
 
 class Shares:
@@ -49,7 +55,20 @@ class Shares:
             raise MisconfigurationException(
                 f"share={name!r} is impossible for several loaders: a reader reads one. Return one from train_dataloader"
             )
-        serve(loader, ShareConfig(name, window=window), show=print)
+        with shown_in_place() as show:
+            serve(loader, ShareConfig(name, window=window), show=show)
+
+
+@contextmanager
+def shown_in_place() -> Iterator[Callable[[str], None]]:
+    """Gives a function that shows a text in the place of the one before, on a terminal with rich; else one after the other."""
+    if not sys.stdout.isatty() or find_spec("rich") is None:
+        yield print
+        return
+    live = import_module("rich.live").Live(auto_refresh=False)
+    text = import_module("rich.text").Text
+    with live:
+        yield lambda shown: live.update(text(shown), refresh=True)
 
 
 def sharing(trainer_class: type[pl.Trainer]) -> type[pl.Trainer]:

@@ -223,6 +223,17 @@ def test_each_training_echoes_as_much_as_it_wants(point):
     assert set(fresh) <= set(stream[: len(fresh) + 8])
 
 
+@pytest.mark.parametrize(("length", "batch_size", "factor"), [(24, 4, 2), (25, 4, 1.5), (36, 6, 3), (60, 8, 2.5), (61, 8, 4)])
+def test_no_example_is_twice_in_a_batch_at_any_boundary_of_passes(length, batch_size, factor):
+    loader = loader_of(Numbers(length), batch_size, factor=factor)
+    try:
+        for epoch in epochs_of(loader, 12):
+            for batch in epoch:
+                assert len({index for index, _ in batch}) == len(batch)
+    finally:
+        loader.close()
+
+
 @pytest.mark.parametrize("point", ["before_augmentation", "after_read"])
 def test_points_before_what_is_shared_are_refused_with_the_way_out(point):
     with pytest.raises(ValueError, match=r"impossible with share.*a cache under a name"):

@@ -89,13 +89,24 @@ from test_sharing_studies import Numbers, Recording, LENGTH
 from torch.utils.data import DataLoader
 from lightning_echo import EchoCLI
 
+class Mine:
+    "A data set of this program alone."
+    def __init__(self):
+        self.numbers, self.change = Numbers(LENGTH), lambda example: {{**example, "data": 255 - example["data"]}}
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        return self.change(self.numbers[index])
+
 class Data(LightningDataModule):
     def __init__(self, batch_size: int = 8):
         super().__init__()
         self.batch_size = batch_size
 
     def train_dataloader(self):
-        return DataLoader(Numbers(LENGTH), self.batch_size, shuffle=True, num_workers=1)
+        return DataLoader(Mine(), self.batch_size, shuffle=True, num_workers=1)
 
 cli = EchoCLI(Recording, Data, save_config_callback=None, seed_everything_default=False)
 print(json.dumps(cli.model.epochs))

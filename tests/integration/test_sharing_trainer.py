@@ -1,12 +1,13 @@
 """Sharing under Lightning's Trainer: a callback, a data module, a checkpoint, a collection of loaders."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from callback_cases import Remembering
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from sharing_runs import end_readers, in_process
+from sharing_runs import end_readers, in_process, status, wait_until
 from torch.utils.data import DataLoader
 from trainer_runs import Data, Killed, Recorder, SaveAt, Scans, fit
 
@@ -59,6 +60,43 @@ def test_limits_hold_and_the_pass_goes_on() -> None:
     assert run.model.steps == [5, 5, 5, 5]
     first_pass = [index for batch in run.model.batches[:11] for index in batch[0]]
     assert sorted(first_pass) == list(range(LENGTH))
+
+
+def test_max_steps_holds() -> None:
+    run = fit(Data(length=LENGTH), callbacks=[EchoCallback(share=SHARE)], max_epochs=None, max_steps=13)
+    assert run.model.steps == [11, 2]
+
+
+@pytest.mark.parametrize("point", ["after_augmentation", "after_batching", "after_transfer"])
+def test_it_echoes_on_top_of_what_is_shared(point: str) -> None:
+    callback = EchoCallback(factor=2, insertion_point=point, share=SHARE, seed=7)
+    run = fit(Data(length=LENGTH), callbacks=[callback], max_epochs=4)
+    report = callback.reports[-1]
+    assert run.model.steps == [11] * 4
+    assert report.fresh_examples + report.echoed_examples == pytest.approx(
+        4 * LENGTH, abs=4
+    )  # the last batch of a pass is smaller
+    assert report.fresh_examples == pytest.approx(2 * LENGTH, abs=8)
+    for epoch in run.model.by_epoch:
+        for batch in epoch:
+            assert len(set(indices([batch]))) == len(indices([batch]))
+
+
+@pytest.mark.parametrize("ending", [None, Killed, KeyboardInterrupt])
+def test_a_fit_that_ends_in_any_way_has_left_its_reader(ending: type[BaseException] | None) -> None:
+    class Ends(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+            del args
+            if trainer.global_step == 5:
+                if ending is None:
+                    trainer.should_stop = True  # as early stopping does
+                else:
+                    raise ending
+
+    callback = EchoCallback(share={**SHARE, "linger_seconds": 60})
+    with nullcontext() if ending is None else pytest.raises((Killed, SystemExit, KeyboardInterrupt)):
+        fit(Data(length=LENGTH), callbacks=[callback, Ends()])
+    wait_until(lambda: status("fit")["count"] == 0, "the training has left")
 
 
 @pytest.mark.parametrize(("factor", "step"), [(1, 7), (2, 16)])
