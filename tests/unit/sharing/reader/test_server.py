@@ -98,6 +98,9 @@ def ends(path, *messages):
         [b"[]"],
         [{"unknown": 1}],
         [{"at": 1}],
+        [{"ask": 1}],
+        [{"ask": {"round": 0, "end": 8, "need": 0}}],
+        [{"hello": {**HELLO, "wait_for": 10}}, {"ask": {"round": 0, "end": 8, "need": 0}}],
         [{"hello": 1}],
         [{"hello": {}}],
         [{"hello": {**HELLO, "behind": "hurry"}}],
@@ -127,6 +130,7 @@ bad = (
     | st.builds(lambda value: json.dumps(value).encode(), json_values)
     | st.builds(lambda hello: json.dumps({"hello": hello}).encode(), fields)
     | st.builds(lambda at: json.dumps({"at": at}).encode(), json_values)
+    | st.builds(lambda ask: json.dumps({"ask": ask}).encode(), json_values)
 )
 
 
