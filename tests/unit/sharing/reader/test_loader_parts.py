@@ -33,7 +33,7 @@ LOADERS = {
         DataLoader(Stream(), batch_size=None),
         DataLoader(range(8), batch_size=None),
         OwnWay(range(8)),
-        [torch.zeros(2)],
+        [[0, 1], [2, 3]],
     ],
 }
 
