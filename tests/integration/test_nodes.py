@@ -254,7 +254,7 @@ def test_as_many_ranks_on_another_number_of_nodes_go_on_exactly(jobs: Jobs, node
     assert [rank["said"] for rank in resumed] == [[]] * (nodes * devices)
 
 
-@pytest.mark.parametrize(("nodes", "devices"), [(2, 4)])
+@pytest.mark.parametrize(("nodes", "devices"), [(1, 2), (2, 4)])
 def test_another_number_of_ranks_goes_on_with_one_warning_and_leaves_nothing_of_the_pass_out(
     jobs: Jobs, nodes: int, devices: int
 ) -> None:
