@@ -22,24 +22,23 @@ PATIENCE = 240  # seconds
 _OF_LAUNCHERS = ("MASTER_", "SLURM_", "TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "RANK", "WORLD_", "PL_GLOBAL_")
 
 
-def torchrun(nodes: int, ranks: int, *program: object, restarts: int = 0, backend: str = "static") -> str:
+def torchrun(nodes: int, ranks: int, *program: object, restarts: int = 0) -> str:
     """Runs a program under one ``torchrun`` for each node; what all of them printed.
 
     Args:
         nodes: Number of nodes.
         ranks: Number of ranks on each.
         program: The file and its arguments.
-        restarts: How often a rank may fail.
-        backend: How the nodes find each other: ``"static"``, or ``"c10d"``, with which all of them restart if one has to.
+        restarts: How often a rank may fail. Nodes then find each other by c10d, with which all of them start anew if one has to.
     """
     port = _free_port()
     options = [f"--nnodes={nodes}", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
-    if backend == "static":
-        options += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    if restarts:
+        options += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test"]
     else:
-        options += [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test"]
+        options += ["--master-addr=127.0.0.1", f"--master-port={port}"]
     command = [sys.executable, "-m", "torch.distributed.run", *options]
-    agents = [[*command, *([f"--node-rank={node}"] if backend == "static" else []), *map(str, program)] for node in range(nodes)]
+    agents = [[*command, *([] if restarts else [f"--node-rank={node}"]), *map(str, program)] for node in range(nodes)]
     # Without this, what restarts finds the addresses of the processes before it (PyTorch's issue 135712): see docs/nodes.md.
     return _run(agents, [{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}] * nodes)
 

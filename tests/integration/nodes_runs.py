@@ -11,7 +11,6 @@ A scenario is a function named ``scenario_...``. All ranks run the chosen ones i
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import warnings
@@ -56,12 +55,12 @@ class Cards(Scans):
 class Deck(Data):
     """A data module with `Cards`."""
 
-    def __init__(self, workers: int = 0) -> None:
-        super().__init__(workers, BATCH_SIZE)
+    def __init__(self) -> None:
+        super().__init__(batch_size=BATCH_SIZE)
         self.cards = Cards()
 
     def train_dataloader(self) -> Any:
-        return DataLoader(self.cards, self.batch_size, shuffle=True, num_workers=self.workers)
+        return DataLoader(self.cards, self.batch_size, shuffle=True)
 
 
 class OneTensor(Recorder):
@@ -124,7 +123,6 @@ class Witness(pl.Callback):
             "reads": loader.loader.dataset.reads,
             "share": trainer.distributed_sampler_kwargs,
             "place": (trainer.node_rank, trainer.local_rank, type(trainer.strategy.cluster_environment).__name__),  # type: ignore[attr-defined]
-            "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             "said": [str(each.message) for each in self.said if "the state was saved" in str(each.message)],
         }
         torch.save(found, f"{self.path}-rank-{trainer.global_rank}.pt")
@@ -154,7 +152,7 @@ class Job(NamedTuple):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             run = self.trainer(max_epochs=EPOCHS, callbacks=[echo, Witness(self.folder / name, said), *callbacks], **options)
-            run.fit(model, datamodule=Deck(workers), ckpt_path=ckpt_path)
+            run.fit(model, datamodule=Deck(), ckpt_path=ckpt_path)
         if not torch.distributed.is_initialized():
             metrics = {name: float(value) for name, value in run.callback_metrics.items()}
             found = {"weights": [model.weights], "metrics": metrics, "reports": echo.reports, "batches": model.batches}
@@ -191,18 +189,8 @@ def scenario_slow_node(job: Job) -> None:
     torch.save({"reports": [report.state() for report in echo.reports]}, job.folder / f"slow_node-rank-{run.global_rank}.pt")
 
 
-def set_up() -> None:
-    """Makes a process fit for a rank."""
-    torch.set_num_threads(1)
-    if sys.version_info < (3, 12):
-        # A lock of the interpreter that another thread holds at a fork stays locked in the child, for good (CPython's issue
-        # 112275), and gloo's threads take it now and then: workers are forked from a process without threads.
-        multiprocessing.set_forkserver_preload(["torch", "lightning.pytorch", "lightning_echo", "nodes_runs"])
-        multiprocessing.set_start_method("forkserver")
-
-
 def main(folder: str, strategy: str, nodes: str, devices: str, *names: str) -> None:
-    set_up()
+    torch.set_num_threads(1)
     for name in names:
         globals()[f"scenario_{name}"](Job(Path(folder), strategy, int(nodes), int(devices)))
 

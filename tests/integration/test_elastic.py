@@ -14,16 +14,14 @@ from elastic_runs import DIES_AT, EVERY
 pytestmark = pytest.mark.program
 
 
-@pytest.mark.parametrize(
-    ("nodes", "devices", "dies", "backend"), [(2, 2, 3, "c10d"), (1, 2, 0, "static")], ids=["two nodes", "the rank that saves"]
-)
+@pytest.mark.parametrize(("nodes", "devices", "dies"), [(2, 2, 3), (1, 2, 0)], ids=["two nodes", "the rank that saves"])
 def test_after_a_rank_is_killed_the_job_goes_on_from_its_last_checkpoint_bit_by_bit(
-    tmp_path: Path, nodes: int, devices: int, dies: int, backend: str
+    tmp_path: Path, nodes: int, devices: int, dies: int
 ) -> None:
-    node_launch.torchrun(nodes, devices, elastic_runs.__file__, tmp_path, nodes, devices, dies, restarts=1, backend=backend)
+    node_launch.torchrun(nodes, devices, elastic_runs.__file__, tmp_path, nodes, devices, dies, restarts=1)
+    assert (tmp_path / "died").exists()
     for rank in range(nodes * devices):
         whole, restarted = (_of(tmp_path, name, rank) for name in ("whole", "restarted"))
-        assert (whole["attempt"], restarted["attempt"]) == (0, 1)
         saved = DIES_AT // EVERY * EVERY  # steps
         assert len(whole["batches"]) > saved + 10
         assert restarted["batches"] == whole["batches"][saved:]
