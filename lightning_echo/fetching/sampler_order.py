@@ -108,7 +108,7 @@ class SamplerOrder(Order):
             self._restore(current)
             self.position = current * self.pass_length
             self._pass = self._begin(current)
-            super().take(self.pass_length if current < number else offset)
+        super().take(offset)
 
     def state(self, position: int) -> dict[str, Any]:
         self.prune(position)
@@ -176,17 +176,18 @@ class SamplerOrder(Order):
             places, looked_at = spread(islice(entries, self.length), seen, distance)
             entries = chain([looked_at[place] for place in places], entries)
             own_start = None if self._reaches_tail(number) else looked_at
-        self._entries, self._dealt = entries, self._deal(entries, own_start)
+        self._entries, self._dealt = entries, self._deal(number, entries, own_start)
         return islice(self._dealt, self.rank, None, self.replicas)
 
-    def _deal(self, entries: Iterator[Any], own_start: list[Any] | None) -> Iterator[Any]:
+    def _deal(self, number: int, entries: Iterator[Any], own_start: list[Any] | None) -> Iterator[Any]:
         """Yields the slots of a pass over all ranks: its tail is dropped, or missing slots are filled from its start.
 
         Args:
+            number: Number of the pass.
             entries: The items of the pass, rearranged.
             own_start: The first items as the sampler yields them; None if the slots are filled with ``entries``.
         """
-        end, tail = self.pass_length * self.replicas, deque[Any](maxlen=self._slot_distance)
+        end, tail = self._end(number), deque[Any](maxlen=max(self._slot_distance, self._distance(number + 1)))
         missing = max(end - self.length, 0)
         start = [] if own_start is None else own_start[:missing]
         self._tail = tail

@@ -24,7 +24,14 @@ from lightning_echo.loading.delivery import Delivery
 from lightning_echo.loading.epochs import Progress, TrainerPlace
 from lightning_echo.loading.factor import RunFactor
 from lightning_echo.loading.ranks import default_seed, world
-from lightning_echo.loading.resuming import adapt_state, begin_next_pass, follow_state, has_own_states, where_to_go_on
+from lightning_echo.loading.resuming import (
+    adapt_state,
+    begin_next_pass,
+    follow_state,
+    has_own_states,
+    order_to_go_on,
+    where_to_go_on,
+)
 from lightning_echo.loading.schema import LeftOut
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import Conditions, EchoState, EchoStateError
@@ -323,7 +330,8 @@ class EchoRun:
             "but its batches are not those of the run that was saved"
         )
         progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
-        return replace(state, plan=None, begin_at=begin_at)
+        order = order_to_go_on(state, setting.layout(), begin_at)
+        return replace(state, plan=None, order=order, begin_at=begin_at)
 
     # ------------------------------------------------------------------ going on
 

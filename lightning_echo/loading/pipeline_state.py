@@ -30,6 +30,7 @@ __all__ = [
     "MemoryState",
     "OrderState",
     "OwnLoaderState",
+    "PassEnd",
     "PassStart",
     "PipelineState",
     "PlanState",
@@ -164,6 +165,13 @@ class Distance(NamedTuple):
     slots: int
 
 
+class PassEnd(NamedTuple):
+    """Passes before pass ``before`` had so many slots, as the run had another number of ranks then."""
+
+    before: int
+    slots: Annotated[int, Least(1)]
+
+
 class SamplerState(NamedTuple):
     """Number of a pass, and the state of the user's sampler (or of its generator) before that pass."""
 
@@ -197,6 +205,7 @@ class OrderState:
 
     Attributes:
         distances: For an order by index, see ``planning/order.py``.
+        ends: For an order by index: where passes ended before the run went on with another number of ranks.
         sampler: For the order of a user's sampler: the passes that may have to be asked for again.
         passes: For a loader without a length: the passes that may have to be read again. The last one is the present pass.
         loader: For a loader with a state of its own, if it is needed to read the live batches again.
@@ -205,6 +214,7 @@ class OrderState:
     """
 
     distances: tuple[Distance, ...] | None = None
+    ends: tuple[PassEnd, ...] | None = None
     sampler: tuple[SamplerState, ...] | None = None
     passes: tuple[PassStart, ...] | None = None
     loader: OwnLoaderState | None = None

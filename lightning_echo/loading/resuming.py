@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_echo.fetching.layout import Layout, Start
-from lightning_echo.loading.pipeline_state import FactorChange, OrderState, PassStart
+from lightning_echo.loading.pipeline_state import FactorChange, OrderState, PassEnd, PassStart
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import EchoState, EchoStateError
 
-__all__ = ["adapt_state", "begin_next_pass", "follow_state", "has_own_states", "where_to_go_on"]
+__all__ = ["adapt_state", "begin_next_pass", "follow_state", "has_own_states", "order_to_go_on", "where_to_go_on"]
 
 
 def adapt_state(state: EchoState, setting: Setting) -> EchoState:
@@ -98,6 +98,24 @@ def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
     batches = min(taken * before.replicas // now.replicas // now.batch_size, now.batches_per_pass - 1)
     batch_number = number * now.batches_per_pass + batches
     return Start(batch_number if by_batches else number * now.pass_length + batches * now.batch_size, batch_number)
+
+
+def order_to_go_on(state: EchoState, now: Layout, begin_at: Start) -> OrderState | None:
+    """Returns the order with which a run with another layout goes on within a pass.
+
+    How the start of a pass is rearranged depends on where the pass before it ended, and so on the number of ranks then. In the
+    pass under way it must stay as it was: otherwise some of its examples would be left out, and others come twice.
+
+    Args:
+        state: State of the run that was saved, with a plan.
+        now: Layout of this run.
+        begin_at: Where it goes on.
+    """
+    order, before = state.order, state.layout
+    end = before.pass_length * before.replicas
+    if order is None or order.distances is None or not before.batches_per_pass or end == now.pass_length * now.replicas:
+        return order
+    return replace(order, ends=(*(order.ends or ()), PassEnd(begin_at.number // now.batches_per_pass, end)))
 
 
 def has_own_states(state: EchoState) -> bool:

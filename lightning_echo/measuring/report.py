@@ -44,6 +44,7 @@ class EpochReport:
         effective_factor: Uses per fresh example in this epoch.
         idle_fraction: Share of the epoch's time in which the job waited for input.
         slowest_rank: The rank that the others waited for most often; None if there is only one.
+        slowest_node: The node of that rank; None if there is only one.
         data_wait_seconds: Waiting per step.
         step_seconds: Time per step without waiting.
         upstream_seconds: Host time per fresh batch, before the insertion point.
@@ -80,6 +81,7 @@ class EpochReport:
     effective_factor: float | None = None
     idle_fraction: float | None = None
     slowest_rank: int | None = None
+    slowest_node: int | None = None
     data_wait_seconds: float | None = None
     step_seconds: float | None = None
     upstream_seconds: float | None = None

@@ -173,6 +173,7 @@ def _epochs_line(reports: Sequence[EpochReport]) -> str:
     waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)
     total = waited + sum(report.steps * (report.step_seconds or 0) for report in reports)
     idle = f", idle {percent(waited / total)}" if total else ""
-    slow = f", slowest rank {last.slowest_rank}" if last.slowest_rank is not None else ""
+    node = f" (node {last.slowest_node})" if last.slowest_node is not None else ""
+    slow = f", slowest rank {last.slowest_rank}{node}" if last.slowest_rank is not None else ""
     changes = last.next_factor not in (None, last.factor)
     return f"{epochs}: factor {last.factor:g}{idle}{slow}" + (f"; {last.message}" if changes else "")

@@ -127,6 +127,7 @@ def report_of(
     is_one_factor = observation.idle_fraction is not None and (
         loader is None or isinstance(loader, EchoLoader) or loader.has_one_factor
     )
+    slowest_rank = None if whole is None or meter.world_size == 1 else whole.slowest_rank
     return EpochReport(
         epoch=observation.epoch,
         steps=0 if whole is None else whole.steps,
@@ -136,7 +137,8 @@ def report_of(
         passes=None if loader is None else loader.passes,
         effective_factor=(measures.fresh + measures.echoed) / measures.fresh if measures.fresh else None,
         idle_fraction=None if whole is None else whole.idle_fraction,
-        slowest_rank=None if whole is None or meter.world_size == 1 else whole.slowest_rank,
+        slowest_rank=slowest_rank,
+        slowest_node=None if slowest_rank is None else meter.node_of(slowest_rank),
         data_wait_seconds=None if whole is None else whole.wait_seconds,
         step_seconds=None if whole is None else whole.step_seconds,
         upstream_seconds=None if costs is None else costs.upstream_seconds,

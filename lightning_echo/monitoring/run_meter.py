@@ -70,6 +70,7 @@ class RunMeter:
         counts: Examples delivered in the run.
         part_counts: The same of each of several loaders, by name.
         world_size: Number of ranks.
+        nodes: The node that each rank runs on, as the Trainer numbers them.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class RunMeter:
         self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
         self._tap: ProfilerTap | None = None
         self._has_stepped = False
-        self.world_size = 1
+        self.world_size, self.nodes = 1, [0]
 
     @property
     def is_in_epoch(self) -> bool:
@@ -96,12 +97,17 @@ class RunMeter:
         """Examples of the job when the ranks last added them up."""
         return self.counts.totals
 
+    def node_of(self, rank: int) -> int | None:
+        """Returns the node of a rank; None if all ranks are on one."""
+        return self.nodes[rank] if len(set(self.nodes)) > 1 else None
+
     # ------------------------------------------------------------------ called by hooks
 
     def start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: Echoed | None) -> None:
-        """Begins to measure a training, or goes on after a resume."""
+        """Begins to measure a training, or goes on after a resume. All ranks must call this together."""
         device = pl_module.device
         self._pl_module, self.world_size = pl_module, trainer.world_size
+        self.nodes = self._gather([trainer.node_rank], dtype=torch.int64).flatten().tolist()
         self.idle.to(device)
         self._add_parts(loader)
         for counts in self._all_counts():

@@ -145,6 +145,7 @@ class Order:
         self.exact = True
         self._slot_distance = min(distance * replicas + replicas - 1, pass_length * replicas) if distance else 0
         self._distances: list[tuple[int, int]] = [(0, 0)]  # (from which pass on, distance in slots)
+        self._ends: list[tuple[int, int]] = []  # (before which pass, slots of a pass), where that was another number
         self._pass: Iterator[Any] = iter(())
 
     def begin_spreading(self) -> None:
@@ -184,7 +185,8 @@ class Order:
     def state(self, position: int) -> dict[str, Any]:
         """Returns what a resumed run needs to find every position from ``position`` on: plain types, the same on all ranks."""
         del position
-        return {"distances": [list(entry) for entry in self._distances]}
+        ends = {"ends": [list(entry) for entry in self._ends]} if self._ends else {}
+        return {"distances": [list(entry) for entry in self._distances], **ends}
 
     def prune(self, position: int) -> None:
         """Forgets what only positions before ``position`` need."""
@@ -192,6 +194,7 @@ class Order:
     def load(self, state: dict[str, Any]) -> None:
         """Takes over a `state`; call `seek` next."""
         self._distances = [(int(first), int(slots)) for first, slots in state["distances"]]
+        self._ends = [(int(before), int(slots)) for before, slots in state.get("ends", [])]
 
     def _begin(self, pass_number: int) -> Iterator[Any]:
         """Begins a pass: returns its entries on this rank."""
@@ -201,9 +204,14 @@ class Order:
         """Returns by how many slots a pass is spread."""
         return next((slots for first, slots in reversed(self._distances) if first <= pass_number), 0) if pass_number else 0
 
+    def _end(self, pass_number: int) -> int:
+        """Returns the number of slots of a pass; it depends on the number of ranks that the run had then."""
+        own = self.pass_length * self.replicas
+        return next((slots for before, slots in self._ends if pass_number < before), own)
+
     def _reaches_tail(self, pass_number: int) -> bool:
         """Returns whether the head of a pass may reach the slots at its end that the next pass keeps away from."""
-        return self.pass_length * self.replicas < 2 * self._distance(pass_number) + self._distance(pass_number + 1)
+        return self._end(pass_number) < 2 * self._distance(pass_number) + self._distance(pass_number + 1)
 
 
 class SequentialOrder(Order):
@@ -273,7 +281,7 @@ class ShuffledOrder(SequentialOrder):
 
     def _spread(self, pass_number: int, head_before: Slots) -> Slots:
         """Returns the head of a pass, from the head of the pass before where that reaches its end."""
-        distance, end = self._distance(pass_number), self.pass_length * self.replicas
+        distance, end = self._distance(pass_number), self._end(pass_number - 1)
         slots = np.arange(end - distance, end, dtype=np.uint64) % np.uint64(self.length)
         _look_up(head_before, slots)
         last_seen = {index: distance - i for i, index in enumerate(self._permuted(pass_number - 1, slots))}

@@ -47,7 +47,11 @@ class Run:
         plain = SimpleNamespace() if workers is None else SimpleNamespace(num_workers=workers)
         used = dict(loader) if isinstance(loader, EchoLoaders) else loader or plain
         self.trainer = SimpleNamespace(
-            world_size=1 + len(self.others), is_global_zero=rank == 0, profiler=self.profiler, train_dataloader=used
+            world_size=1 + len(self.others),
+            node_rank=0,
+            is_global_zero=rank == 0,
+            profiler=self.profiler,
+            train_dataloader=used,
         )
         self.module = SimpleNamespace(device=torch.device("cpu"), all_gather=self.all_gather)
         self.meter, self.hears = RunMeter(), hears

@@ -10,10 +10,17 @@ from states import echo_state, plan_state
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo import EchoLoader, EchoStateError
-from lightning_echo.fetching.layout import Layout
+from lightning_echo.fetching.layout import Layout, Start
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.pipeline_state import FactorChange, OrderState, PassStart
-from lightning_echo.loading.resuming import adapt_state, begin_next_pass, follow_state, has_own_states, where_to_go_on
+from lightning_echo.loading.pipeline_state import Distance, FactorChange, OrderState, PassEnd, PassStart
+from lightning_echo.loading.resuming import (
+    adapt_state,
+    begin_next_pass,
+    follow_state,
+    has_own_states,
+    order_to_go_on,
+    where_to_go_on,
+)
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import EchoState
 from lightning_echo.planning.shape import Reuse
@@ -202,6 +209,24 @@ def test_what_all_ranks_had_taken_is_skipped_in_whole_batches(by_batches: bool, 
             assert skipped <= taken * 4 * 2, "nothing is left out"
             assert skipped > taken * 4 * 2 - 5 * 3 or batch == number * 7 + 6, "and no more than a batch comes again"
             assert stream == (batch if by_batches else batch * 5)
+
+
+def test_the_order_keeps_where_passes_ended_if_they_end_elsewhere_from_now_on():
+    before, ends = Layout(61, 4, 4, 4, 4), ((3, 62), (7, 61))  # 64 slots
+    for order, now, expected in (
+        (OrderState(distances=(Distance(0, 0),)), Layout(61, 2, 4, 3, 8), ((5, 64),)),
+        (
+            OrderState(distances=(Distance(0, 0),), ends=tuple(PassEnd(*each) for each in ends)),
+            Layout(61, 1, 4, 1, 16),
+            (*ends, (5, 64)),
+        ),
+        (OrderState(distances=(Distance(0, 0),)), Layout(61, 8, 4, 4, 2), None),  # also 64
+        (OrderState(passes=(PassStart(0, 0),)), Layout(61, 2, 4, 3, 8), None),
+    ):
+        state = echo_state(plan=plan_state(5 * 16 + 9), layout=before, order=order)
+        found = order_to_go_on(state, now, Start(5 * now.pass_length + 1, 5 * now.batches_per_pass + 1))
+        assert found.distances == order.distances
+        assert found.ends == expected
 
 
 class CountedBatches(Batches):

@@ -25,6 +25,7 @@ FULL = {
     "cache_hit_fraction": 0.0,
     "cached_examples": 40,
     "cache_bytes": 4096,
+    "slowest_node": 1,
     "cache_hold": "loaded",
     "cache_is_full": True,
     "shared_trainings": 3,

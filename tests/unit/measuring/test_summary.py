@@ -76,6 +76,12 @@ def test_without_a_controller_no_reason_is_given_and_a_slow_rank_is_named():
     assert lines_of([report(4, 2.5, slowest_rank=None)])[1] == "  epoch 4: factor 2.5, idle 50 %"
 
 
+def test_where_a_job_has_several_nodes_that_of_the_slow_rank_is_named_too():
+    told = "  epoch 4: factor 2.5, idle 50 %, slowest rank 2 (node 1)"
+    assert lines_of([report(4, 2.5, slowest_rank=2, slowest_node=1)])[1] == told
+    assert lines_of([report(4, 2.5, slowest_rank=0, slowest_node=0)])[1].endswith("slowest rank 0 (node 0)")
+
+
 def test_the_speed_up_is_told_only_where_there_was_echoing():
     told = "  about 2.25 times as fast as factor 1 (estimated from the measured costs)"
     assert told in lines_of([report(0, 3.0, speedup=2.25)])

@@ -431,3 +431,13 @@ def test_the_largest_of_the_ranks_values_is_told_to_all():
     assert run.meter.largest(7) == 7
     run.module.all_gather = lambda values: torch.stack([values, values + 5, values - 3])
     assert run.meter.largest(2**40) == 2**40 + 5
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [([0, 0, 1], [0, 0, 1]), ([0, 1, 0, 1], [0, 1, 0, 1]), ([0, 0], [None, None])])
+def test_a_rank_is_on_the_node_that_its_trainer_says_and_of_one_node_there_is_nothing_to_name(nodes, expected):
+    run = Run(Loader())
+    run.meter.stop()
+    of_ranks = torch.tensor(nodes)[:, None]
+    run.module.all_gather = lambda values: of_ranks if values.dtype == torch.int64 else values
+    run.meter.start(run.trainer, run.module, None)
+    assert [run.meter.node_of(rank) for rank in range(len(nodes))] == expected

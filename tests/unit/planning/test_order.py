@@ -212,6 +212,49 @@ def test_an_order_goes_back_on_the_spot():
         assert order.take(60) == expected
 
 
+def order_of_ranks(kind, length, replicas, distance, drops):
+    """The orders of all ranks, and the positions of a pass."""
+    pass_length = length // replicas if drops else -(-length // replicas)
+    if kind == "shuffled":
+        return [shuffled(length, pass_length, replicas, rank, distance) for rank in range(replicas)], pass_length
+    samplers = [SAMPLERS["RandomSampler"](0) for _ in range(replicas)]
+    return [
+        SamplerOrder(sampler, length, pass_length, replicas, rank, distance, seed=0) for rank, sampler in enumerate(samplers)
+    ], pass_length
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize(("before", "now"), [(4, 2), (4, 1), (2, 4), (1, 3), (3, 8)])
+@pytest.mark.parametrize("kind", ["shuffled", "a sampler"])
+def test_a_pass_that_goes_on_with_another_number_of_ranks_has_the_slots_that_nobody_has_taken(kind, before, now, drops):
+    """At each place of two passes; and again, from a state of the run with the other number of ranks."""
+    length = 23
+    for offset in range(2 * -(-length // before)):
+        orders, pass_length = order_of_ranks(kind, length, before, 2, drops)
+        for order in orders:
+            order.begin_spreading()
+        number, taken = divmod(pass_length + offset, pass_length)
+        earlier = [order.take(pass_length + offset) for order in orders]
+        mine = {index for of_rank in earlier for index in of_rank[number * pass_length :]}
+        state = {**orders[0].state(pass_length + offset), "ends": [[number, pass_length * before]]}
+        others, other_length = order_of_ranks(kind, length, now, 4, drops)
+        skipped = min(taken * before // now, other_length)
+        rest = []
+        for other in others:
+            other.load(state)
+            other.seek(number * other_length + skipped)
+            other.begin_spreading()
+            rest.append(other.take(2 * other_length - skipped))
+        whole = [length] * 2 if not drops else [min(pass_length * before, other_length * now), other_length * now]
+        assert len(mine | {index for of_rank in rest for index in of_rank[: other_length - skipped]}) >= whole[0]
+        assert len({index for of_rank in rest for index in of_rank[other_length - skipped :]}) == whole[1]
+        again = order_of_ranks(kind, length, now, 4, drops)[0]
+        for rank, other in enumerate(again):
+            other.load(others[0].state(number * other_length + skipped))
+            other.seek(number * other_length + skipped)
+            assert other.take(2 * other_length - skipped) == rest[rank]
+
+
 def test_a_shuffled_order_forgets_the_pass_that_it_had_rearranged_when_a_state_is_loaded():
     """The state says otherwise than the order did whether that pass is spread."""
     plain, spread_out = shuffled(20, distance=6), shuffled(20, distance=6)
