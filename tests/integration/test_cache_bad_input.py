@@ -71,7 +71,7 @@ def test_a_small_integer_asks_whether_gigabytes_were_meant():
         ({"size": "2MiB", "hold": "decoded"}, "cache.hold must be one of 'auto', 'raw', 'loaded', 'whole', got 'decoded'"),
         ({"size": "2MiB", "name": "train"}, "cache.name='train' needs a folder on a local disk: give cache.path, too"),
         ({"size": "2MiB", "path": "/", "name": "../x"}, "cache.name must be 1 to 64 letters"),
-        ({"size": "2MiB", "partitioned": True}, "cache.partitioned=True is not available yet"),
+        ({"size": "2MiB", "partitioned": True, "path": "/", "name": "x"}, "cache.partitioned=True and cache.name='x' exclude"),
     ],
 )
 def test_other_impossible_options_are_refused(cache, said):

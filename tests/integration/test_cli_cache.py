@@ -159,7 +159,10 @@ BAD: list[tuple[Any, str]] = [
     ({"size": "8GiB", "hild": "raw"}, "cache has unknown options hild: known are size, hold, path, name, partitioned"),
     ({"size": "8GiB", "hold": "decoded"}, "cache.hold must be one of 'auto', 'raw', 'loaded', 'whole', got 'decoded'"),
     ({"size": "8GiB", "name": "train"}, "cache.name='train' needs a folder on a local disk: give cache.path, too"),
-    ({"size": "8GiB", "partitioned": True}, "cache.partitioned=True is not available yet"),
+    (
+        {"size": "8GiB", "partitioned": True, "path": "/d", "name": "x"},
+        "cache.partitioned=True and cache.name='x' exclude each other",
+    ),
 ]
 
 
