@@ -33,6 +33,7 @@ _ARRIVED, _ENDED, _FAILED = range(3)  # numbers of the leader
 _CLOSED, _RECEIVED, _WAITED = range(3)  # numbers of a rank
 _NUMBERS = 8
 _PATIENCE_SECONDS = 60.0  # after that a worker reads from storage
+_LITTLE_PATIENCE_SECONDS = 1.0  # of a worker that has waited in vain, until a round comes in time again
 _FIRST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.0002, 0.002
 _NANOSECONDS = 1e9
 
@@ -201,10 +202,10 @@ class Board:
         """Notes that a worker of a rank has taken what it needs of a round."""
         self._marks[rank, number % self.shape.rounds] = id_of(start, number) + 1
 
-    def wait_for(self, rank: int, start: int, number: int) -> bool:
-        """Waits until a round has arrived. Returns whether it has."""
+    def wait_for(self, rank: int, start: int, number: int, patience: float) -> bool:
+        """Waits until a round has arrived, for so many seconds at most. Returns whether it has."""
         wanted, nap = id_of(start, number + 1), _FIRST_NAP_SECONDS
-        give_up = time.monotonic() + _PATIENCE_SECONDS
+        give_up = time.monotonic() + patience
         while self._leaders[_ARRIVED] < wanted:
             has_ended = self._leaders[_ENDED] >= start or self._ranks[rank, _CLOSED] >= start
             if has_ended or time.monotonic() > give_up:
@@ -251,7 +252,7 @@ class FromOthers:
 
     def __init__(self, board: Board, node: int, rank: int, start: int) -> None:
         self._board, self._node, self._rank, self._start = board, node, rank, start
-        self._round = -1
+        self._round, self._was_late = -1, False
         self._records: dict[int, memoryview] | None = None
         self.received, self.waited = 0, 0.0
 
@@ -274,7 +275,9 @@ class FromOthers:
             return {}
         if self._records is None:
             began = time.perf_counter()
-            has_arrived = self._board.wait_for(self._rank, self._start, self._round)
+            patience = _LITTLE_PATIENCE_SECONDS if self._was_late else _PATIENCE_SECONDS
+            has_arrived = self._board.wait_for(self._rank, self._start, self._round, patience)
+            self._was_late = not has_arrived
             self.waited += time.perf_counter() - began
             self._records = self._board.records_of(self._start, self._round) if has_arrived else {}
         records = self._records
