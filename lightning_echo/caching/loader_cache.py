@@ -257,8 +257,7 @@ class LoaderCache:
             counts = self._opened.counts
             if self._partitioned is None:
                 return counts
-            received, waited = self._partitioned.counted
-            return replace(counts, received=received, waited_seconds=waited)
+            return replace(counts, **self._partitioned.counted._asdict(), nodes=self._partitioned.nodes)
         return CacheCounts(0, 0, 0, 0, is_full=False, hold=self._config.hold, size=self._config.bytes_of())
 
     @property

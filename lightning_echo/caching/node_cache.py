@@ -67,6 +67,8 @@ class CacheCounts:
         size: Bytes that the cache may hold.
         received: How many of the hits another node held, where the cache is partitioned.
         waited_seconds: Seconds that the workers of this node have waited for what other nodes hold.
+        exchange_seconds: Seconds in which this node has sent and received examples.
+        nodes: Nodes that hold different examples and hand them to each other.
 
     Example:
         >>> CacheCounts(examples=60, bytes=9_000_000, hits=30, misses=90, is_full=True, hold="raw", size=9_100_000).hit_fraction
@@ -82,6 +84,8 @@ class CacheCounts:
     size: int
     received: int = 0
     waited_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    nodes: int = 1
 
     @property
     def hit_fraction(self) -> float:

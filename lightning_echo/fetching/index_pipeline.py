@@ -24,7 +24,7 @@ from lightning_echo.fetching.layout import Launch, Layout
 from lightning_echo.fetching.passes import PassOver, PassReader
 from lightning_echo.fetching.prefetch import DEPTH, Prefetcher
 from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, ExampleRequests
-from lightning_echo.fetching.rounds import AllRanksOrder, RequestsInRounds
+from lightning_echo.fetching.rounds import AllRanksOrder, OrdersOfRanks, RequestsInRounds, samplers_of_ranks
 from lightning_echo.fetching.sampler_order import SamplerOrder
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.worker_processes import WorkerProcesses
@@ -148,7 +148,7 @@ def start_index_pipeline(
     requests = _requests(source, choice, layout, shape, launch, order)
     in_rounds = None
     if rounds is not None:
-        in_rounds = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder) else None)
+        in_rounds = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder | OrdersOfRanks) else None)
     workers = WorkerProcesses(launch.worker_init_fn)
     # What may draw from the global random states must not do so while the training draws from them, too.
     in_thread = source.num_workers > 0 and source.may_run_in_thread
@@ -232,6 +232,11 @@ def _order(
     preserves = choice.point.by_batches and not source.num_workers
     if rounds is None or rounds.exchange is None:
         return index_order(source, layout, shape.distance, launch.seed, rank, preserves=preserves)
+    if source.shards_itself:  # the sampler is a DistributedSampler
+        dealt_out, seed = (layout.length, layout.pass_length, 1, 0, shape.distance), mix(launch.seed, _ORDER_SEED)
+        return OrdersOfRanks(
+            [SamplerOrder(each, *dealt_out, seed=seed) for each in samplers_of_ranks(source.sampler)], rounds.share
+        )
     shares = layout.replicas
     distance = AllRanksOrder.whole_distance(shape.distance, shares)
     whole = index_order(source, layout, distance, launch.seed, rank, preserves=preserves, is_whole=True)

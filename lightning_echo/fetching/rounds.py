@@ -6,16 +6,20 @@ positions. So it takes the slots of *all* ranks at each of its positions, keeps 
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
+
+from torch.utils.data import DistributedSampler, Sampler
 
 from lightning_echo.caching.nodes.joining import Rounds
 from lightning_echo.fetching.requests import BatchRequests, ExampleRequests
 from lightning_echo.planning.order import Order
 from lightning_echo.workers.dataset import Request
 
-__all__ = ["AllRanksOrder", "RequestsInRounds"]
+__all__ = ["AllRanksOrder", "OrdersOfRanks", "RequestsInRounds", "samplers_of_ranks"]
 
 
 class AllRanksOrder(Order):
@@ -64,6 +68,92 @@ class AllRanksOrder(Order):
         self._whole.load(state)
 
 
+class OrdersOfRanks(Order):
+    """The order of one rank beside those of all others, where the sampler divides its indices among the ranks.
+
+    Args:
+        orders: The order of each rank.
+        rank: This rank.
+
+    Attributes:
+        taken: As in `AllRanksOrder`.
+    """
+
+    def __init__(self, orders: Sequence[Order], rank: int) -> None:
+        own = orders[rank]
+        super().__init__(own.length, own.pass_length)
+        self._orders, self._own = orders, own
+        self.exact = own.exact
+        self.taken: deque[list[Any]] = deque()
+
+    def begin_spreading(self) -> None:
+        for order in self._orders:
+            order.begin_spreading()
+
+    def take(self, count: int) -> list[Any]:
+        columns = {id(order): order.take(count) for order in self._orders}
+        self.position += count
+        self.taken.append(list(chain.from_iterable(zip(*columns.values(), strict=True))))
+        return columns[id(self._own)]
+
+    def seek(self, position: int) -> None:
+        self.position = position
+        for order in self._orders:
+            order.seek(position)
+
+    def state(self, position: int) -> dict[str, Any]:
+        for order in self._orders:
+            order.prune(position)
+        return self._own.state(position)
+
+    def prune(self, position: int) -> None:
+        for order in self._orders:
+            order.prune(position)
+
+    def load(self, state: dict[str, Any]) -> None:
+        for order in self._orders:
+            order.load(state)
+
+
+def samplers_of_ranks(sampler: DistributedSampler[Any]) -> list[Sampler[Any]]:
+    """Returns what the ``DistributedSampler`` of each rank yields, from that of one rank. The indices of a pass are made once."""
+    whole = copy.copy(sampler)
+    ranks, whole.num_replicas, whole.rank, whole.num_samples = sampler.num_replicas, 1, 0, sampler.total_size
+    shared = _Whole(whole)
+    return [_OfRank(shared, rank, ranks, sampler.num_samples) for rank in range(ranks)]
+
+
+class _Whole:
+    """The indices of the latest pass that was asked for."""
+
+    def __init__(self, sampler: DistributedSampler[Any]) -> None:
+        self._sampler, self._number = sampler, -1
+        self._indices: list[Any] = []
+
+    def indices_of(self, number: int) -> list[Any]:
+        if number != self._number:
+            self._sampler.set_epoch(number)
+            self._indices, self._number = list(self._sampler), number
+        return self._indices
+
+
+class _OfRank(Sampler[Any]):
+    """The part of a rank."""
+
+    def __init__(self, whole: _Whole, rank: int, ranks: int, length: int) -> None:
+        self._whole, self._rank, self._ranks, self._length = whole, rank, ranks, length
+        self._number = 0
+
+    def set_epoch(self, number: int) -> None:
+        self._number = number
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._whole.indices_of(self._number)[self._rank :: self._ranks])
+
+    def __len__(self) -> int:
+        return self._length
+
+
 class RequestsInRounds:
     """The batch sampler, where nodes exchange what they hold: the same requests, each with the number of its round.
 
@@ -75,7 +165,9 @@ class RequestsInRounds:
         order: The order of all ranks, on the leader of a node; None elsewhere.
     """
 
-    def __init__(self, requests: ExampleRequests | BatchRequests, rounds: Rounds, order: AllRanksOrder | None) -> None:
+    def __init__(
+        self, requests: ExampleRequests | BatchRequests, rounds: Rounds, order: AllRanksOrder | OrdersOfRanks | None
+    ) -> None:
         self._requests, self._rounds, self._order = requests, rounds, order
         self._count = 0
         self._first_position = requests.plan.position

@@ -44,6 +44,8 @@ def origin_of(sampler: Any) -> str:
     """Returns what the order of a sampler depends on, as far as can be seen: it must be the same on all ranks."""
     inner = _deciding(sampler)
     generator = getattr(inner, "generator", None)
+    if type(inner) is DistributedSampler:
+        return f"DistributedSampler with seed {inner.seed}, shuffle={inner.shuffle}, drop_last={inner.drop_last}"
     if not isinstance(generator, torch.Generator):
         return type(inner).__name__
     return f"{type(inner).__name__} with random states {zlib.crc32(generator.get_state().numpy().tobytes()):08x}"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import DistributedSampler
+
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.holding import WHOLE
 from lightning_echo.caching.keys import NoKeysError
@@ -319,7 +321,9 @@ class Setting:
         """Returns what this rank says to others of which it holds a part, where the cache is partitioned."""
         source, (shares, share) = self.source, self._shards()
         refusal = ""
-        if not self._deals_out:
+        if source.shards_itself and type(source.sampler) is DistributedSampler:  # Lightning puts one into a user's loader
+            shares, share = source.sampler.num_replicas, source.sampler.rank
+        elif not self._deals_out:
             refusal = (
                 f"the sampler {type(source.sampler).__name__} divides its indices among the ranks by itself, so that this loader "
                 "cannot compute what other ranks need: leave that sampler out, the loader divides them, too"

@@ -140,6 +140,19 @@ def scenario_sampler_of_torch(rank: int) -> Any:
     return both(make)
 
 
+def scenario_distributed_sampler(rank: int) -> Any:
+    """As Lightning puts it into a loader. Passes are spread for each rank by itself."""
+
+    def make(dataset: Numbers, size: Any) -> EchoLoader:
+        return cached(dataset, size, 2.37, sampler=DistributedSampler(dataset, torch.distributed.get_world_size(), rank, seed=4))
+
+    return both(make, 6)
+
+
+class Dealing(DistributedSampler[int]):
+    """Deals in its own way, perhaps."""
+
+
 def scenario_batch_sampler(rank: int) -> Any:
     def make(dataset: Numbers, size: Any) -> EchoLoader:
         sampler = RandomSampler(range(LENGTH), generator=torch.Generator().manual_seed(5))
@@ -216,12 +229,13 @@ class Private(Sampler[int]):
 def scenario_refused(rank: int) -> Any:
     node = int(os.environ["GROUP_RANK"])
     numbers, ranks = Numbers(), torch.distributed.get_world_size()
-    generator = torch.Generator().manual_seed(node)
+    generator, seeded = torch.Generator().manual_seed(node), DistributedSampler(range(LENGTH), ranks, rank, seed=node)
     return {
         "data": refused(cached(Numbers(offset=node))),
         "length": refused(cached(Numbers(LENGTH + node))),
         "workers": refused(cached(numbers, num_workers=1 + node)),
-        "deals": refused(cached(numbers, sampler=DistributedSampler(range(LENGTH), ranks, rank))),
+        "deals": refused(cached(numbers, sampler=Dealing(range(LENGTH), ranks, rank))),
+        "seed": refused(cached(numbers, sampler=seeded)),
         "generator": refused(cached(numbers, sampler=RandomSampler(range(LENGTH), generator=generator))),
         "private": refused(cached(numbers, sampler=Private())),
     }

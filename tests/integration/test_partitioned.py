@@ -29,6 +29,7 @@ SEEN = [
     "subset",
     "sampler_of_torch",
     "batch_sampler",
+    "distributed_sampler",
     "one_node",
 ]
 
@@ -140,7 +141,11 @@ def test_what_no_node_has_room_for_is_read_in_each_pass_and_nothing_else(job: Jo
             "workers",
             r"ValueError: cache\.partitioned=True is impossible here: rank \d has 2 workers, .* rank 0 1 workers",
         ),
-        ("deals", r"ValueError: .* the sampler DistributedSampler divides its indices among the ranks by itself"),
+        ("deals", r"ValueError: .* the sampler Dealing divides its indices among the ranks by itself"),
+        (
+            "seed",
+            r"ValueError: .* rank \d has .* DistributedSampler with seed \d, .*, and rank 0 .* with seed 0, .* the same on all",
+        ),
         ("generator", r"ValueError: .* rank \d has .* the order of RandomSampler with random states \w+, and rank 0 .*"),
     ],
 )

@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 from lightning_echo.caching.nodes.partition import Integers
 
-__all__ = ["Board", "FromOthers", "Shape", "id_of"]
+__all__ = ["Board", "Counted", "FromOthers", "Shape", "id_of"]
 
 _ROUND_BITS = 40  # of an id
-_ARRIVED, _ENDED, _FAILED = range(3)  # numbers of the leader
+_ARRIVED, _ENDED, _FAILED, _EXCHANGED = range(4)  # numbers of the leader
 _CLOSED, _RECEIVED, _WAITED = range(3)  # numbers of a rank
 _NUMBERS = 8
 _PATIENCE_SECONDS = 60.0  # after that a worker reads from storage
@@ -72,6 +72,20 @@ class Shape(NamedTuple):
     def ring_at(self) -> int:
         """Where the ring begins."""
         return -(-(self.keepers_at + 2 * self.keys) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class Counted(NamedTuple):
+    """What was counted on a node.
+
+    Attributes:
+        received: Delivered examples that came from other nodes.
+        waited_seconds: Seconds that workers have waited for such.
+        exchange_seconds: Seconds in which records were sent and received.
+    """
+
+    received: int
+    waited_seconds: float
+    exchange_seconds: float
 
 
 class Board:
@@ -165,6 +179,10 @@ class Board:
         self._leaders[_FAILED] = has_failed
         self._leaders[_ENDED] = start
 
+    def count_exchange(self, seconds: float) -> None:
+        """Counts seconds in which records were sent and received."""
+        self._leaders[_EXCHANGED] += int(seconds * _NANOSECONDS)
+
     def taken(self, start: int, rank: int, since: int) -> int:
         """Returns the first round, from one on, that a rank has not taken yet. A rank that has closed takes nothing more.
 
@@ -192,9 +210,10 @@ class Board:
         self._ranks[rank, _WAITED] += int(waited_seconds * _NANOSECONDS)
 
     @property
-    def counted(self) -> tuple[int, float]:
+    def counted(self) -> Counted:
         """What was counted for all ranks of the node."""
-        return int(self._ranks[:, _RECEIVED].sum()), float(self._ranks[:, _WAITED].sum() / _NANOSECONDS)
+        waited, exchanged = self._ranks[:, _WAITED].sum(), self._leaders[_EXCHANGED]
+        return Counted(int(self._ranks[:, _RECEIVED].sum()), float(waited / _NANOSECONDS), float(exchanged / _NANOSECONDS))
 
     # ------------------------------------------------------------------ what a worker does
 
@@ -203,12 +222,16 @@ class Board:
         self._marks[rank, number % self.shape.rounds] = id_of(start, number) + 1
 
     def wait_for(self, rank: int, start: int, number: int, patience: float) -> bool:
-        """Waits until a round has arrived, for so many seconds at most. Returns whether it has."""
+        """Waits until a round has arrived, for so many seconds at most. Returns whether it has.
+
+        A worker whose main process has died does not wait: it has the connections of that process, too, and as long as it lives
+        other nodes do not notice.
+        """
         wanted, nap = id_of(start, number + 1), _FIRST_NAP_SECONDS
-        give_up = time.monotonic() + patience
+        give_up, parent = time.monotonic() + patience, os.getppid()
         while self._leaders[_ARRIVED] < wanted:
             has_ended = self._leaders[_ENDED] >= start or self._ranks[rank, _CLOSED] >= start
-            if has_ended or time.monotonic() > give_up:
+            if has_ended or time.monotonic() > give_up or os.getppid() != parent:
                 return False
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP_SECONDS)

@@ -4,15 +4,17 @@ All of it is collectives of a Gloo group of the leaders' own, in the same order 
 up to three kinds, see ``caching/nodes/__init__.py``: a header from each node; what each node holds of what is needed; the records
 of each round that has room everywhere.
 
-**How it ends.** A node that closes says so in the header of one more turn, and all threads end after it. If a node has died, its
-connections break, or the group's time-out passes: the collective raises, and the thread ends, too. Either way the board says so,
-and workers read what they need. `Exchange.close` waits a few seconds for the thread, and leaves it if it hangs in a collective:
-it is a daemon thread that refers to nothing of the training.
+**How it ends.** A node that closes says so in the header of one more turn, and all threads end after it. One that cannot go on
+says so, too, where it tells what it holds. If a node has died, its connections break, or the group's time-out passes: the call
+raises, and the thread ends. (To close the connections is no way to tell: forked workers have them, too.) Either way the board
+says so, and workers read what they need. `Exchange.close` waits a few seconds for the thread, and leaves it if it hangs in a
+collective: it is a daemon thread that refers to nothing of the training.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -35,7 +37,7 @@ from lightning_echo.caching.nodes.partition import (
     transfers_of,
 )
 
-__all__ = ["Exchange", "OrdersDifferError"]
+__all__ = ["Exchange", "Group", "OrdersDifferError"]
 
 _BEAT_SECONDS = 0.25  # a node with nothing to say takes its turn as often as this
 _HELD_UP_SECONDS = 0.002  # how often is looked whether the rings have room again
@@ -73,11 +75,38 @@ class _Header(NamedTuple):
     ends: int
 
 
+class Group:
+    """The collectives of the leaders, in the order of the nodes.
+
+    Args:
+        group: A process group of torch's.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Returns the numbers that each node gives."""
+        rows = [torch.zeros(len(values), dtype=torch.int64) for _ in range(torch.distributed.get_world_size(self._group))]
+        torch.distributed.all_gather(rows, torch.tensor(values, dtype=torch.int64), group=self._group)
+        return [row.tolist() for row in rows]
+
+    def largest(self, values: Integers) -> Integers:
+        """Returns at each place the largest number that any node gives there."""
+        reduced = torch.from_numpy(values)
+        torch.distributed.all_reduce(reduced, op=torch.distributed.ReduceOp.MAX, group=self._group)
+        return reduced.numpy()
+
+    def hand_over(self, incoming: torch.Tensor, received: list[int], outgoing: torch.Tensor, sent: list[int]) -> None:
+        """Sends bytes to each node, and receives some from each."""
+        torch.distributed.all_to_all_single(incoming, outgoing, received, sent, group=self._group)
+
+
 class Exchange:
     """What the leader of a node exchanges with the others, from one start of the pipelines to their end.
 
     Args:
-        group: The group of the leaders, in the order of the nodes.
+        group: The group of the leaders.
         node: Number of this node.
         node_of_share: For each share of the data the node that gets it.
         board: The board of this node.
@@ -94,7 +123,7 @@ class Exchange:
 
     def __init__(
         self,
-        group: Any,
+        group: Group,
         node: int,
         node_of_share: Sequence[int],
         board: Board,
@@ -121,7 +150,6 @@ class Exchange:
         self._is_held_up = False  # whether all have asked for more than the rings have room for
         self._pending: deque[Transfers] = deque()  # of the rounds that are known and have not arrived
         self._spaces = [RingSpace(capacity) for capacity in self._capacities]
-        self._heads = torch.zeros((self._nodes, len(_Header._fields)), dtype=torch.int64)
         self._outgoing = np.empty(0, dtype=np.uint8)
         self._thread = threading.Thread(target=self._run, name="lightning_echo-exchange", daemon=True)
 
@@ -176,8 +204,7 @@ class Exchange:
             asked, ends = self._asked_count, self._ends
         taken = self._count_taken()
         mine = _Header(self._start, asked, self._known, taken, self._arena.counts.is_frozen, ends)
-        torch.distributed.all_gather(list(self._heads), torch.tensor(mine, dtype=torch.int64), group=self._group)
-        heads = [_Header(*row) for row in self._heads.tolist()]
+        heads = [_Header(*row) for row in self._group.gather(mine)]
         if any(head.ends for head in heads):
             return False
         if any((head.start, head.known) != (self._start, self._known) for head in heads):
@@ -213,13 +240,21 @@ class Exchange:
         needs = [self._needs_of(rows) for rows in rounds]
         keys = np.concatenate([keys for keys, _ in needs])
         needing = np.concatenate([needing for _, needing in needs])
+        error = None
+        try:
+            mine = told(self._arena.lengths_of(keys), self._node)
+        except Exception as caught:  # a file on a disk
+            mine, error = np.zeros(len(keys), dtype=np.int64), caught
         digest = zlib.crc32(keys.tobytes())
-        both = np.array([digest, -digest])  # of these, too, each node gets the largest
-        reduced = torch.from_numpy(np.concatenate([both, told(self._arena.lengths_of(keys), self._node)]))
-        torch.distributed.all_reduce(reduced, op=torch.distributed.ReduceOp.MAX, group=self._group)
-        if reduced[:2].tolist() != both.tolist():
+        both = [digest, -digest]  # of these, too, each node gets the largest
+        largest = self._group.largest(np.concatenate([[*both, error is not None], mine]))
+        if error is not None:
+            raise error
+        if largest[2]:
+            raise RuntimeError("another node cannot read what it holds")
+        if largest[:2].tolist() != both:
             raise OrdersDifferError
-        said, begin = reduced.numpy()[2:], 0
+        said, begin = largest[3:], 0
         has_key = keys >= 0
         self._partition.settle(keys[has_key], needing[has_key], said[has_key], is_full)
         for of_round, _ in needs:
@@ -245,7 +280,7 @@ class Exchange:
 
     def _transfer(self, transfers: Transfers) -> None:
         """Sends and receives the records of the next round, and shows it to the workers."""
-        number, begin, count = self._arrived, 0, 0
+        began, number, begin, count = time.perf_counter(), self._arrived, 0, 0
         for node, space in enumerate(self._spaces):
             if size := block_bytes(transfers, node):
                 place = space.place(number, size)
@@ -260,13 +295,12 @@ class Exchange:
             records_at = begin + aligned(24 * count)
             size = int(between[:, self._node].sum())
             incoming = torch.frombuffer(self._board.ring, dtype=torch.uint8)[records_at : records_at + size]
-            torch.distributed.all_to_all_single(
-                incoming, outgoing, between[:, self._node].tolist(), between[self._node].tolist(), group=self._group
-            )
+            self._group.hand_over(incoming, between[:, self._node].tolist(), outgoing, between[self._node].tolist())
             if count:
                 offsets = records_at + np.cumsum(aligned(mine.lengths)) - aligned(mine.lengths)
                 directory = np.frombuffer(self._board.ring, np.int64, 3 * count, begin).reshape(3, count)
                 directory[:] = mine.keys, offsets, mine.lengths
+            self._board.count_exchange(time.perf_counter() - began)
         self._board.show(self._start, number, begin, count)
         self._arrived += 1
 

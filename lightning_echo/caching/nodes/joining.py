@@ -14,13 +14,13 @@ import torch
 from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.caching.keys import Keys
 from lightning_echo.caching.node_cache import Identity, NodeCache, Place, gathered, nodes_of, place_of_process
-from lightning_echo.caching.nodes.board import Board, FromOthers, Shape
-from lightning_echo.caching.nodes.exchange import Exchange
+from lightning_echo.caching.nodes.board import Board, Counted, FromOthers, Shape
+from lightning_echo.caching.nodes.exchange import Exchange, Group
 from lightning_echo.protecting.memory import bytes_in_words
 
 __all__ = ["Part", "Partitioned", "Rounds", "join", "reason_against"]
 
-_TIME_OUT = timedelta(minutes=10)  # of a collective. Each thread answers within a second, unless its process hangs
+_TIME_OUT = timedelta(minutes=2)  # of a collective. Each thread answers within a second, unless its process hangs
 _SPARE_ROUNDS = 4
 _LEAST_ROUNDS = 3  # that a ring holds
 _SHARE_OF_FREE = 0.25
@@ -64,17 +64,17 @@ class Rounds:
         board: The board of the node.
         rank: Number of this rank on its node.
         start: Number of the start.
-        shares: Number of shares of a pass.
+        share: Which share of a pass is this rank's.
         exchange: The thread, on the leader of a node; None elsewhere.
 
     Attributes:
         others: As given.
-        shares: As given.
+        share: As given.
         exchange: As given.
     """
 
-    def __init__(self, others: FromOthers, board: Board, rank: int, start: int, shares: int, exchange: Exchange | None) -> None:
-        self.others, self.shares, self.exchange = others, shares, exchange
+    def __init__(self, others: FromOthers, board: Board, rank: int, start: int, share: int, exchange: Exchange | None) -> None:
+        self.others, self.share, self.exchange = others, share, exchange
         self._board, self._rank, self._start = board, rank, start
         self._has_said = False
 
@@ -109,7 +109,6 @@ class Partitioned:
         node: Number of the node.
         rank: Number of this rank on its node.
         node_of_share: For each share of a pass the node that gets it.
-        leaders: The first rank of each node.
         group: The group of the leaders.
         capacities: Bytes of the ring of each node.
         cache: The cache of the node.
@@ -119,9 +118,6 @@ class Partitioned:
 
     Attributes:
         nodes: Number of nodes.
-        leaders: As given.
-        group: As given.
-        ring_bytes: Bytes of the ring of this node.
         size: Bytes that the caches of all nodes may hold together.
     """
 
@@ -131,8 +127,7 @@ class Partitioned:
         node: int,
         rank: int,
         node_of_share: Sequence[int],
-        leaders: Sequence[int],
-        group: Any,
+        group: Group,
         capacities: Sequence[int],
         cache: NodeCache,
         keys: Keys,
@@ -141,8 +136,7 @@ class Partitioned:
     ) -> None:
         self._board, self._node, self._rank, self._node_of_share = board, node, rank, list(node_of_share)
         self._capacities, self._cache, self._keys, self._part = capacities, cache, keys, part
-        self.leaders, self.group = list(leaders), group
-        self.nodes, self.ring_bytes = len(capacities), board.shape.ring_bytes
+        self._group, self.nodes = group, len(capacities)
         self._start, self.size = 0, sum(sizes)
         self._last: Exchange | None = None
 
@@ -152,7 +146,7 @@ class Partitioned:
         others = FromOthers(self._board, self._node, self._rank, self._start)
         if self._rank == 0:
             self._last = Exchange(
-                self.group,
+                self._group,
                 self._node,
                 self._node_of_share,
                 self._board,
@@ -163,20 +157,21 @@ class Partitioned:
                 self._last,
             )
         exchange = self._last if self._rank == 0 else None
-        return Rounds(others, self._board, self._rank, self._start, len(self._node_of_share), exchange)
+        return Rounds(others, self._board, self._rank, self._start, self._part.share, exchange)
 
     def goes_on(self, cache: NodeCache, keys: Keys, part: Part) -> bool:
         """Returns whether this rank can take part as before, as the data set was made anew and has the same examples."""
         self._keys = keys
-        return cache is self._cache and part == self._part
+        has_failed = self._last is not None and bool(self._last.failure)
+        return cache is self._cache and part == self._part and not has_failed
 
     def count(self, received: int, waited_seconds: float) -> None:
         """Counts what was delivered on this rank."""
         self._board.count(self._rank, received, waited_seconds)
 
     @property
-    def counted(self) -> tuple[int, float]:
-        """Examples that came from other nodes and were delivered on this node, and seconds that its workers waited for such."""
+    def counted(self) -> Counted:
+        """What was counted on this node."""
         return self._board.counted
 
 
@@ -231,8 +226,8 @@ def join(
         node_of_share[member.part.share] = node
     rings: list[tuple[int, int]] = gathered((board.shape.ring_bytes, cache.counts.size))
     capacities, sizes = zip(*(rings[leader] for leader in leaders), strict=True)
-    group = before.group if before is not None and before.leaders == leaders else _group_of(leaders)
-    return Partitioned(board, nodes[me], here.index(me), node_of_share, leaders, group, capacities, cache, keys, sizes, part)
+    group = _group_of(leaders)
+    return Partitioned(board, nodes[me], here.index(me), node_of_share, group, capacities, cache, keys, sizes, part)
 
 
 def reason_against(parts: Sequence[Part], identities: Sequence[Identity]) -> str:
@@ -301,8 +296,8 @@ def _ring(ranks: int, part: Part, example_bytes: int) -> int:
     return int(free * _SHARE_OF_FREE)
 
 
-def _group_of(leaders: Sequence[int]) -> Any:
+def _group_of(leaders: Sequence[int]) -> Group:
     try:
-        return torch.distributed.new_group(leaders, timeout=_TIME_OUT, backend="gloo")
+        return Group(torch.distributed.new_group(leaders, timeout=_TIME_OUT, backend="gloo"))
     except RuntimeError as error:
         raise RuntimeError(f"{_OPTION} needs a connection between the nodes by Gloo, which could not be made: {error}") from error

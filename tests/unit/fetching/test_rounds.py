@@ -7,12 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from samplers import BATCH_SAMPLERS, SAMPLERS
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from lightning_echo.fetching.index_pipeline import index_order
 from lightning_echo.fetching.layout import layout_of, shape_of
 from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, ExampleRequests
-from lightning_echo.fetching.rounds import AllRanksOrder, RequestsInRounds
+from lightning_echo.fetching.rounds import AllRanksOrder, OrdersOfRanks, RequestsInRounds, samplers_of_ranks
+from lightning_echo.fetching.sampler_order import SamplerOrder
 from lightning_echo.fetching.source import Source
 from lightning_echo.planning.plans import make_plan
 
@@ -149,3 +150,46 @@ def test_a_generator_of_the_users_is_not_drawn_from_twice():
     _, order = own_and_all(loader, 1, 0, 0)
     expected = list(RandomSampler(range(20), generator=torch.Generator().manual_seed(7)))
     assert order.take(20) == expected
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("length", "ranks"), [(20, 1), (20, 3), (2, 5), (37, 4)])
+def test_the_samplers_of_all_ranks_yield_what_each_distributed_sampler_yields_itself(length, ranks, shuffle, drop_last):
+    def own(rank):
+        return DistributedSampler(range(length), ranks, rank, shuffle=shuffle, seed=8, drop_last=drop_last)
+
+    of_ranks = samplers_of_ranks(own(ranks - 1))
+    for number in (0, 1, 5):
+        for rank, sampler in enumerate(of_ranks):
+            expected = own(rank)
+            expected.set_epoch(number)
+            sampler.set_epoch(number)
+            assert list(sampler) == list(expected)
+            assert len(sampler) == len(expected)
+    assert len(of_ranks) == ranks
+
+
+@pytest.mark.parametrize("distance", [0, 4])
+def test_orders_of_ranks_are_those_of_their_distributed_samplers_also_when_passes_are_spread(distance):
+    def own(rank):
+        return SamplerOrder(DistributedSampler(range(37), 3, rank, seed=8), 13, 13, 1, 0, distance, seed=5)
+
+    samplers = samplers_of_ranks(DistributedSampler(range(37), 3, 1, seed=8))
+    of_ranks = [SamplerOrder(each, 13, 13, 1, 0, distance, seed=5) for each in samplers]
+    mine, alone = OrdersOfRanks(of_ranks, 1), [own(rank) for rank in range(3)]
+    for order in (mine, *alone):
+        order.begin_spreading()
+    for count in (5, 0, 13, 30):
+        columns = [order.take(count) for order in alone]
+        assert mine.take(count) == columns[1]
+        assert mine.taken.pop() == [columns[rank][place] for place in range(count) for rank in range(3)]
+    assert mine.position == 48
+    assert mine.exact
+    assert mine.state(30) == alone[1].state(30)
+    again = OrdersOfRanks([own(rank) for rank in range(3)], 1)
+    again.load(alone[1].state(30))
+    again.seek(30)
+    expected = own(1)
+    expected.begin_spreading()
+    assert again.take(20) == expected.take(50)[30:]

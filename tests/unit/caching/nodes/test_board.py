@@ -151,7 +151,8 @@ def test_counts_of_all_ranks_are_added_up(board):
     board.count(0, 3, 0.5)
     board.count(1, 4, 0.25)
     board.count(0, 1, 0.25)
-    assert board.counted == (8, 1.0)
+    board.count_exchange(1.5)
+    assert board.counted == (8, 1.0, 1.5)
 
 
 def _takes(others, key, answers):
