@@ -34,7 +34,7 @@ _CLOSED, _RECEIVED, _WAITED = range(3)  # numbers of a rank
 _NUMBERS = 8
 _PATIENCE_SECONDS = 60.0  # after that a worker reads from storage
 _LITTLE_PATIENCE_SECONDS = 1.0  # of a worker that has waited in vain, until a round comes in time again
-_FIRST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.0002, 0.002
+_FIRST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.0002, 0.001
 _NANOSECONDS = 1e9
 
 
