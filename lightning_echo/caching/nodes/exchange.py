@@ -182,7 +182,8 @@ class Exchange:
     def _run(self) -> None:
         try:
             if self._after is not None:
-                self._after._thread.join()
+                if self._after._thread.ident is not None:  # its pipeline has started
+                    self._after._thread.join()
                 self.failure, self.error, self._after = self._after.failure, self._after.error, None
             if not self.failure:
                 self._board.begin(self._start)
