@@ -18,6 +18,7 @@ from echoes import echoes
 from factor_one import factor_one
 from measuring import measuring
 from memory import memory
+from partitioned import partitioned
 from planning import planning, planning_memory, start
 from protection import protection
 from report import Table, machine
@@ -43,6 +44,7 @@ _RUNS = (
     stalls,
     cache,
     sharing,
+    partitioned,
 )
 _BENCHMARKS = {run.__name__: run for run in _RUNS}
 _HERE = Path(__file__).parent

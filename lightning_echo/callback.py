@@ -97,6 +97,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
                                  logged only where there is a cache
     ``echo/cached_examples``     examples that the cache of a node holds
     ``echo/cache_bytes``         bytes that they take on a node
+    ``echo/cache_received_fraction``  share of the epoch's fresh examples that came from another node: if the cache is partitioned
+    ``echo/exchange_fraction``   share of the epoch's time in which nodes sent and received examples: likewise
     ``echo/shared_trainings``    trainings that share the reading, this one among them. This one and the next two are logged only
                                  where the reading is shared
     ``echo/peer_wait_fraction``  share of the epoch's time in which a batch waited for another, slower training

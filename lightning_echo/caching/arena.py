@@ -19,6 +19,9 @@ from multiprocessing import reduction
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from lightning_echo.caching.arena_file import (
     ABSENT,
     ALIGNMENT,
@@ -183,6 +186,27 @@ class Arena:
         if offset <= CLAIMED:
             return None
         return file.record_at(offset)
+
+    def lengths_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns the bytes of the record of each key: -2 if there is none, -1 if it is being written, or its writer was killed.
+
+        Args:
+            keys: The keys; below 0: there is none.
+
+        Example:
+            >>> arena = Arena.create(keys=10, budget_bytes=2**20)
+            >>> arena.put(3, [b"some ", b"bytes"])
+            True
+            >>> arena.lengths_of(np.array([3, 4, -1])).tolist()
+            [10, -2, -2]
+        """
+        words = self._file.words
+        index = np.frombuffer(words, np.uint64) if isinstance(words, memoryview) else None
+        offsets = index[keys] if index is not None else np.array([words[key] if key >= 0 else ABSENT for key in keys.tolist()])
+        lengths = np.where((offsets == ABSENT) | (keys < 0), -2, -1).astype(np.int64)
+        for place in np.flatnonzero((offsets > CLAIMED) & (keys >= 0)).tolist():
+            lengths[place] = len(self._file.record_at(int(offsets[place])))
+        return lengths
 
     # ------------------------------------------------------------------ adding
 

@@ -31,7 +31,8 @@ class CacheConfig:
             if it returns the same each time. ``"auto"``: raw or loaded, whichever saves more time per byte.
         path: A folder on a local disk that holds the examples instead of the memory.
         name: Under this name the examples stay in ``path`` after the job, and the next job finds them.
-        partitioned: Whether the nodes of a job hold different examples and hand them to each other. Not available yet.
+        partitioned: Whether the nodes of a job hold different examples and hand them to each other, so that their caches hold as
+            much as all of them have room for.
 
     Raises:
         TypeError: An option has a wrong type.
@@ -67,8 +68,11 @@ class CacheConfig:
                 )
         if not isinstance(self.partitioned, bool):
             raise TypeError(f"cache.partitioned must be True or False, got {self.partitioned!r}")
-        if self.partitioned:
-            raise ValueError("cache.partitioned=True is not available yet: each node holds a cache of its own (leave it out)")
+        if self.partitioned and self.name is not None:
+            raise ValueError(
+                f"cache.partitioned=True and cache.name={self.name!r} exclude each other: what a node keeps would be right for "
+                "this number of nodes alone. Leave one of them out"
+            )
 
     def bytes_of(self, free_bytes: int | None = None) -> int:
         """Returns the size in bytes.

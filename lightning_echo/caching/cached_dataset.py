@@ -86,6 +86,11 @@ class CachedDataset(StagedDataset):
         config = read_cache_config(cache)
         if config is None:
             raise TypeError('CachedDataset: cache must be a size such as "8GiB", a CacheConfig or a mapping, got None')
+        if config.partitioned:
+            raise ValueError(
+                "CachedDataset: cache.partitioned=True needs to know which examples other nodes will ask for, as an EchoLoader "
+                "does: leave it out, or use EchoLoader, EchoDataModule or EchoCallback"
+            )
         _check(dataset)
         opening = LoaderCache(config, dataset, None, None, uncut_stages, differs_in_workers=False)
         if message := opening.open(together=False):

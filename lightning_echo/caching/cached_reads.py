@@ -26,6 +26,7 @@ from torch.utils.data import get_worker_info
 
 from lightning_echo.caching.example_store import ExampleStore, Lookups, StaleCacheError
 from lightning_echo.caching.keys import Keys
+from lightning_echo.caching.nodes.board import FromOthers
 from lightning_echo.caching.record import digest_of
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.randomness import preserved_random_states
@@ -60,11 +61,13 @@ class Caching:
         store: Where the examples are held.
         make_held: Makes of the data set, and of the stages of the insertion point, what is held.
         check_at: Indices at which the workers compare their data sets; empty if all have the same one.
+        others: What other nodes hold, where the cache is partitioned.
     """
 
     store: ExampleStore
     make_held: Callable[[Any, Stages], Held]
     check_at: Sequence[Any] = ()
+    others: FromOthers | None = None
 
 
 class CachedReads:
@@ -92,7 +95,7 @@ class CachedReads:
                 f"the data set has {self._keys.count:,} examples here, and had {count:,} when the cache was made: give all "
                 "workers the same data set, or leave the cache out"
             )
-        self._check_at, self._digest = caching.check_at, b""
+        self._check_at, self._digest, self._others = caching.check_at, b"", caching.others
         if self._held.stages is not stages:
             add_decoding(self._held.stages)
         self._finishing: WatchedStages | None = None  # does what is left to do before the insertion point's cut
@@ -147,6 +150,8 @@ class CachedReads:
         store, self._found, self.reading = self._store, deque(), ""  # an error may have left some of the last batch
         keys = [self._key_of(index) for index in indices]
         found, to_read, audited = store.look_up(keys, are_fresh=are_fresh)
+        if to_read and self._others is not None and are_fresh:
+            to_read = self._take_from(self._others, keys, found, to_read)
         if to_read or audited:
             read = self._read([indices[place] for place in (*to_read, *audited)])
             for place, example in zip(to_read, read, strict=False):
@@ -162,6 +167,14 @@ class CachedReads:
                 store.audit(found[place], example, indices[place])
         self._held.stages.reads += len(indices) - len(to_read)
         self._found.extend(found if self._finishing is None else self._finished(self._finishing, indices, found))
+
+    def _take_from(self, others: FromOthers, keys: list[int | None], found: list[Any], missing: list[int]) -> list[int]:
+        """Takes what other nodes have sent. Returns the places of what is to be read."""
+        taken = others.take([keys[place] for place in missing], self._store.decoded)
+        for number, example in taken.items():
+            found[missing[number]] = example
+        self._store.count_as_hits(len(taken))
+        return [place for number, place in enumerate(missing) if number not in taken]
 
     def _key_of(self, index: Any) -> int | None:
         try:
@@ -231,6 +244,8 @@ class CachedReads:
             raise
 
     def _put(self, key: int, example: Any) -> None:
+        if self._others is not None and not self._others.may_keep(key):
+            return
         try:
             if not self._store.put(key, example) and (shortage := self._store.arena.shortage) and not self._has_said_short:
                 self._has_said_short = True

@@ -68,14 +68,14 @@ class ExampleStore:
 
     def __init__(self, arena: Arena, name: str | None = None) -> None:
         self.arena, self.name = arena, name
-        self._hits = self._misses = 0
+        self._hits = self._misses = self._received = 0
         self._audit_at = 1
         self._checked = bytearray(0 if name is None else arena.keys // 8 + 1)  # a bit for each key: there may be 10^7
 
     @property
     def lookups(self) -> Lookups:
         """Hits and misses of this process."""
-        return Lookups(self._hits, self._misses)
+        return Lookups(self._hits + self._received, self._misses - self._received)
 
     def look_up(self, keys: Sequence[int | None], *, are_fresh: bool = True) -> LookedUp:
         """Looks several examples up.
@@ -103,6 +103,14 @@ class ExampleStore:
         self._hits += len(keys) - len(missing)
         self._misses += len(missing)
         return LookedUp(found, missing, self._to_audit(before, found) if self._hits >= self._audit_at else [])
+
+    def decoded(self, record: Any) -> Any:
+        """Returns the example of a record that another node holds."""
+        return decode(record, trusted=self.name is None)
+
+    def count_as_hits(self, misses: int) -> None:
+        """Counts so many misses as hits: another node has sent these examples, so that they need not be read."""
+        self._received += misses
 
     def get(self, key: int | None) -> Any:
         """Returns what `look_up` finds for one example."""

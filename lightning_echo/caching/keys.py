@@ -13,8 +13,12 @@ examples of one data set in two ways.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import index as as_integer
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from lightning_echo.splitting.describe import Description, Role, data_sets_inside, describe, pass_on
 
@@ -51,6 +55,7 @@ class Keys:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self._description = dataset, describe(dataset)
+        self._indices: tuple[Any, npt.NDArray[np.int64] | None] | None = None  # of a subset, and the same as an array
         self._starts: dict[int, tuple[int, int]] = {}  # number of a data set that reads -> its first key, and its length
         self.count = 0
         self.parts: list[tuple[str, int]] = []
@@ -84,6 +89,48 @@ class Keys:
         except TypeError:
             return None
         return start + place if 0 <= place < length else None
+
+    def of_many(self, indices: Sequence[Any]) -> npt.NDArray[np.int64]:
+        """Returns the keys of several examples, -1 for what has none. It is quick if the indices are integers.
+
+        Args:
+            indices: What the data set is asked for.
+
+        Example:
+            >>> from torch.utils.data import Subset
+            >>> Keys(Subset(["a", "b", "c"], [2, 0])).of_many([1, 0, "b"]).tolist()
+            [0, 2, -1]
+        """
+        places = np.asarray(indices) if all(type(index) is int for index in indices) else None
+        if places is not None and self._description.role is Role.subset and self._is_within(places):
+            inside = self._description.inside[0]
+            if inside.role not in _PASSES_ON and (table := self._table()) is not None:
+                return self._in_range(table[places], inside)
+        if places is not None and len(places) and self._description.role not in _PASSES_ON:
+            return self._in_range(places, self._description)
+        return np.array([self._of_or_none(index) for index in indices], dtype=np.int64)
+
+    def _is_within(self, places: npt.NDArray[Any]) -> bool:
+        return bool(len(places)) and bool(((places >= 0) & (places < len(self._dataset.indices))).all())
+
+    def _table(self) -> npt.NDArray[np.int64] | None:
+        """Returns the indices of a subset as an array; None if they are no integers."""
+        indices = self._dataset.indices
+        if self._indices is None or self._indices[0] is not indices:
+            table = np.asarray(indices)
+            self._indices = indices, table if table.ndim == 1 and table.dtype.kind in "iu" else None
+        return self._indices[1]
+
+    def _in_range(self, places: npt.NDArray[Any], description: Description) -> npt.NDArray[np.int64]:
+        start, length = self._starts[description.number]
+        return np.where((places >= 0) & (places < length), start + places.astype(np.int64), -1)
+
+    def _of_or_none(self, index: Any) -> int:
+        try:
+            key = self.of(index)
+        except Exception:  # whatever a data set raises that passes the index on: it will do so again when it is read
+            return -1
+        return -1 if key is None else key
 
 
 def _name_of(description: Description) -> str:

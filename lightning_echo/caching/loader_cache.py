@@ -10,14 +10,28 @@ Workers are started and ended, loaders are made anew at a reload; the examples s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.cached_reads import Caching
 from lightning_echo.caching.holding import Hold, holds_of, quickest, read_held
 from lightning_echo.caching.kept import Contents, file_of, way_out
 from lightning_echo.caching.keys import Keys
-from lightning_echo.caching.node_cache import CacheCounts, Identity, NodeCache, is_distributed, open_together, sample_places
+from lightning_echo.caching.node_cache import (
+    CacheCounts,
+    Identity,
+    NodeCache,
+    gathered,
+    is_distributed,
+    nodes_of,
+    open_together,
+    place_of_process,
+    sample_places,
+)
+from lightning_echo.caching.nodes.joining import Part, Partitioned, Rounds, join
 from lightning_echo.caching.record import digest_of
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.memory import bytes_in_words
@@ -28,6 +42,7 @@ from lightning_echo.splitting.stages import Stages
 __all__ = ["LoaderCache"]
 
 _MOST_SEARCHED = 100_000  # keys, for those that are held
+_NOT_PARTITIONED = "cache.partitioned=True changes nothing here, since {}: each node has a cache of its own"
 
 
 class LoaderCache:
@@ -64,6 +79,7 @@ class LoaderCache:
         NodeCache.check(config)
         self._opened: NodeCache | None = None
         self._opened_for: Any = None  # the data set
+        self._partitioned: Partitioned | None = None
         self._message = ""  # about the file that was opened
         self._has_said = False
 
@@ -75,19 +91,21 @@ class LoaderCache:
 
     def follow(self, before: LoaderCache) -> None:
         """Takes the place of another loader's cache: what that one holds is held on, if it fits."""
-        self._opened, self._opened_for = before._opened, before._opened_for
+        self._opened, self._opened_for, self._partitioned = before._opened, before._opened_for, before._partitioned
 
-    def open(self, *, together: bool = True) -> str:
+    def open(self, part: Part | None = None, *, together: bool = True) -> str:
         """Opens the cache of the node, unless it is open.
 
         Args:
+            part: What this rank says of itself, where the cache may be partitioned.
             together: Whether the ranks of a node share it. In a job of several ranks, all of them must then call this together.
 
         Returns:
             A message for the user; empty if there is none.
 
         Raises:
-            ValueError: There is not enough memory, the path cannot be used, or what is kept under the name is something else.
+            ValueError: There is not enough memory, the path cannot be used, what is kept under the name is something else, or the
+                nodes cannot be joined.
             TypeError: An example consists of types that cannot be kept under a name.
             RuntimeError: Another rank could not make the cache.
         """
@@ -97,13 +115,16 @@ class LoaderCache:
         before, lost = self._opened, ""
         if before is not None and not self._fits(before, keys):
             before, lost = None, "the data set is another one now: the cache begins anew"
-        message = ""
         if together and is_distributed():
             identity = Identity(type(self._dataset).__qualname__, keys, self._samples())
-            self._opened, message = open_together(identity, lambda: self._make(keys), before)
+            if self._config.partitioned and part is not None:
+                opened, message = self._open_partitioned(identity, part, before)
+            else:
+                opened, message = open_together(identity, lambda: self._make(keys), before)
         else:
-            self._opened = before or self._make(keys)
-        self._opened_for = self._dataset
+            opened = before or self._make(keys)
+            message = _NOT_PARTITIONED.format("there is one process") if self._config.partitioned else ""
+        self._opened, self._opened_for = opened, self._dataset
         if self._opened is not before and self._hold.example_bytes > self._opened.counts.size:
             lost = lost or (
                 f"the cache of {bytes_in_words(self._opened.counts.size)} holds nothing: an example takes "
@@ -111,14 +132,29 @@ class LoaderCache:
             )
         return "; ".join(filter(None, (lost, message, self._message)))
 
+    def _open_partitioned(self, identity: Identity, part: Part, before: NodeCache | None) -> tuple[NodeCache, str]:
+        """Opens the cache of the node, and joins it with those of the others. Returns it with a message for the user."""
+        config, keys = self._config, Keys(self._dataset)
+        sizes = gathered((place_of_process(), config.bytes_of()))
+        nodes = nodes_of([place for place, _ in sizes])
+        of_job = sum(sizes[nodes.index(node)][1] for node in range(max(nodes) + 1))
+        # All nodes hold the same, whatever each would have measured.
+        name = gathered(self._quickest(of_job).name if torch.distributed.get_rank() == 0 else "")[0]
+        opened, message = open_together(identity, lambda: NodeCache.make(config, name, keys.count), before)
+        size = self._holds[opened.hold].example_bytes
+        joined = join(opened, keys, identity, part, size, has_own_cache=bool(message), before=self._partitioned)
+        self._partitioned = joined
+        is_said = joined is None and torch.distributed.get_rank() == 0
+        return opened, message or (_NOT_PARTITIONED.format("the job has one node") if is_said else "")
+
     def _make(self, keys: int) -> NodeCache:
         if self._config.name is not None:
             return self._open_kept(keys)
         return NodeCache.make(self._config, self._quickest().name, keys)
 
-    def _quickest(self) -> Hold:
-        holds, size = list(self._holds.values()), self._config.bytes_of()
-        return quickest(self._dataset, holds, self._make_stages, self._indices, size)
+    def _quickest(self, size: int | None = None) -> Hold:
+        holds = list(self._holds.values())
+        return quickest(self._dataset, holds, self._make_stages, self._indices, size or self._config.bytes_of())
 
     # ------------------------------------------------------------------ under a name
 
@@ -198,11 +234,15 @@ class LoaderCache:
         assert self._opened is not None
         return self._holds[self._opened.hold]
 
-    def caching(self) -> Caching:
+    def begin_rounds(self) -> Rounds | None:
+        """Begins to exchange examples with other nodes, for a pipeline that is about to start; None if that is not done."""
+        return None if self._partitioned is None else self._partitioned.begin()
+
+    def caching(self, rounds: Rounds | None = None) -> Caching:
         """Returns what the workers need."""
         assert self._opened is not None
         check_at = [self._indices[place] for place in sample_places(len(self._indices))] if self._differs_in_workers else ()
-        return Caching(self._opened.store(), self._hold.make, check_at)
+        return Caching(self._opened.store(), self._hold.make, check_at, None if rounds is None else rounds.others)
 
     @property
     def of_node(self) -> NodeCache:
@@ -214,7 +254,10 @@ class LoaderCache:
     def counts(self) -> CacheCounts:
         """What is held, and the lookups so far."""
         if self._opened is not None:
-            return self._opened.counts
+            counts = self._opened.counts
+            if self._partitioned is None:
+                return counts
+            return replace(counts, **self._partitioned.counted._asdict(), nodes=self._partitioned.nodes)
         return CacheCounts(0, 0, 0, 0, is_full=False, hold=self._config.hold, size=self._config.bytes_of())
 
     @property
@@ -237,10 +280,19 @@ class LoaderCache:
         held = counts.examples if counts.is_full else counts.size // self._hold.example_bytes
         return max(self._opened.keys - held, 0)
 
-    def add_lookups(self, hits: int, misses: int) -> None:
-        """Counts fresh examples that were delivered."""
+    def add_lookups(self, hits: int, misses: int, received: int = 0, waited_seconds: float = 0.0) -> None:
+        """Counts fresh examples that were delivered.
+
+        Args:
+            hits: Those that were held.
+            misses: Those that were read.
+            received: How many of the hits other nodes held.
+            waited_seconds: Seconds of waiting for what other nodes hold.
+        """
         if self._opened is not None:
             self._opened.add_lookups(hits, misses)
+        if self._partitioned is not None and (received or waited_seconds):
+            self._partitioned.count(received, waited_seconds)
 
     def describe(self) -> str:
         """Returns one line about the cache, for people; empty if it was said already."""
@@ -249,18 +301,21 @@ class LoaderCache:
         self._has_said = True
         # An index may lead to the example of another one, and there may be examples that no index leads to.
         hold, counts, length = self._hold, self._opened.counts, min(self._opened.keys, len(self._indices))
-        share = min(counts.size // hold.example_bytes / max(length, 1), 1.0)
+        nodes, size = (1, counts.size) if self._partitioned is None else (self._partitioned.nodes, self._partitioned.size)
+        share = min(size // hold.example_bytes / max(length, 1), 1.0)
         saves = "nothing is read from the second pass on"
         if share < 1:
             saves = f"from the second pass on {1 - share:.0%} are read, which makes reading {1 / (1 - share):.2g} times faster"
         where = f" on the disk of {self._config.path}" if self._config.path else ""
+        if nodes > 1:
+            where += f" on {nodes} nodes"
         if self._config.name is not None:
             where = f" in {file_of(self._config)}, where {counts.examples:,} are already,"
         return (
             f"cache: holds [{hold.what}] ({hold.name}), {bytes_in_words(hold.example_bytes)} per example; "
-            f"{bytes_in_words(counts.size)}{where} hold {share:.0%} of {length:,} examples: {saves}"
+            f"{bytes_in_words(size)}{where} hold {share:.0%} of {length:,} examples: {saves}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which opens its own."""
-        return {**vars(self), "_opened": None, "_opened_for": None}
+        return {**vars(self), "_opened": None, "_opened_for": None, "_partitioned": None}

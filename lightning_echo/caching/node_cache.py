@@ -65,6 +65,10 @@ class CacheCounts:
         is_full: Whether nothing is added any more.
         hold: What is held of an example: ``"raw"``, ``"loaded"`` or ``"whole"``. Before the first batch it may be ``"auto"``.
         size: Bytes that the cache may hold.
+        received: How many of the hits another node held, where the cache is partitioned.
+        waited_seconds: Seconds that the workers of this node have waited for what other nodes hold.
+        exchange_seconds: Seconds in which this node has sent and received examples.
+        nodes: Nodes that hold different examples and hand them to each other.
 
     Example:
         >>> CacheCounts(examples=60, bytes=9_000_000, hits=30, misses=90, is_full=True, hold="raw", size=9_100_000).hit_fraction
@@ -78,6 +82,10 @@ class CacheCounts:
     is_full: bool
     hold: str
     size: int
+    received: int = 0
+    waited_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    nodes: int = 1
 
     @property
     def hit_fraction(self) -> float:
@@ -180,6 +188,11 @@ class NodeCache:
     def keys(self) -> int:
         """Number of examples that the data set can have."""
         return self._arena.keys - 1
+
+    @property
+    def arena(self) -> Arena:
+        """Where the examples are."""
+        return self._arena
 
     def store(self) -> ExampleStore:
         """Returns what a worker looks examples up in."""

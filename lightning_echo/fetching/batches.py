@@ -64,8 +64,8 @@ class BatchEcho:
             size = step.size if step.size >= 0 else count_examples(batch)
             handed_out, held = self._first_use(batch, is_last=not step.stays_live)
             fresh, echoed, refetched = (size, 0, 0) if step.is_fresh else (0, size, size)
-            lookups = (cost.hits, cost.misses) if step.is_fresh else (0, 0)
-            report = Report(fresh, echoed, refetched, cost.source, cost.rest, cost.collate, cost.note, *lookups)
+            lookups = (cost.hits, cost.misses, cost.received) if step.is_fresh else (0, 0, 0)
+            report = Report(fresh, echoed, refetched, cost.source, cost.rest, cost.collate, cost.note, *lookups, cost.waited)
         else:
             held, size = self._held[step.position]
             handed_out, report = self._further_use(held, is_last=not step.stays_live), Report(0, size)

@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from lightning_echo.caching.cached_reads import Caching
+from lightning_echo.caching.nodes.joining import Rounds
 from lightning_echo.fetching.batches import BatchEcho, LiveBatchEcho, RequestedReader
 from lightning_echo.fetching.choice import Choice, reads_whole_batches
 from lightning_echo.fetching.layout import Launch, Layout
 from lightning_echo.fetching.passes import PassOver, PassReader
 from lightning_echo.fetching.prefetch import DEPTH, Prefetcher
 from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, ExampleRequests
+from lightning_echo.fetching.rounds import AllRanksOrder, OrdersOfRanks, RequestsInRounds, samplers_of_ranks
 from lightning_echo.fetching.sampler_order import SamplerOrder
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.worker_processes import WorkerProcesses
@@ -48,6 +50,7 @@ class IndexPipeline:
         workers: The processes behind ``batches``.
         reader: What reads the loader if it is not rebuilt; closed with the pipeline.
         on_device: Whether the batches are live on the device.
+        rounds: How the nodes exchange what they hold; None: they do not.
 
     Attributes:
         exact: Whether a resumed run finds the same order again.
@@ -61,8 +64,9 @@ class IndexPipeline:
         *,
         reader: PassReader | None = None,
         on_device: bool = False,
+        rounds: Rounds | None = None,
     ) -> None:
-        self._requests, self._workers, self._reader = requests, workers, reader
+        self._requests, self._workers, self._reader, self._rounds = requests, workers, reader, rounds
         self._batches: Iterator[Any] | None = batches
         self._on_device = on_device
         self.exact = requests.order.exact
@@ -76,10 +80,13 @@ class IndexPipeline:
         """
         assert self._batches is not None
         self._requests.delivered = delivered
+        note = "" if self._rounds is None else self._rounds.take_note()
         try:
             item: tuple[Any, Report] = next(self._batches)
         except PassOver:
             return None
+        if note:
+            item = item[0], item[1]._replace(note=note)
         if self._on_device:
             use, report = item
             return use.hand_out(), report  # here and not in the thread, since a batch is prepared where it is used
@@ -95,12 +102,16 @@ class IndexPipeline:
 
     def close(self) -> None:
         """Lets go of workers and thread."""
+        if self._rounds is not None:
+            self._rounds.release()
         batches, self._batches = self._batches, None
         if isinstance(batches, Prefetcher):
             batches.close()
         self._workers.end_others()
         if self._reader is not None:
             self._reader.close()
+        if self._rounds is not None:
+            self._rounds.close()
 
 
 # ---------------------------------------------------------------------- starting
@@ -116,6 +127,7 @@ def start_index_pipeline(
     rank: int,
     key: int,
     caching: Caching | None = None,
+    rounds: Rounds | None = None,
 ) -> IndexPipeline:
     """Starts a pipeline: its workers, and the thread that fetches ahead if one may run.
 
@@ -128,17 +140,30 @@ def start_index_pipeline(
         rank: Which share of a pass is that of this rank.
         key: Seed of this rank's random numbers in the workers, see `rank_key`.
         caching: What reads go through; None: each example is read.
+        rounds: How the nodes exchange what they hold; None: they do not.
     """
     if not source.rebuilds:
         return _start_reading(source, choice, layout, shape, launch)
-    requests = _requests(source, choice, layout, shape, launch, rank)
+    order = _order(source, choice, layout, shape, launch, rank, rounds)
+    requests = _requests(source, choice, layout, shape, launch, order)
+    in_rounds = None
+    if rounds is not None:
+        in_rounds = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder | OrdersOfRanks) else None)
     workers = WorkerProcesses(launch.worker_init_fn)
     # What may draw from the global random states must not do so while the training draws from them, too.
     in_thread = source.num_workers > 0 and source.may_run_in_thread
-    batches: Iterator[Any] = iter(source.rebuild(requests, choice.make_stages, key, workers, caching))
+    batches: Iterator[Any] = iter(source.rebuild(in_rounds or requests, choice.make_stages, key, workers, caching))
+    if rounds is not None and rounds.exchange is not None:
+        rounds.exchange.begin()
     # Once a worker has sent a batch, it does not use its memory any more.
     return pipeline_over(
-        requests, batches, workers, on_device=choice.point.on_device, in_thread=in_thread, are_owned=source.num_workers > 0
+        requests,
+        batches,
+        workers,
+        on_device=choice.point.on_device,
+        in_thread=in_thread,
+        are_owned=source.num_workers > 0,
+        rounds=rounds,
     )
 
 
@@ -150,6 +175,7 @@ def pipeline_over(
     on_device: bool,
     in_thread: bool,
     are_owned: bool,
+    rounds: Rounds | None = None,
 ) -> IndexPipeline:
     """Returns the pipeline over a rebuilt loader.
 
@@ -160,6 +186,7 @@ def pipeline_over(
         on_device: Whether the batches are live on the device.
         in_thread: Whether a thread fetches ahead; else the random states of the training are put back after each batch.
         are_owned: Whether nobody else uses the memory of a batch.
+        rounds: How the nodes exchange what they hold; None: they do not.
     """
     if not in_thread:
         batches = PreservingIterator(batches)
@@ -168,7 +195,7 @@ def pipeline_over(
         batches = LiveBatchEcho(requests, read, are_owned=are_owned) if on_device else BatchEcho(requests, read)
     if in_thread:
         batches = Prefetcher(batches, lost=workers.lost)
-    return IndexPipeline(requests, batches, workers, on_device=on_device)
+    return IndexPipeline(requests, batches, workers, on_device=on_device, rounds=rounds)
 
 
 def _start_reading(source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch) -> IndexPipeline:
@@ -185,12 +212,10 @@ def _start_reading(source: Source, choice: Choice, layout: Layout, shape: PlanSh
 
 
 def _requests(
-    source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, rank: int
+    source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, order: Order
 ) -> ExampleRequests | BatchRequests:
     """Returns the batch sampler of a rebuilt loader, at the batch to begin with."""
     by_batches, plan = choice.point.by_batches, _plan(shape, launch)
-    preserves = by_batches and not source.num_workers
-    order = index_order(source, layout, shape.distance, launch.seed, rank, preserves=preserves)
     if launch.state["order"] is not None:
         order.load(launch.state["order"])
     if not by_batches:
@@ -198,6 +223,24 @@ def _requests(
     if source.own_batches:
         return BatchRequests(plan, order)
     return BatchRequests(plan, BatchedOrder(order, layout.batch_size, layout.last_batch_size, layout.batches_per_pass))
+
+
+def _order(
+    source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, rank: int, rounds: Rounds | None
+) -> Order:
+    """Returns the order of this rank; on a rank that exchanges what all ranks need, one that knows all of theirs."""
+    preserves = choice.point.by_batches and not source.num_workers
+    if rounds is None or rounds.exchange is None:
+        return index_order(source, layout, shape.distance, launch.seed, rank, preserves=preserves)
+    if source.shards_itself:  # the sampler is a DistributedSampler
+        dealt_out, seed = (layout.length, layout.pass_length, 1, 0, shape.distance), mix(launch.seed, _ORDER_SEED)
+        return OrdersOfRanks(
+            [SamplerOrder(each, *dealt_out, seed=seed) for each in samplers_of_ranks(source.sampler)], rounds.share
+        )
+    shares = layout.replicas
+    distance = AllRanksOrder.whole_distance(shape.distance, shares)
+    whole = index_order(source, layout, distance, launch.seed, rank, preserves=preserves, is_whole=True)
+    return AllRanksOrder(whole, shares, rank)
 
 
 def _plan(shape: PlanShape, launch: Launch) -> Plan:
@@ -209,7 +252,9 @@ def _plan(shape: PlanShape, launch: Launch) -> Plan:
     return plan
 
 
-def index_order(source: Source, layout: Layout, distance: int, seed: int, rank: int, *, preserves: bool) -> Order:
+def index_order(
+    source: Source, layout: Layout, distance: int, seed: int, rank: int, *, preserves: bool, is_whole: bool = False
+) -> Order:
     """Returns the order of a rebuilt loader's indices, or of its batches where a batch sampler of the user's makes them.
 
     Args:
@@ -219,8 +264,11 @@ def index_order(source: Source, layout: Layout, distance: int, seed: int, rank: 
         seed: Seed of the run.
         rank: Which share of a pass is that of this rank.
         preserves: As in `SamplerOrder`.
+        is_whole: Whether the order of all slots is returned, as that of a single rank would be.
     """
     dealt_out = (layout.length, layout.pass_length, layout.replicas, rank)
+    if is_whole:
+        dealt_out = (layout.length, layout.pass_length * layout.replicas, 1, 0)
     if source.is_sequential:
         return SequentialOrder(*dealt_out)
     if source.is_shuffled:

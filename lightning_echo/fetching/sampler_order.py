@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +25,7 @@ from lightning_echo.planning.order import Order, entry_key, spread
 from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.protecting.randomness import OwnRandomStates, preserved_random_states, seed_all
 
-__all__ = ["SamplerOrder", "draws_by_itself", "tell_pass"]
+__all__ = ["SamplerOrder", "draws_by_itself", "origin_of", "tell_pass"]
 
 # These are known to draw from their generator alone.
 _OF_TORCH = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
@@ -37,6 +38,17 @@ def draws_by_itself(sampler: Any) -> bool:
     (torchgeo's ``RandomGeoSampler``).
     """
     return type(sampler.sampler if type(sampler) is BatchSampler else sampler) in _OF_TORCH
+
+
+def origin_of(sampler: Any) -> str:
+    """Returns what the order of a sampler depends on, as far as can be seen: it must be the same on all ranks."""
+    inner = _deciding(sampler)
+    generator = getattr(inner, "generator", None)
+    if type(inner) is DistributedSampler:
+        return f"DistributedSampler with seed {inner.seed}, shuffle={inner.shuffle}, drop_last={inner.drop_last}"
+    if not isinstance(generator, torch.Generator):
+        return type(inner).__name__
+    return f"{type(inner).__name__} with random states {zlib.crc32(generator.get_state().numpy().tobytes()):08x}"
 
 
 def tell_pass(number: int, *samplers: Any) -> None:

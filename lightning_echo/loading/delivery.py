@@ -68,13 +68,14 @@ class Delivery:
             the function, or if it returns None, the consumer does not fetch ahead.
         trainer_place: A function that returns where the Trainer is. Without the function, or if it returns None, there is no
             Trainer, or the Trainer iterates several loaders.
-        add_lookups: A function that counts the hits and misses of a cache; None: there is no cache.
+        add_lookups: A function that counts the hits and misses of a cache, the hits that came from other nodes, and the seconds
+            of waiting for those; None: there is no cache.
     """
 
     def __init__(self) -> None:
         self.batches_used: Callable[[], BatchesUsed | None] | None = None
         self.trainer_place: Callable[[], TrainerPlace | None] | None = None
-        self.add_lookups: Callable[[int, int], None] | None = None
+        self.add_lookups: Callable[[int, int, int, float], None] | None = None
         self.note = ""
         self.reset()
 
@@ -203,13 +204,13 @@ class Delivery:
         if before is not None:
             self._note_fetch(before)
         batch, report = item
-        fresh, echoed, refetched, source, rest, collate, note, hits, misses = report
+        fresh, echoed, refetched, source, rest, collate, note, hits, misses, received, waited = report
         if self._unused is None and (source or rest or collate):
             self._add_seconds(source, rest, collate, fresh + refetched)
         if note:
             self.note = note
         if (hits or misses) and self._unused is None and self.add_lookups is not None:
-            self.add_lookups(hits, misses)
+            self.add_lookups(hits, misses, received, waited)
         self._unused, self._fetched = None, None if self._before is None else item
         self._count(fresh, echoed, refetched)
         return batch

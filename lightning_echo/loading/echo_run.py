@@ -304,7 +304,7 @@ class EchoRun:
             self.warn(message)
 
     def _open_cache(self, cache: LoaderCache) -> None:
-        if message := cache.open():
+        if message := cache.open(self._setting.part_in_cache()):
             warnings.warn(self._prefix + message, UserWarning, stacklevel=3)  # on the rank that it is about
         self.delivery.add_lookups = cache.add_lookups
         if self._setting.rank_of_process() == 0 and (line := cache.describe()):

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import DistributedSampler
+
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.holding import WHOLE
 from lightning_echo.caching.keys import NoKeysError
 from lightning_echo.caching.loader_cache import LoaderCache
 from lightning_echo.caching.node_cache import gathered
+from lightning_echo.caching.nodes.joining import Part
 from lightning_echo.fetching.choice import Choice, choose, why_unreadable
 from lightning_echo.fetching.index_pipeline import lookahead, rank_key, start_index_pipeline
 from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of, shape_of_stream_worker
+from lightning_echo.fetching.prefetch import DEPTH
 from lightning_echo.fetching.restartable_pipeline import Pipeline
+from lightning_echo.fetching.sampler_order import origin_of
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.stream_pipeline import start_stream_pipeline
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
@@ -32,6 +37,8 @@ from lightning_echo.sharing.reader.loader_parts import unit_of
 from lightning_echo.sharing.share_config import ShareConfig
 
 __all__ = ["Setting"]
+
+_OWN_BATCH = 64  # examples in the batches of a user's batch sampler, for a guess of their memory
 
 
 class Setting:
@@ -304,8 +311,28 @@ class Setting:
         rank = self._shards()[1]
         if self.sharing is not None and self.sharing.is_replayed:
             return self.sharing.start(self.choice, layout, shape, launch, rank=rank, key=key)
-        caching = None if self.cache is None else self.cache.caching()
-        return start_index_pipeline(self.source, self.choice, layout, shape, launch, rank=rank, key=key, caching=caching)
+        rounds = None if self.cache is None else self.cache.begin_rounds()
+        caching = None if self.cache is None else self.cache.caching(rounds)
+        return start_index_pipeline(
+            self.source, self.choice, layout, shape, launch, rank=rank, key=key, caching=caching, rounds=rounds
+        )
+
+    def part_in_cache(self) -> Part:
+        """Returns what this rank says to others of which it holds a part, where the cache is partitioned."""
+        source, (shares, share) = self.source, self._shards()
+        refusal = ""
+        if source.shards_itself and type(source.sampler) is DistributedSampler:  # Lightning puts one into a user's loader
+            shares, share = source.sampler.num_replicas, source.sampler.rank
+        elif not self._deals_out:
+            refusal = (
+                f"the sampler {type(source.sampler).__name__} divides its indices among the ranks by itself, so that this loader "
+                "cannot compute what other ranks need: leave that sampler out, the loader divides them, too"
+            )
+        ahead = source.prefetched_batches + DEPTH
+        size = max(self.layout().batch_size, _OWN_BATCH if source.own_batches else 1)
+        draws_here = source.is_sequential or source.is_shuffled
+        origin = "" if refusal or draws_here else origin_of(source.sampler)
+        return Part(shares, share, source.num_workers, size, ahead, origin, refusal)
 
 
 def _loader_cache(config: CacheConfig, source: Source, choice: Choice) -> LoaderCache:

@@ -24,6 +24,8 @@ LOGGED = (
     "cache_hit_fraction",
     "cached_examples",
     "cache_bytes",
+    "cache_received_fraction",
+    "exchange_fraction",
     "shared_trainings",
     "peer_wait_fraction",
     "missed_examples",
@@ -54,6 +56,10 @@ class EpochReport:
         cache_hit_fraction: Share of the epoch's fresh examples that the cache had; None without a cache.
         cached_examples: Examples that the cache of a node holds; None without a cache.
         cache_bytes: Bytes that they take on a node; None without a cache.
+        cache_received_fraction: Share of the epoch's fresh examples that came from another node; None if the cache is not
+            partitioned, like the next one.
+        exchange_fraction: Share of the epoch's time in which a node sent and received examples: of the node for which it was
+            longest.
         cache_hold: What the cache holds of an example; empty without a cache.
         cache_is_full: Whether nothing is added to the cache any more.
         shared_trainings: Trainings that share the reading, this one among them; None if it does not share, like the next three.
@@ -91,6 +97,8 @@ class EpochReport:
     cache_hit_fraction: float | None = None
     cached_examples: int | None = None
     cache_bytes: int | None = None
+    cache_received_fraction: float | None = None
+    exchange_fraction: float | None = None
     cache_hold: str = ""
     cache_is_full: bool = False
     shared_trainings: int | None = None

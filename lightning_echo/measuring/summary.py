@@ -14,6 +14,8 @@ from lightning_echo.measuring.words import busy, no_workers, number_of, over_las
 __all__ = ["advise", "summarize"]
 
 _COLUMNS = 120
+_BUSY_EXCHANGE = 0.5  # share of an epoch: with some waiting for the other nodes, that is what a saturated exchange comes to
+_IDLE = 0.1
 # Fresh examples teach more than echoed ones. How many cores and how much memory are free, `StallAnalyzer` finds out.
 _FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
 
@@ -149,7 +151,13 @@ def _cache_lines(last: EpochReport) -> list[str]:
     full = "nothing more fits" if last.cache_is_full else "there is room for more"
     hits = last.cache_hit_fraction
     used = "" if hits is None else f"; {percent(hits)} of the last epoch's fresh examples came from it"
-    return [f"the cache holds {held}, {full}{used}"]
+    if last.cache_received_fraction is not None:
+        used += f", {percent(last.cache_received_fraction)} from other nodes"
+    exchange, idle = last.exchange_fraction or 0.0, last.idle_fraction or 0.0
+    limit = "" if exchange < _BUSY_EXCHANGE or idle < _IDLE else ": the exchange, not the storage, is the limit"
+    if limit:
+        limit = f"; the nodes exchanged examples for {percent(exchange)} of that epoch{limit}"
+    return [f"the cache holds {held}, {full}{used}{limit}"]
 
 
 def _share_lines(last: EpochReport) -> list[str]:

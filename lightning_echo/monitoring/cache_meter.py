@@ -20,6 +20,8 @@ from lightning_echo.loading.loader import EchoLoader
 
 __all__ = ["CacheMeter", "CacheUse", "metrics_of_parts", "together"]
 
+_NANOSECONDS = 1_000_000_000
+
 
 class CacheUse(NamedTuple):
     """What a cache holds at an epoch's end, and how often it was of use in the epoch.
@@ -31,6 +33,8 @@ class CacheUse(NamedTuple):
         bytes: Bytes that they take on a node; the mean over the ranks where nodes differ.
         is_full: Whether nothing is added any more on any node.
         hold: What is held of an example, on the node of this rank.
+        received: How many of the hits came from another node, where the cache is partitioned; None: it is not, as below.
+        exchange_seconds: Seconds of the epoch in which a node sent and received examples: of the node for which that was longest.
     """
 
     hits: float
@@ -39,6 +43,13 @@ class CacheUse(NamedTuple):
     bytes: int
     is_full: bool
     hold: str
+    received: float | None = None
+    exchange_seconds: float | None = None
+
+    @property
+    def received_fraction(self) -> float | None:
+        """Share of the epoch's fresh examples that came from another node; None if there were none."""
+        return self.received / self.fresh if self.fresh and self.received is not None else None
 
     @property
     def hit_fraction(self) -> float | None:
@@ -52,21 +63,25 @@ class CacheUse(NamedTuple):
         {'cache_hit_fraction': 0.25, 'cached_examples': 6, 'cache_bytes': 600}
         """
         values = {"cache_hit_fraction": self.hit_fraction, "cached_examples": self.examples, "cache_bytes": self.bytes}
+        values["cache_received_fraction"] = self.received_fraction
         return {name: value for name, value in values.items() if value is not None}
 
 
 class _Lookups(NamedTuple):
-    """Counts of a loader so far: fresh examples of this rank, and hits and misses of its node."""
+    """Counts of a loader so far: fresh examples of this rank, and of its node hits, misses, and what it exchanged with others."""
 
-    fresh: int
-    hits: int
-    misses: int
+    fresh: int = 0
+    hits: int = 0
+    misses: int = 0
+    received: int = 0
+    exchange_nanoseconds: int = 0
 
     def since(self, before: _Lookups) -> _Lookups:
         """Returns what was counted since. A cache that has begun anew, as a reload brought other data, counts from 0."""
-        began_anew = self.hits < before.hits or self.misses < before.misses
-        hits, misses = (0, 0) if began_anew else before[1:]
-        return _Lookups(self.fresh - before.fresh, self.hits - hits, self.misses - misses)
+        began_anew = any(now < earlier for now, earlier in zip(self[1:], before[1:], strict=True))
+        of_node = (0, 0, 0, 0) if began_anew else before[1:]
+        since = (now - earlier for now, earlier in zip(self[1:], of_node, strict=True))
+        return _Lookups(self.fresh - before.fresh, *since)
 
 
 class CacheMeter:
@@ -96,8 +111,8 @@ class CacheMeter:
         row: list[int] = []
         for name, part in parts.items():
             if (counts := part.cache_counts) is not None:
-                fresh, hits, misses = _lookups(part).since(self._at_start.get(name, _Lookups(0, 0, 0)))
-                row += [fresh, hits, hits + misses, counts.examples, counts.bytes, counts.is_full]
+                fresh, hits, misses, *exchanged = _lookups(part).since(self._at_start.get(name, _Lookups()))
+                row += [fresh, hits, hits + misses, counts.examples, counts.bytes, counts.is_full, *exchanged, counts.nodes]
                 holds[name] = counts.hold
         if not holds:
             return {}
@@ -109,8 +124,8 @@ class CacheMeter:
 def together(caches: Iterable[CacheUse]) -> CacheUse | None:
     """Returns the caches of several loaders as one; None if there are none.
 
-    >>> together([CacheUse(3.0, 12, 6, 600, True, "loaded"), CacheUse(3.0, 4, 1, 10, False, "raw")])
-    CacheUse(hits=6.0, fresh=16, examples=7, bytes=610, is_full=False, hold='loaded and raw')
+    >>> together([CacheUse(3.0, 12, 6, 600, True, "loaded"), CacheUse(3.0, 4, 1, 10, False, "raw")])[:6]
+    (6.0, 16, 7, 610, False, 'loaded and raw')
     """
     each = list(caches)
     if not each:
@@ -122,6 +137,8 @@ def together(caches: Iterable[CacheUse]) -> CacheUse | None:
         bytes=sum(cache.bytes for cache in each),
         is_full=all(cache.is_full for cache in each),
         hold=" and ".join(sorted({cache.hold for cache in each})),
+        received=_sum_of_known(cache.received for cache in each),
+        exchange_seconds=_sum_of_known(cache.exchange_seconds for cache in each),
     )
 
 
@@ -135,13 +152,22 @@ def metrics_of_parts(caches: Mapping[str, CacheUse]) -> dict[str, float]:
 
 
 def _lookups(part: EchoLoader) -> _Lookups:
-    counts = part.cache_counts
-    return _Lookups(part.counts.fresh, *((0, 0) if counts is None else (counts.hits, counts.misses)))
+    if (counts := part.cache_counts) is None:
+        return _Lookups(part.counts.fresh)
+    seconds = int(counts.exchange_seconds * _NANOSECONDS)
+    return _Lookups(part.counts.fresh, counts.hits, counts.misses, counts.received, seconds)
+
+
+def _sum_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _joined(of_ranks: list[list[int]], hold: str) -> CacheUse:
-    """Joins what the ranks have reported of a loader's cache: of each rank six numbers, see `CacheMeter.end_epoch`."""
+    """Joins what the ranks have reported of a loader's cache: of each rank nine numbers, see `CacheMeter.end_epoch`."""
     hits = sum(fresh * hits / lookups for fresh, hits, lookups, *_ in of_ranks if lookups)
-    fresh, _, _, examples, size, full = (sum(column) for column in zip(*of_ranks, strict=True))
-    ranks = len(of_ranks)
-    return CacheUse(hits, fresh, round(examples / ranks), round(size / ranks), full == ranks, hold)
+    received = sum(of_rank[0] * of_rank[6] / of_rank[2] for of_rank in of_ranks if of_rank[2])
+    fresh, _, _, examples, size, full, *_ = (sum(column) for column in zip(*of_ranks, strict=True))
+    ranks, seconds = len(of_ranks), max(of_rank[7] for of_rank in of_ranks) / _NANOSECONDS
+    exchanged = (received, seconds) if of_ranks[0][8] > 1 else (None, None)
+    return CacheUse(hits, fresh, round(examples / ranks), round(size / ranks), full == ranks, hold, *exchanged)

@@ -122,7 +122,7 @@ def report_of(
     """
     whole, costs, cache, shared = measures.whole, measures.costs, together(measures.caches.values()), measures.shared
     fresh, echoed = meter.totals
-    factor = 1.0 if loader is None else loader.factor_in_force
+    factor, exchanged = 1.0 if loader is None else loader.factor_in_force, None if cache is None else cache.exchange_seconds
     seconds = whole.steps * (whole.wait_seconds + whole.step_seconds) if whole is not None else 0
     is_one_factor = observation.idle_fraction is not None and (
         loader is None or isinstance(loader, EchoLoader) or loader.has_one_factor
@@ -148,6 +148,8 @@ def report_of(
         cache_hit_fraction=None if cache is None else cache.hit_fraction,
         cached_examples=None if cache is None else cache.examples,
         cache_bytes=None if cache is None else cache.bytes,
+        cache_received_fraction=None if cache is None else cache.received_fraction,
+        exchange_fraction=exchanged / seconds if exchanged is not None and seconds else None,
         cache_hold="" if cache is None else cache.hold,
         cache_is_full=cache is not None and cache.is_full,
         shared_trainings=None if shared is None else shared.trainings,

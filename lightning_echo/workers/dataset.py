@@ -74,6 +74,7 @@ class Request(NamedTuple):
         stays_live: One byte per example, 1 while it has uses left after this one.
         forget: Positions that are no longer live.
         rebuild: Calls to repeat for this batch.
+        round: Number of the round in which nodes exchange what is needed for this batch; -1: they do not.
     """
 
     number: int
@@ -83,6 +84,7 @@ class Request(NamedTuple):
     stays_live: bytes
     forget: tuple[int, ...] = ()
     rebuild: tuple[RepeatedCall, ...] = ()
+    round: int = -1
 
 
 class ExampleCache:
@@ -123,6 +125,9 @@ class ExampleCache:
         stages = self._stages or self._begin()
         started, self._source_seconds = perf_counter(), 0.0
         before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
+        others = None if self._caching is None else self._caching.others
+        if others is not None:
+            others.begin(request.round)
         for position in request.forget:
             self._held.pop(position, None)
         if request.fresh == len(request.indices) and 1 not in request.stays_live:
@@ -138,6 +143,9 @@ class ExampleCache:
             return examples, report
         now = self._caching.store.lookups
         note = note or self._cached.take_note()
+        if others is not None:
+            others.end()
+            report = report._replace(received=others.received, waited=others.waited)
         return examples, report._replace(hits=now.hits - before.hits, misses=now.misses - before.misses, note=note)
 
     def _begin(self) -> Stages:

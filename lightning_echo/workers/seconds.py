@@ -30,6 +30,8 @@ class Report(NamedTuple):
         note: A warning for the user; mostly empty.
         hits: Number of fresh examples that the cache held.
         misses: Number of fresh examples that a cache did not hold.
+        received: Number of the hits that another node held.
+        waited: Seconds of ``source`` in which a worker waited for what other nodes hold.
     """
 
     fresh: int = 0
@@ -41,6 +43,8 @@ class Report(NamedTuple):
     note: str = ""
     hits: int = 0
     misses: int = 0
+    received: int = 0
+    waited: float = 0.0
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from cached_data_cases import Kind, Loaded
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lightning_echo import EchoLoader, StagedDataset
+from lightning_echo import CacheConfig, CachedDataset, EchoLoader, StagedDataset
 from lightning_echo.caching import node_cache
 
 POINTS = ("after_read", "before_augmentation", "after_augmentation", "after_batching")
@@ -71,7 +71,7 @@ def test_a_small_integer_asks_whether_gigabytes_were_meant():
         ({"size": "2MiB", "hold": "decoded"}, "cache.hold must be one of 'auto', 'raw', 'loaded', 'whole', got 'decoded'"),
         ({"size": "2MiB", "name": "train"}, "cache.name='train' needs a folder on a local disk: give cache.path, too"),
         ({"size": "2MiB", "path": "/", "name": "../x"}, "cache.name must be 1 to 64 letters"),
-        ({"size": "2MiB", "partitioned": True}, "cache.partitioned=True is not available yet"),
+        ({"size": "2MiB", "partitioned": True, "path": "/", "name": "x"}, "cache.partitioned=True and cache.name='x' exclude"),
     ],
 )
 def test_other_impossible_options_are_refused(cache, said):
@@ -290,3 +290,35 @@ class Large(Dataset):
 
     def __len__(self):
         return 8
+
+
+class Naturals(IterableDataset):
+    """A stream."""
+
+    def __iter__(self):
+        return iter(range(20))
+
+
+def test_one_process_says_once_that_there_is_nothing_to_partition_and_trains_as_without():
+    plain = EchoLoader(DataLoader(Kind("tensor"), batch_size=4, shuffle=True), 1.5, seed=3)
+    expected = [batch.tolist() for _ in range(3) for batch in plain]
+    cached = EchoLoader(
+        DataLoader(Kind("tensor"), batch_size=4, shuffle=True),
+        1.5,
+        seed=3,
+        cache=CacheConfig("2MiB", partitioned=True),
+    )
+    with pytest.warns(UserWarning, match=r"cache\.partitioned=True changes nothing here, since there is one process") as caught:
+        assert [batch.tolist() for _ in range(3) for batch in cached] == expected
+    assert len(caught) == 1
+    assert cached.cache_counts.nodes == 1
+
+
+def test_a_data_set_with_a_cache_cannot_be_partitioned():
+    with pytest.raises(ValueError, match=r"CachedDataset: cache\.partitioned=True needs to know which examples"):
+        CachedDataset(Kind("tensor"), CacheConfig("2MiB", partitioned=True))
+
+
+def test_a_stream_is_refused_partitioned_too():
+    with pytest.raises(ValueError, match="cache is impossible here: the data set is a stream, which has no index"):
+        EchoLoader(DataLoader(Naturals(), batch_size=4), 1, cache=CacheConfig("2MiB", partitioned=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,15 @@ PLACES: dict[str, tuple[list[str], str, dict[str, Any]]] = {
 def test_every_place_takes_every_spelling(where: str, spelling: list[str], expected: CacheConfig | None) -> None:
     arguments, prefix, options = PLACES[where]
     assert cache_of(run("fit", *arguments, *(part.format(prefix) for part in spelling), **options)) == expected
+
+
+def test_a_cache_is_partitioned_by_name_which_one_process_says_to_be_of_no_use() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        cli = run("fit", "--echo.cache.size=8MiB", "--echo.cache.partitioned", "true")
+    said = [str(each.message) for each in caught if "partitioned" in str(each.message)]
+    assert said == ["cache.partitioned=True changes nothing here, since there is one process: each node has a cache of its own"]
+    assert cache_of(cli) == CacheConfig("8MiB", partitioned=True)
 
 
 def test_a_cache_alone_needs_no_factor() -> None:
@@ -159,7 +169,10 @@ BAD: list[tuple[Any, str]] = [
     ({"size": "8GiB", "hild": "raw"}, "cache has unknown options hild: known are size, hold, path, name, partitioned"),
     ({"size": "8GiB", "hold": "decoded"}, "cache.hold must be one of 'auto', 'raw', 'loaded', 'whole', got 'decoded'"),
     ({"size": "8GiB", "name": "train"}, "cache.name='train' needs a folder on a local disk: give cache.path, too"),
-    ({"size": "8GiB", "partitioned": True}, "cache.partitioned=True is not available yet"),
+    (
+        {"size": "8GiB", "partitioned": True, "path": "/d", "name": "x"},
+        "cache.partitioned=True and cache.name='x' exclude each other",
+    ),
 ]
 
 

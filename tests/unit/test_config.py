@@ -175,6 +175,7 @@ def test_bad_values_are_refused_at_once(options: Any, error: type[Exception], me
         ({"hold": "raw", "size": 0.5}, {"size": 0.5, "hold": "raw"}),
         (OmegaConf.create({"size": "8GiB", "hold": "loaded"}), {"size": "8GiB", "hold": "loaded"}),
         (CacheConfig("8GiB", path=Path("/local")), {"size": "8GiB", "path": "/local"}),  # type: ignore[arg-type]
+        (CacheConfig("8GiB", partitioned=True), {"size": "8GiB", "partitioned": True}),
         (None, None),
     ],
 )
@@ -264,7 +265,10 @@ BAD_CACHES: list[tuple[Any, str]] = [
     ({"size": "8 apples"}, r"cache\.size must be a string with a unit"),
     ({"size": "8GiB", "hold": "decoded"}, r"cache\.hold must be one of 'auto', 'raw', 'loaded', 'whole', got 'decoded'"),
     ({"size": "8GiB", "name": "train"}, r"cache\.name='train' needs a folder on a local disk: give cache\.path, too"),
-    ({"size": "8GiB", "partitioned": True}, r"cache\.partitioned=True is not available yet"),
+    (
+        {"size": "8GiB", "partitioned": True, "path": "/d", "name": "train"},
+        r"cache\.partitioned=True and cache\.name='train' exclude each other",
+    ),
 ]
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 
+import numpy as np
 import pytest
 
 from lightning_echo.caching import arena as arena_module
@@ -371,3 +372,16 @@ def test_an_arena_in_memory_has_no_name_that_a_killed_process_could_leave_behind
     paths = result.stdout.splitlines()
     assert paths
     assert all(path.startswith("/memfd:") and path.endswith(" (deleted)") for path in paths), paths
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_lengths_tell_what_can_be_read_what_is_being_written_and_what_is_missing(tmp_path, in_memory):
+    arena = Arena.create(20, MIB) if in_memory else Arena.create_file(str(tmp_path / "file"), 20, MIB)
+    for key in (3, 7, 0):
+        arena.put(key, [record_of(key)])
+    arena.put(9, [b""])
+    arena._file.set_word(11, arena_file.CLAIMED)
+    keys = [7, 11, -1, 3, 9, 7, 19, 0]
+    expected = [len(record_of(7)), -1, -2, len(record_of(3)), 0, len(record_of(7)), -2, len(record_of(0))]
+    assert arena.lengths_of(np.array(keys)).tolist() == expected
+    assert arena.lengths_of(np.array([], dtype=np.int64)).tolist() == []

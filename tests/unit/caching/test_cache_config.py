@@ -84,7 +84,7 @@ def test_a_share_of_memory_that_nobody_knows(monkeypatch):
         ({"name": ".train", "path": "/d"}, ValueError, r"cache\.name must be .*not beginning with '\.'"),
         ({"name": "a" * 65, "path": "/d"}, ValueError, r"cache\.name must be 1 to 64"),
         ({"partitioned": 1}, TypeError, r"cache\.partitioned must be True or False, got 1"),
-        ({"partitioned": True}, ValueError, r"cache\.partitioned=True is not available yet"),
+        ({"partitioned": True, "name": "a", "path": "/d"}, ValueError, r"cache\.partitioned=True and cache\.name='a' exclude"),
     ],
 )
 def test_an_impossible_option(options, error, message):

@@ -107,3 +107,20 @@ def test_a_data_set_without_a_length_has_none_either():
 
     with pytest.raises(NoKeysError, match=r"Endless has no length.*add __len__"):
         Keys(Endless())
+
+
+@given(data_sets(), st.data())
+def test_the_keys_of_many_are_the_keys_of_each(dataset, data):
+    keys = Keys(dataset)
+    places = data.draw(st.lists(st.integers(-3, len(dataset) + 2), max_size=12))
+    for indices in (places, [torch.tensor(place) for place in places], [*places, "a name"]):
+        expected = [-1 if (key := of_or_none(keys, index)) is None else key for index in indices]
+        assert keys.of_many(indices).tolist() == expected
+
+
+def of_or_none(keys, index):
+    """What `Keys.of` returns; None, too, where the data set itself refuses the index."""
+    try:
+        return keys.of(index)
+    except (IndexError, TypeError):
+        return None

@@ -125,7 +125,7 @@ def test_what_was_fetched_and_not_used_is_the_first_of_the_next_iteration(used, 
 
 def test_the_lookups_of_a_batch_are_counted_once_also_if_it_is_used_in_a_later_iteration():
     delivery, counted = Delivery(), []
-    delivery.add_lookups = lambda *lookups: counted.append(lookups)
+    delivery.add_lookups = lambda hits, misses, received, waited: counted.append((hits, misses))
     reports = iter([Report(2, hits=2), Report(2, misses=2), Report(0, 2), Report(3, hits=1, misses=2)])
     trainer = Trainer(delivery, lambda delivered: ("batch", next(reports)))
     trainer.begin()

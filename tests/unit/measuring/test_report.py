@@ -26,6 +26,8 @@ FULL = {
     "cached_examples": 40,
     "cache_bytes": 4096,
     "slowest_node": 1,
+    "cache_received_fraction": 0.0,
+    "exchange_fraction": 0.125,
     "cache_hold": "loaded",
     "cache_is_full": True,
     "shared_trainings": 3,

@@ -101,6 +101,19 @@ CAME = "of the last epoch's fresh examples came from it"
         ({"cache_hit_fraction": 0.0, "cache_is_full": False}, f"1,200 loaded examples in 768 MiB, {ROOM}; 0 % {CAME}"),
         ({"cached_examples": 1, "cache_bytes": 3 * 2**19, "cache_hold": "raw"}, f"1 raw example in 1.5 MiB, {FULL}"),
         ({"cached_examples": 0, "cache_bytes": 0, "cache_hold": "whole"}, f"0 whole examples in 0 MiB, {FULL}"),
+        (
+            {"cache_hit_fraction": 0.5, "cache_received_fraction": 0.25, "exchange_fraction": 0.9, "idle_fraction": 0.02},
+            f"1,200 loaded examples in 768 MiB, {FULL}; 50 % {CAME}, 25 % from other nodes",
+        ),
+        (
+            {"cache_hit_fraction": 0.5, "cache_received_fraction": 0.25, "exchange_fraction": 0.2, "idle_fraction": 0.6},
+            f"1,200 loaded examples in 768 MiB, {FULL}; 50 % {CAME}, 25 % from other nodes",
+        ),
+        (
+            {"cache_hit_fraction": 1.0, "cache_received_fraction": 0.5, "exchange_fraction": 0.9, "idle_fraction": 0.6},
+            f"1,200 loaded examples in 768 MiB, {FULL}; 100 % {CAME}, 50 % from other nodes; the nodes exchanged examples for "
+            "90 % of that epoch: the exchange, not the storage, is the limit",
+        ),
     ],
 )
 def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in_the_last_epoch(values, said):

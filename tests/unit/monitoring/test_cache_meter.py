@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,16 @@ class Cache:
     @property
     def counts(self) -> CacheCounts:
         return CacheCounts(self.examples, self.size, self.hits, self.misses, self.is_full, self.hold, 2**20)
+
+
+class PartOfACache(Cache):
+    """One of a node that exchanges examples with another node."""
+
+    received, seconds = 0, 0.0
+
+    @property
+    def counts(self) -> CacheCounts:
+        return replace(super().counts, received=self.received, exchange_seconds=self.seconds, nodes=2)
 
 
 class Loader:
@@ -90,6 +101,22 @@ def test_hits_and_misses_are_those_of_the_epoch() -> None:
     assert job.end()[""].hit_fraction is None, "nothing fresh was delivered"
     loader.deliver(1, 3)
     assert job.end()[""] == CacheUse(1.0, 4, 50, 5000, True, "loaded")
+
+
+def test_what_came_from_other_nodes_is_added_up_and_the_longest_exchange_counts() -> None:
+    """Two nodes of two ranks; hits and what was received are counts of a node."""
+    caches = [PartOfACache(), PartOfACache()]
+    loaders = [Loader(cache) for cache in caches for _ in range(2)]
+    job = Job(*({"": loader} for loader in loaders))
+    for _ in range(2):
+        for loader in loaders:
+            loader.deliver(3, 1)
+        caches[0].received, caches[0].seconds = caches[0].received + 2, caches[0].seconds + 0.5
+        caches[1].received, caches[1].seconds = caches[1].received + 4, caches[1].seconds + 0.25
+        found = job.end()[""]
+        assert (found.hits, found.received, found.exchange_seconds) == (12, 6, 0.5)
+        assert found.received_fraction == 6 / 16
+    assert together([found, CacheUse(1.0, 4, 50, 5000, True, "loaded")]).received == 6  # type: ignore[union-attr]
 
 
 # Hits and misses of each rank in an epoch, node by node.
@@ -189,7 +216,7 @@ def test_of_several_loaders_each_has_its_own_metrics_and_those_without_a_cache_h
     }
     both = together(caches.values())
     assert both is not None
-    assert both[2:] == (15, 2100, False, "loaded and raw")
+    assert both[2:6] == (15, 2100, False, "loaded and raw")
     assert both.hit_fraction == pytest.approx(3 / 9)
 
 

@@ -1,0 +1,187 @@
+"""Who holds what, who keeps what, who sends what to whom, and where it will lie: arithmetic that all nodes do alike.
+
+The *needs* of a round are the keys of all examples that all ranks read for it, in the order of the slots, and for each the node
+that needs it. What is known of a key is *told*: a number that says which node holds it and how long its record is, 0 if nobody
+does. The largest number that a node tells counts, so that one collective tells all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BEING_WRITTEN", "NOT_HELD", "Integers", "Partition", "RingSpace", "Transfers", "block_bytes", "told", "transfers_of"]
+
+Integers = npt.NDArray[np.int64]
+
+NOT_HELD, BEING_WRITTEN = -2, -1  # in place of the length of a record
+_NODE_BITS = 16
+_ALIGNMENT = 64
+_ENTRY_BYTES = 24  # of the directory of a round: key, offset, length
+
+
+def told(lengths: Integers, node: int) -> Integers:
+    """Returns what a node tells of the keys that are needed.
+
+    Args:
+        lengths: The length of the record of each key there, `NOT_HELD` or `BEING_WRITTEN`.
+        node: Number of the node.
+
+    Example:
+        >>> told(np.array([NOT_HELD, BEING_WRITTEN, 0, 7]), node=1).tolist()
+        [0, 65537, 131073, 589825]
+    """
+    return np.where(lengths == NOT_HELD, 0, ((lengths + 2) << _NODE_BITS) | node)
+
+
+def _lengths(said: Integers) -> Integers:
+    """Returns the lengths of `told`."""
+    return (said >> _NODE_BITS) - 2
+
+
+class Partition:
+    """Which node may keep each key.
+
+    Args:
+        keepers: For each key the number of the node that may keep it, plus one; 0: nobody has needed it yet. It is changed here,
+            and workers look at it.
+    """
+
+    def __init__(self, keepers: npt.NDArray[np.int16]) -> None:
+        self._keepers = keepers
+
+    def settle(self, keys: Integers, needing: Integers, said: Integers, is_full: Sequence[bool]) -> None:
+        """Decides who keeps what is needed and held by nobody.
+
+        It is the first node that needs it and has room. If that has become full before it could keep it, another one may.
+
+        Args:
+            keys: The needs.
+            needing: The node that needs each of them.
+            said: What was told of each, by all nodes.
+            is_full: Whether the cache of each node takes nothing more. It was asked before what was told.
+        """
+        keepers = self._keepers
+        is_held = said > 0
+        keepers[keys[is_held]] = ((said[is_held] & ((1 << _NODE_BITS) - 1)) + 1).astype(np.int16)
+        full = np.array([False, *is_full])  # nobody is not full
+        present = keepers[keys]
+        may = ~is_held & ((present == 0) | full[present]) & ~full[1:][needing]
+        # Where a key is there several times, what is assigned last counts: so from the last to the first.
+        keepers[keys[may][::-1]] = (needing[may][::-1] + 1).astype(np.int16)
+
+
+class Transfers(NamedTuple):
+    """What is sent for a round, in the order of source, target, and need.
+
+    Attributes:
+        sources: The node that sends each record.
+        targets: The node that gets it.
+        keys: Its key.
+        lengths: Its bytes.
+    """
+
+    sources: Integers
+    targets: Integers
+    keys: Integers
+    lengths: Integers
+
+    def chosen(self, which: npt.NDArray[Any]) -> Transfers:
+        """Returns some of them."""
+        return Transfers(*(column[which] for column in self))
+
+    def bytes_between(self, nodes: int) -> Integers:
+        """Returns the bytes that go from each node to each node, each record aligned."""
+        between = np.zeros((nodes, nodes), dtype=np.int64)
+        np.add.at(between, (self.sources, self.targets), aligned(self.lengths))
+        return between
+
+
+def transfers_of(keys: Integers, needing: Integers, said: Integers, capacities: Sequence[int]) -> Transfers:
+    """Returns what is sent for a round. A record goes to a node once, however many of its ranks need it.
+
+    Args:
+        keys: The needs.
+        needing: The node that needs each of them.
+        said: What was told of each, by all nodes.
+        capacities: Bytes of the ring of each node. What does not fit into an empty one is not sent.
+    """
+    lengths, holders = _lengths(said), said & ((1 << _NODE_BITS) - 1)
+    places = np.flatnonzero((said > 0) & (lengths >= 0) & (holders != needing))
+    pairs = holders[places] * len(capacities) + needing[places]
+    _, first = np.unique(pairs * (keys.max(initial=0) + 1) + keys[places], return_index=True)
+    first = first[np.lexsort((first, pairs[first]))]
+    places = places[first]
+    found = Transfers(holders[places], needing[places], keys[places], lengths[places])
+    fits = np.ones(len(places), dtype=bool)
+    for node, capacity in enumerate(capacities):
+        mine = np.flatnonzero(found.targets == node)
+        fits[mine] = np.cumsum(aligned(found.lengths[mine]) + _ENTRY_BYTES) + _ALIGNMENT <= capacity
+    return found if fits.all() else found.chosen(fits)
+
+
+def block_bytes(transfers: Transfers, node: int) -> int:
+    """Returns the bytes that a round takes in the ring of a node: its directory, and the records."""
+    lengths = transfers.lengths[transfers.targets == node]
+    return int(aligned(_ENTRY_BYTES * len(lengths)) + aligned(lengths).sum()) if len(lengths) else 0
+
+
+def aligned(size: Any) -> Any:
+    """Returns a size, or an array of them, rounded up."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class RingSpace:
+    """Where blocks lie in a ring. All nodes do this for the ring of each node, and so know whether there is room.
+
+    Args:
+        capacity: Bytes of the ring.
+
+    Example:
+        >>> space = RingSpace(100)
+        >>> space.place(0, 60), space.place(1, 60)
+        (0, None)
+        >>> space.free(1)
+        >>> space.place(1, 60), space.place(2, 40), space.place(3, 1)
+        (0, 60, None)
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._blocks: deque[tuple[int, int, int]] = deque()  # round, where it begins, where it ends
+
+    def place(self, number: int, size: int) -> int | None:
+        """Takes space for a round, in one piece. Returns where it begins; None if there is no room now.
+
+        Args:
+            number: The round, larger than all before it.
+            size: Its bytes, at least 1.
+        """
+        begin = self._begin(size)
+        if begin is not None:
+            self._blocks.append((number, begin, begin + size))
+        return begin
+
+    def has_room(self, size: int) -> bool:
+        """Returns whether there is room for so many bytes now."""
+        return not size or self._begin(size) is not None
+
+    def _begin(self, size: int) -> int | None:
+        if not self._blocks:
+            return 0 if size <= self._capacity else None
+        first, last = self._blocks[0][1], self._blocks[-1][2]
+        wraps = self._blocks[-1][1] < first  # the last block lies before the first
+        if wraps:
+            return last if size <= first - last else None
+        if size <= self._capacity - last:
+            return last
+        return 0 if size <= first else None
+
+    def free(self, before: int) -> None:
+        """Gives back the space of all rounds before one."""
+        while self._blocks and self._blocks[0][0] < before:
+            self._blocks.popleft()
