@@ -70,7 +70,7 @@ class Jobs:
     """Runs each job once, when the first test asks for it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._done = folder, dict[Any, Job]()
+        self._folder, self._done, self._failed = folder, dict[Any, Job](), set[Any]()
 
     def of(self, row: Row) -> Job:
         """The job of a row of the table, with all scenarios."""
@@ -102,10 +102,14 @@ class Jobs:
         return self._run((nodes, devices), start)
 
     def _run(self, key: Any, start: Callable[[Path], str]) -> Job:
+        if key in self._failed:
+            pytest.fail(f"the job has failed already: {key}")
         if key not in self._done:
-            folder = self._folder / str(len(self._done))
+            folder = self._folder / str(len(self._done) + len(self._failed))
             folder.mkdir()
+            self._failed.add(key)  # unless it succeeds
             self._done[key] = Job(folder, start(folder))
+            self._failed.remove(key)
         return self._done[key]
 
 
