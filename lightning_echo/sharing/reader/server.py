@@ -240,8 +240,10 @@ class Server:
         window.trainings, window.slowest_need_nanoseconds = self._trainings.count, self._trainings.slowest_need()
         window.slowest_label = "" if slowest is None else slowest.label
         now = time.monotonic()
-        if self._trainings.count < self._expected and now - self._begun < _GRACE_SECONDS:
-            return  # those of the reader before have items to take that stood in no cursor here yet
+        passed = now - self._begun
+        is_missing = self._trainings.going_on < self._expected and passed < _GRACE_SECONDS
+        if is_missing or (self._follows and passed < _GOING_ON_SECONDS):
+            return  # those of the reader before have items to take that stand in no cursor here yet
         self._expected = 0
         window.low = self._trainings.low(window.low, now)
 

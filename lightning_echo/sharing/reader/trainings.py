@@ -79,6 +79,11 @@ class Trainings:
         return len({training.group for training in self.all})
 
     @property
+    def going_on(self) -> int:
+        """Number of those that were there already, with a reader that has died."""
+        return len({training.group for training in self.all if training.goes_on})
+
+    @property
     def entered(self) -> list[Training]:
         """Those that have a place."""
         return [training for training in self.all if training.cursor is not None]

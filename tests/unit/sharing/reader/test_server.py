@@ -178,10 +178,32 @@ def test_after_a_reader_has_died_nothing_is_overwritten_until_its_trainings_are_
     server._trainings.all.append(Training(**options, group="a", cursor=5))
     server._move_low()
     assert (window.low, window.trainings) == (0, 1)
+    new = Training(**{**options, "goes_on": False}, group="c", cursor=7)
+    server._trainings.all.append(new)  # it counts for none of them
+    server._move_low()
+    assert window.low == 0
+    server._trainings.all.remove(new)
     server._trainings.all.append(Training(**options, group="b", cursor=4))
     server._move_low()
     assert (window.low, window.trainings) == (4, 2)
     server._trainings.all.pop()  # from now on it may leave as any other
+    server._move_low()
+    assert window.low == 5
+    server.close()
+
+
+def test_a_reader_that_a_new_training_has_started_after_another_ones_death_overwrites_nothing_for_a_moment():
+    """It cannot know how many trainings the dead one had."""
+    source = Source(DataLoader(range(8), num_workers=1))
+    options = {"seed": 0, "data_print": {}, "window_bytes": 8192, "linger_seconds": 0.2}
+    server = Server(new_socket(), source, **options, follows=True)
+    window = SimpleNamespace(low=0, trainings=0, slowest_need_nanoseconds=0, slowest_label="")
+    server._reading = SimpleNamespace(window=window, close=lambda: None)
+    one = {"pid": 1, "label": "", "behind": "wait", "join": "now", "wait_for": 1, "wish": None, "goes_on": True, "ranks": 1}
+    server._trainings.all.append(Training(**one, group="a", cursor=5))
+    server._move_low()
+    assert window.low == 0
+    server._begun -= 60
     server._move_low()
     assert window.low == 5
     server.close()
