@@ -129,18 +129,17 @@ class Attachment:
         self.need_nanoseconds = 0
         self.missed_late = 0
 
-    def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
+    def enter(self, wish: int | None) -> Place:
         """Attaches to the reader of the name, and starts one if there is none.
 
         Args:
             wish: The item to go on from; None: the start.
-            goes_on: Whether this training was there already, with a reader that has died.
 
         Raises:
             SharedDataDiffers: The reader has other data.
             ReaderError: No reader could begin.
         """
-        link = self._connector.connect(wish, goes_on=goes_on)
+        link = self._connector.connect(wish, goes_on=False)
         self._use(link)
         self._next = link.place.item
         self._succession = Succession(link, self._succeed)
@@ -384,14 +383,9 @@ class Attachment:
                 f"{log_tail(config.name)}"
             )
         _log.warning("share=%r: the reader has died; another one is started", config.name)
-        first = max(
-            self._next, link.place.item
-        )  # this thread may be ahead: the window of that reader may be still to be taken from
-        if self._follow is not None:
-            wish, goes_on = self._follow(window, first), False
-        else:
-            wish, goes_on = window.end_from(first), True
-        return self._connector.connect(wish, goes_on=goes_on, expected=window.trainings, is_over=is_over)
+        first = max(self._next, link.place.item)  # this thread may be ahead of what the training takes
+        wish = self.group.round_of(window.end_from(first)) if self._follow is None else self._follow(window, first)
+        return self._connector.connect(wish, goes_on=True, expected=window.trainings, is_over=is_over)
 
     def stop(self) -> None:
         """Ends a `take` that waits in another thread."""

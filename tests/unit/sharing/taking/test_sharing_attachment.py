@@ -54,6 +54,9 @@ class Shelf:
     def __init__(self, end, trainings=1):
         self.end, self.trainings = end, trainings
 
+    def end_from(self, item):
+        return next(later for later in range(item, self.end + 1) if not self.has(later))
+
     def has(self, item):
         return self.low <= item < self.end
 
@@ -126,6 +129,24 @@ def test_a_rank_asks_once_for_what_it_takes_at_once_and_says_when_it_has_it():
     asked = [message["ask"]["round"] for message in heard if "ask" in message]
     assert asked == [0, 8]
     assert [message["at"] for message in heard if "at" in message][-1] == 16
+
+
+def test_a_rank_keeps_a_round_until_it_needs_nothing_of_it():
+    """Else the other rank's item of the round, or its own at the end of a pass, could be overwritten."""
+    with rank_of_two(Shelf(200)) as (attachment, heard):
+        attachment._tell(5)
+        attachment._tell(PASS + 1)
+    assert [message["at"] for message in heard] == [4, PASS]
+
+
+def test_of_a_reader_from_which_nothing_was_taken_yet_all_that_it_has_published_is_still_to_come():
+    attachment, wishes = taking(), []
+    attachment._connector.connect = lambda wish, **options: wishes.append((wish, options["goes_on"]))
+    window = Shelf(20)
+    window.low, window.last_written = 10, 19
+    attachment._next = 5  # of the reader before it
+    attachment._succeed(SimpleNamespace(window=window, place=Place(10, 1, False)), lambda: False)
+    assert wishes == [(20, True)]
 
 
 def test_a_rank_misses_from_the_round_on_that_the_reader_says():
