@@ -207,7 +207,7 @@ class _LargeBatches(Dataset[torch.Tensor]):
 def _handing_over(quick: bool) -> Table:
     progress("sharing: attaching, and handing large batches over")
     attach = _attaching(2 if quick else 5)
-    rounds = 3 if quick else 10
+    rounds = 3 if quick else 40
     of_examples = _beyond_copying(DataLoader(Images(), _LARGE, num_workers=WORKERS), _examples_of, _LARGE, rounds)
     whole = _beyond_copying(DataLoader(_LargeBatches(), batch_size=None, num_workers=WORKERS), _batch_of, 1, rounds)
     attach_rule, rule = f"<= {_MOST_ATTACH_SECONDS:g}", f"<= {_MOST_HANDOVER_SECONDS:g}"

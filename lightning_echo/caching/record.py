@@ -350,19 +350,19 @@ class _Leaves:
 
     def get(self, form: Sequence[Any]) -> Any:
         """Returns the object of a form."""
-        made, number = self._made, form[1]
-        if number not in made:
-            made[number] = _READERS[form[0]](self, self._start + form[2], *form[3:])
-        return made[number]
+        found = self._made.get(form[1])
+        if found is None:
+            found = self._made[form[1]] = _READERS[form[0]](self, self._start + form[2], *form[3:])
+        return found
 
     def bytes_at(self, start: int, length: int) -> bytes:
         return bytes(memoryview(self._data)[start : start + length])
 
     def tensor(self, start: int, dtype: str, shape: list[int], strides: list[int]) -> torch.Tensor:
+        if not strides and (kind := _NUMPY_DTYPES.get(dtype)) is not None and 0 not in shape:  # half as long as the general way
+            return torch.from_numpy(np.ndarray(shape, kind, self._data, start))
         if 0 in shape:
             return torch.empty(shape, dtype=_DTYPES[dtype])
-        if not strides and dtype in _NUMPY_DTYPES:  # half as long as the general way
-            return torch.from_numpy(np.ndarray(shape, _NUMPY_DTYPES[dtype], self._data, start))
         flat = torch.frombuffer(self._data, dtype=_DTYPES[dtype], count=prod(shape), offset=start)
         return flat.as_strided(shape, strides) if strides else flat.view(shape)
 

@@ -210,10 +210,22 @@ class Attachment:
             NextReader: There is another reader, and its items are others.
         """
         assert self._link is not None  # entered
-        wanted = item
         if self.group.ranks > 1:
-            self._agree(self.group.round_of(item))
-            wanted += self._shift
+            return self._taken_by_all(item)
+        found = self._link.window.copy(item)
+        while found is None:
+            self._wait_for(item)
+            found = self._link.window.copy(item)
+        self._next = item + 1
+        if self._next - self._told >= self._tell_every:
+            self._tell(self._next)
+        return found
+
+    def _taken_by_all(self, item: int) -> tuple[int, bytearray]:
+        """Returns the same as `taken` on one of several ranks, which take whole rounds or miss them."""
+        assert self._link is not None
+        self._agree(self.group.round_of(item))
+        wanted = item + self._shift
         found = self._link.window.copy(wanted)
         while found is None:
             try:
@@ -224,11 +236,10 @@ class Attachment:
                 self._shift = -(-(missed.low - item) // self.group.ranks) * self.group.ranks  # the other ranks have their part
                 wanted = item + self._shift
             found = self._link.window.copy(wanted)
-        if self.group.ranks > 1:
-            self._again = item, found[0], bytes(found[1])
+        self._again = item, found[0], bytes(found[1])
         self._next = item + 1
         self.missed_late += wanted != item
-        if self.group.ranks > 1 and item + self.group.ranks >= self._agreed:
+        if item + self.group.ranks >= self._agreed:
             self._tell(self._agreed)  # it was the last one that the ranks have agreed on
         elif self._next - self._told >= self._tell_every:
             self._tell(self._next)
