@@ -22,7 +22,15 @@ from partitioned import partitioned
 from planning import planning, planning_memory, start
 from protection import protection
 from report import Table, machine
-from sharing import sharing
+from sharing import (
+    in_own_folder,
+    sharing,
+    sharing_controllers,
+    sharing_costs,
+    sharing_handing_over,
+    sharing_memory,
+)
+from sharing_peers import sharing_peers
 from speedup import speedup
 from stalls import stalls
 from target_idle import target_idle
@@ -44,6 +52,11 @@ _RUNS = (
     stalls,
     cache,
     sharing,
+    sharing_costs,
+    sharing_handing_over,
+    sharing_memory,
+    sharing_controllers,
+    in_own_folder(sharing_peers),
     partitioned,
 )
 _BENCHMARKS = {run.__name__: run for run in _RUNS}
@@ -54,14 +67,20 @@ def main() -> int:
     """Runs what is asked for; the number of figures that miss their requirement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a minute instead of a quarter of an hour; less exact")
-    parser.add_argument("--only", nargs="+", choices=_BENCHMARKS, default=list(_BENCHMARKS), help="these benchmarks alone")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=_BENCHMARKS,
+        default=list(_BENCHMARKS),
+        help="these benchmarks alone, and all whose names begin so: sharing, sharing_costs and so on",
+    )
     parser.add_argument("--out", type=Path, help="folder for the CSV files (benchmarks/results, or runs/bench if --quick)")
     options = parser.parse_args()
     folder = options.out or (Path("runs/bench") if options.quick else _HERE / "results")
     logging.getLogger("lightning_echo").setLevel(logging.WARNING)
     torch.set_num_threads(1)  # of the main process: it shares the cores with the workers
     load_before, failures = os.getloadavg()[0], 0
-    for name in options.only:
+    for name in [name for name in _BENCHMARKS if any(name == only or name.startswith(f"{only}_") for only in options.only)]:
         found = _BENCHMARKS[name](options.quick)
         for table in [found] if isinstance(found, Table) else found:
             table.print()

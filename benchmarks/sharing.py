@@ -7,6 +7,7 @@ Processor time is that of the reader and its workers, and of the training.
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from report import Table, progress, verdict
-from sharing_peers import sharing_peers
 from timing import Memory, tree_memory, tree_seconds
 from torch.utils.data import DataLoader, Dataset
 from workloads import BATCH_SIZE, IMAGE_BYTES, WORKERS, Images
@@ -40,17 +40,19 @@ _STEP_SECONDS = {"fast": 0.010, "slow": 0.020}
 _MOST_IDLE, _NEAR = 0.1, 0.2
 
 
-def sharing(quick: bool) -> list[Table]:
-    """All tables about sharing."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["LIGHTNING_ECHO_SHARED"] = folder
-        try:
-            return [
-                *(_speed(quick), _costs(quick), _handing_over(quick), _memory(quick), _controllers(quick)),
-                sharing_peers(quick),
-            ]
-        finally:
-            del os.environ["LIGHTNING_ECHO_SHARED"]
+def in_own_folder(measure: Callable[[bool], Table]) -> Callable[[bool], Table]:
+    """Lets a benchmark have readers of its own."""
+
+    @functools.wraps(measure)
+    def measured(quick: bool) -> Table:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["LIGHTNING_ECHO_SHARED"] = folder
+            try:
+                return measure(quick)
+            finally:
+                del os.environ["LIGHTNING_ECHO_SHARED"]
+
+    return measured
 
 
 # ---------------------------------------------------------------------- trainings in processes of their own
@@ -127,7 +129,8 @@ def _minus(one: tuple[float, float], other: tuple[float, float]) -> tuple[float,
 # ---------------------------------------------------------------------- tables
 
 
-def _speed(quick: bool) -> Table:
+@in_own_folder
+def sharing(quick: bool) -> Table:
     batches, rounds = (20, 1) if quick else (60, 3)
     cases: dict[tuple[str, int], Callable[[], list[tuple[float, tuple[float, float]]]]] = {}
     sleeping, working = Images(sleep_seconds=_SLEEP_SECONDS), Images(work_seconds=_WORK_SECONDS)
@@ -167,7 +170,8 @@ def _speed(quick: bool) -> Table:
     return Table("sharing", text, ("source", "k", "examples/s", "of one alone", "lowest", "highest", "required", "passed"), rows)
 
 
-def _costs(quick: bool) -> Table:
+@in_own_folder
+def sharing_costs(quick: bool) -> Table:
     batches = 20 if quick else 100
     dataset = Images(work_seconds=_WORK_SECONDS)
     rounds = 1 if quick else 3
@@ -204,7 +208,8 @@ class _LargeBatches(Dataset[torch.Tensor]):
         return torch.full((_LARGE, IMAGE_BYTES), index % 251, dtype=torch.uint8)
 
 
-def _handing_over(quick: bool) -> Table:
+@in_own_folder
+def sharing_handing_over(quick: bool) -> Table:
     progress("sharing: attaching, and handing large batches over")
     attach = _attaching(2 if quick else 5)
     rounds = 3 if quick else 40
@@ -299,7 +304,8 @@ def _batch_of(loader: EchoLoader) -> None:
     unpack(item.kind, item.data)
 
 
-def _memory(quick: bool) -> Table:
+@in_own_folder
+def sharing_memory(quick: bool) -> Table:
     """Memory of trainings and reader, with their workers: what each has for itself, and what they share."""
     progress("sharing: memory")
     batches, dataset, rows = 20 if quick else 120, Images(), []
@@ -351,7 +357,8 @@ def _fit(connection: Any, seconds: float) -> None:
     connection.send([(report.factor, report.idle_fraction) for report in callback.reports])
 
 
-def _controllers(quick: bool) -> Table:
+@in_own_folder
+def sharing_controllers(quick: bool) -> Table:
     """A training twice as fast as another: it should echo by 2, and the other one not at all."""
     del quick  # it takes half a minute
     progress("sharing: two controllers")

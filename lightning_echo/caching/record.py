@@ -42,9 +42,7 @@ from lightning_echo.protecting.objects import is_from_pillow, is_image
 __all__ = ["NotPlainError", "Record", "decode", "digest_of", "encode", "encode_plain", "is_whole"]
 
 _PREFIX = struct.Struct("<II")
-_parsed = (
-    json.JSONDecoder().raw_decode
-)  # `json.loads` looks for the encoding and for blanks first, which takes three times as long
+_parsed = json.JSONDecoder().raw_decode  # `json.loads` looks for the encoding and for blanks first: three times as long
 _ALIGNMENT = 16
 _JSON, _PICKLE = b"J", b"P"
 _SCALARS = (type(None), bool, int, float, str)
@@ -155,23 +153,61 @@ def decode(data: Any, *, trusted: bool = True, is_copy: bool = False) -> Any:
     """
     own = data if is_copy else bytearray(data)
     end = _PREFIX.unpack_from(own)[0] + _PREFIX.size
-    header, leaves = bytes(own[_PREFIX.size : end]), _Leaves(own, _aligned(end))
+    header = bytes(own[_PREFIX.size : end])
     if header[0] == _JSON[0]:
-        form = _form_from(header)
-        return _value(form, leaves) if type(form) is list else form
+        return _maker_from(header)(own)
     if not trusted:
         raise ValueError("the record is pickled, and may only be read by the job that has written it")
-    return _Unpickler(io.BytesIO(header[len(_PICKLE) :]), leaves).load()
+    return _Unpickler(io.BytesIO(header[len(_PICKLE) :]), _Leaves(own, _aligned(end))).load()
 
 
 @lru_cache(maxsize=1024)
-def _form_from(header: bytes) -> Any:
-    """Returns the form that a JSON header stands for. Examples that are made alike have equal headers, up to their labels."""
+def _maker_from(header: bytes) -> Callable[[Any], Any]:
+    """Returns what makes an example of the bytes of a record with this JSON header.
+
+    Examples that are made alike have equal headers, up to their labels.
+    """
     text = header[len(_JSON) :].decode()
     form, parsed = _parsed(text)
     if parsed != len(text):
         raise ValueError(f"the header of a record ends after {parsed} of {len(text)} characters")
-    return form
+    start = _aligned(_PREFIX.size + len(header))
+    return _quick_maker(form, start, set()) or (lambda data: _value(form, _Leaves(data, start)))
+
+
+def _quick_maker(form: Any, start: int, met: set[int]) -> Callable[[Any], Any] | None:
+    """Returns the same for an example of scalars and dense tensors, in half of the time of `_value`; None for any other.
+
+    Args:
+        form: The form.
+        start: Where the buffers begin.
+        met: Numbers of the tensors that were met; one that is in an example twice is one object.
+    """
+    if type(form) is not list:
+        return lambda data: form
+    tag = form[0]
+    if tag == "tensor":
+        number, offset, dtype, shape, strides = form[1:]
+        kind = _NUMPY_DTYPES.get(dtype)
+        if strides or kind is None or 0 in shape or number in met:
+            return None
+        met.add(number)
+        at, sizes = start + offset, tuple(shape)
+        return lambda data: torch.from_numpy(np.ndarray(sizes, kind, data, at))
+    if tag not in ("tuple", "list", "dict"):
+        return None
+    parts = [_quick_maker(part[1] if tag == "dict" else part, start, met) for part in form[1:]]
+    makers = [maker for maker in parts if maker is not None]
+    if len(makers) < len(parts):
+        return None
+    if tag == "tuple":
+        return lambda data: tuple([make(data) for make in makers])
+    if tag == "list":
+        return lambda data: [make(data) for make in makers]
+    keys = [key for key, _ in form[1:]]
+    if any(type(key) is list for key in keys):
+        return None
+    return lambda data: {key: make(data) for key, make in zip(keys, makers, strict=True)}
 
 
 def is_whole(data: Any, key: int = 0) -> bool:
@@ -359,8 +395,6 @@ class _Leaves:
         return bytes(memoryview(self._data)[start : start + length])
 
     def tensor(self, start: int, dtype: str, shape: list[int], strides: list[int]) -> torch.Tensor:
-        if not strides and (kind := _NUMPY_DTYPES.get(dtype)) is not None and 0 not in shape:  # half as long as the general way
-            return torch.from_numpy(np.ndarray(shape, kind, self._data, start))
         if 0 in shape:
             return torch.empty(shape, dtype=_DTYPES[dtype])
         flat = torch.frombuffer(self._data, dtype=_DTYPES[dtype], count=prod(shape), offset=start)
