@@ -22,6 +22,7 @@ from partitioned import partitioned
 from planning import planning, planning_memory, start
 from protection import protection
 from report import Table, machine
+from scale import scale
 from sharing import (
     in_own_folder,
     sharing,
@@ -58,6 +59,7 @@ _RUNS = (
     sharing_controllers,
     in_own_folder(sharing_peers),
     partitioned,
+    scale,
 )
 _BENCHMARKS = {run.__name__: run for run in _RUNS}
 _HERE = Path(__file__).parent

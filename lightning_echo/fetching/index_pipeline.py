@@ -237,10 +237,8 @@ def _order(
         return OrdersOfRanks(
             [SamplerOrder(each, *dealt_out, seed=seed) for each in samplers_of_ranks(source.sampler)], rounds.share
         )
-    shares = layout.replicas
-    distance = AllRanksOrder.whole_distance(shape.distance, shares)
-    whole = index_order(source, layout, distance, launch.seed, rank, preserves=preserves, is_whole=True)
-    return AllRanksOrder(whole, shares, rank)
+    whole = index_order(source, layout, shape.distance, launch.seed, rank, preserves=preserves, is_whole=True)
+    return AllRanksOrder(whole, layout.replicas, rank)
 
 
 def _plan(shape: PlanShape, launch: Launch) -> Plan:
@@ -272,8 +270,8 @@ def index_order(
     if source.is_sequential:
         return SequentialOrder(*dealt_out)
     if source.is_shuffled:
-        return ShuffledOrder(*dealt_out, distance, seed=mix(seed, _ORDER_SEED))
-    return SamplerOrder(source.sampler, *dealt_out, distance, seed=mix(seed, _ORDER_SEED), preserves=preserves)
+        return ShuffledOrder(*dealt_out, distance, layout.replicas, seed=mix(seed, _ORDER_SEED))
+    return SamplerOrder(source.sampler, *dealt_out, distance, layout.replicas, seed=mix(seed, _ORDER_SEED), preserves=preserves)
 
 
 def rank_key(seed: int, noise_rank: int) -> int:

@@ -26,7 +26,7 @@ class AllRanksOrder(Order):
     """The order of one rank, read from that of all ranks. It has the same entries and the same states as the order of that rank.
 
     Args:
-        whole: The order of all slots, as that of a single rank would be. Its distance is that of the slots, see `whole_distance`.
+        whole: The order of all slots, as that of a single rank would be; its passes are spread for all ranks.
         replicas: Number of ranks.
         rank: This rank.
 
@@ -39,11 +39,6 @@ class AllRanksOrder(Order):
         self._whole = whole
         self.exact = whole.exact
         self.taken: deque[list[Any]] = deque()
-
-    @staticmethod
-    def whole_distance(distance: int, replicas: int) -> int:
-        """Returns the distance of the order of all slots, so that its passes are spread as those of a rank are."""
-        return distance * replicas + replicas - 1 if distance else 0
 
     def begin_spreading(self) -> None:
         self._whole.begin_spreading()

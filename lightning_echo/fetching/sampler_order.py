@@ -199,7 +199,7 @@ class SamplerOrder(Order):
             entries: The items of the pass, rearranged.
             own_start: The first items as the sampler yields them; None if the slots are filled with ``entries``.
         """
-        end, tail = self._end(number), deque[Any](maxlen=max(self._slot_distance, self._distance(number + 1)))
+        end, tail = self._end(number), deque[Any](maxlen=max(self._spreading.distance, self._distance(number + 1)))
         missing = max(end - self.length, 0)
         start = [] if own_start is None else own_start[:missing]
         self._tail = tail

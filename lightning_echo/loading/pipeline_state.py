@@ -159,10 +159,11 @@ class PlanState:
 
 
 class Distance(NamedTuple):
-    """From pass ``first`` on, two uses of an index are at least ``slots`` slots apart (slots of all ranks)."""
+    """From pass ``first`` on, two uses of an index are so many positions of a lane apart, see ``planning/order.py``."""
 
     first: int
-    slots: int
+    positions: int
+    lanes: Annotated[int, Least(1)] = 1
 
 
 class PassEnd(NamedTuple):

@@ -190,14 +190,23 @@ def _list(hint: Any) -> _Form:
 
 def _row(cls: type[Any]) -> _Form:
     columns = {name: _form(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
+    defaults: dict[str, Any] = getattr(cls, "_field_defaults", {})  # of the last columns; what has its default is left out
 
     def read(value: Any, path: Path) -> Any:
-        fits = isinstance(value, list | tuple) and len(value) == len(columns)
+        fits = isinstance(value, list | tuple) and len(columns) - len(defaults) <= len(value) <= len(columns)
         require(fits, path, f"[{', '.join(columns)}]", value)
-        parts = zip(columns.items(), value, strict=True)
+        parts = zip(columns.items(), value, strict=False)
         return cls(*[form.read(item, (*path, (name,))) for (name, form), item in parts])
 
-    return _Form(read, lambda value: [form.write(getattr(value, name)) for name, form in columns.items()])
+    def write(value: Any) -> Any:
+        row = [form.write(getattr(value, name)) for name, form in columns.items()]
+        for name, default in reversed(defaults.items()):
+            if getattr(value, name) != default:
+                break
+            row.pop()
+        return row
+
+    return _Form(read, write)
 
 
 def _record(cls: type[Any]) -> _Form:

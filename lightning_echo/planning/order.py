@@ -10,10 +10,13 @@ batch sampler yields lists.
 * `SamplerOrder`, in ``fetching/sampler_order.py``, is that of a user's sampler.
 
 Spreading: with echoing an index of one pass may still be live when the next pass begins. So each pass is rearranged a little:
-among the indices that have not been seen for ``distance`` slots, the one that comes first in the pass's own order is taken
-next. Only the first slots of a pass, its *head*, change. The end of a pass stays as it was, unless the pass is short. The head
-of the next pass depends on that end alone, so it can be worked out without all earlier passes. Until echoing begins, nothing
-changes.
+among the indices that have not been seen for so long, the one that comes first in the pass's own order is taken next. Only the
+first slots of a pass, its *head*, change. The end of a pass stays as it was, unless the pass is short. The head of the next pass
+depends on that end alone, so it can be worked out without all earlier passes. Until echoing begins, nothing changes.
+
+What is live is so on one rank. So a pass is rearranged *lane* by lane: lane ``r`` of as many lanes as there are ranks has the
+slots of rank ``r``, and an index stays in its lane. A rank needs the head of its own lane only, however many ranks there are.
+The order of a user's sampler has one lane of all slots: it is read whole on each rank in any case.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +127,22 @@ def spread(entries: Iterable[Any], last_seen: dict[Any, int], distance: int) -> 
     return places, looked_at
 
 
+class _Spreading(NamedTuple):
+    """How a pass is spread.
+
+    Attributes:
+        distance: Positions of a lane that lie between two uses of an index; 0: it is not spread.
+        lanes: Number of lanes.
+    """
+
+    distance: int
+    lanes: int = 1
+
+    def state(self) -> tuple[int, ...]:
+        """Returns it in plain types: of one lane only the distance, as versions without lanes wrote it."""
+        return self if self.lanes > 1 else self[:1]
+
+
 class Order:
     """Base of the orders: an endless stream of entries, pass after pass, as this rank sees it.
 
@@ -133,28 +152,31 @@ class Order:
         replicas: Number of ranks that the pass is dealt out to.
         rank: This rank.
         distance: Positions of a rank that must lie between two uses of an index while passes are spread.
+        lanes: Number of ranks for which passes are spread; None: ``replicas``.
 
     Attributes:
         position: The position that `take` goes on from.
         exact: Whether a resumed run finds the same order again.
     """
 
-    def __init__(self, length: int, pass_length: int, replicas: int = 1, rank: int = 0, distance: int = 0) -> None:
+    def __init__(
+        self, length: int, pass_length: int, replicas: int = 1, rank: int = 0, distance: int = 0, lanes: int | None = None
+    ) -> None:
         self.length, self.pass_length, self.replicas, self.rank = length, pass_length, replicas, rank
         self.position = 0
         self.exact = True
-        self._slot_distance = min(distance * replicas + replicas - 1, pass_length * replicas) if distance else 0
-        self._distances: list[tuple[int, int]] = [(0, 0)]  # (from which pass on, distance in slots)
+        self._spreading = self._spread_by(distance, lanes or replicas) if distance else _Spreading(0, 1)
+        self._distances: list[tuple[int, _Spreading]] = [(0, _Spreading(0, 1))]  # from which pass on
         self._ends: list[tuple[int, int]] = []  # (before which pass, slots of a pass), where that was another number
         self._pass: Iterator[Any] = iter(())
 
     def begin_spreading(self) -> None:
         """Spreads the passes after the present one. A pass that begins just here follows nothing that is live."""
         _, now = self._distances[-1]
-        if self._slot_distance != now:
+        if self._spreading != now:
             first = self.position // self.pass_length + 1
-            self._distances = [(earlier, slots) for earlier, slots in self._distances if earlier < first]
-            self._distances.append((first, self._slot_distance))
+            self._distances = [(earlier, spreading) for earlier, spreading in self._distances if earlier < first]
+            self._distances.append((first, self._spreading))
 
     def take(self, count: int) -> list[Any]:
         """Returns the entries of the next ``count`` positions.
@@ -186,23 +208,33 @@ class Order:
         """Returns what a resumed run needs to find every position from ``position`` on: plain types, the same on all ranks."""
         del position
         ends = {"ends": [list(entry) for entry in self._ends]} if self._ends else {}
-        return {"distances": [list(entry) for entry in self._distances], **ends}
+        return {"distances": [[first, *spreading.state()] for first, spreading in self._distances], **ends}
 
     def prune(self, position: int) -> None:
         """Forgets what only positions before ``position`` need."""
 
     def load(self, state: dict[str, Any]) -> None:
         """Takes over a `state`; call `seek` next."""
-        self._distances = [(int(first), int(slots)) for first, slots in state["distances"]]
+        self._distances = [(first, _Spreading(*spreading)) for first, *spreading in state["distances"]]
         self._ends = [(int(before), int(slots)) for before, slots in state.get("ends", [])]
 
     def _begin(self, pass_number: int) -> Iterator[Any]:
         """Begins a pass: returns its entries on this rank."""
         raise NotImplementedError
 
+    def _spread_by(self, distance: int, lanes: int) -> _Spreading:
+        """Returns how passes are spread for a distance > 0: in one lane, so that the slots of all ranks lie between."""
+        return _Spreading(min(distance * lanes + lanes - 1, self.pass_length * self.replicas), 1)
+
+    def _spreading_of(self, pass_number: int) -> _Spreading:
+        """Returns how a pass is spread."""
+        found = (spreading for first, spreading in reversed(self._distances) if first <= pass_number)
+        return next(found, _Spreading(0, 1)) if pass_number else _Spreading(0, 1)
+
     def _distance(self, pass_number: int) -> int:
         """Returns by how many slots a pass is spread."""
-        return next((slots for first, slots in reversed(self._distances) if first <= pass_number), 0) if pass_number else 0
+        spreading = self._spreading_of(pass_number)
+        return spreading.distance * spreading.lanes
 
     def _end(self, pass_number: int) -> int:
         """Returns the number of slots of a pass; it depends on the number of ranks that the run had then."""
@@ -242,56 +274,64 @@ class ShuffledOrder(SequentialOrder):
     def __init__(self, *args: int, seed: int, **kwargs: int) -> None:
         super().__init__(*args, **kwargs)
         self._seed = seed
-        self._forget_head()
+        self._heads: dict[tuple[int, int], tuple[int, Slots]] = {}  # (lanes, lane) -> number of a pass, and its head there
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self._forget_head()
+        self._heads = {}
 
-    def _forget_head(self) -> None:
-        self._head_pass, self._head = -1, np.empty(0, dtype=np.uint64)
+    def _spread_by(self, distance: int, lanes: int) -> _Spreading:
+        return _Spreading(min(distance, self.pass_length * self.replicas // lanes), lanes)
+
+    def _begin(self, pass_number: int, offset: int = 0) -> Iterator[int]:
+        self._heads = {lane: known for lane, known in self._heads.items() if known[0] >= pass_number - 1}
+        return super()._begin(pass_number, offset)
 
     def _indices(self, pass_number: int, slots: Slots) -> list[int]:
-        head = self._head_of(pass_number)
-        if self._reaches_tail(pass_number):
-            slots %= np.uint64(self.length)
-        if len(head):
-            _look_up(head, slots)
+        return self._permuted(pass_number, self._places(pass_number, slots))
+
+    def _places(self, pass_number: int, slots: Slots) -> Slots:
+        """Returns for slots of a pass the places of their entries in the pass's own order; may write into ``slots``."""
+        distance, lanes = self._spreading_of(pass_number)
+        in_heads = np.flatnonzero(slots < min(2 * distance * lanes, self.length))
+        of_lanes = slots[in_heads] % np.uint64(lanes)
+        for lane in np.unique(of_lanes).tolist():
+            head = self._head_of(pass_number, lane)
+            here = in_heads[of_lanes == lane]
+            positions = slots[here] // np.uint64(lanes)
+            moved = positions < len(head)
+            slots[here[moved]] = head[positions[moved]] * np.uint64(lanes) + np.uint64(lane)
         slots %= np.uint64(self.length)
-        return self._permuted(pass_number, slots)
+        return slots
 
     def _permuted(self, pass_number: int, places: Slots) -> list[int]:
         """Returns the indices at these places of a pass in its own order."""
         result: list[int] = permute(places, self.length, mix(self._seed, pass_number)).tolist()
         return result
 
-    def _head_of(self, pass_number: int) -> Slots:
-        """Returns the head of a pass: for each of its first slots, the place of its entry in the pass's own order."""
-        if self._head_pass != pass_number:
-            first, head = pass_number, np.empty(0, dtype=np.uint64)
-            while self._distance(first) and self._reaches_tail(first - 1):  # only then the head before it matters
-                if self._head_pass == first - 1:
-                    head = self._head
-                    break
+    def _head_of(self, pass_number: int, lane: int) -> Slots:
+        """Returns the head of a lane: for each of its first positions, the position of its entry in the lane's own order."""
+        lanes = self._spreading_of(pass_number).lanes
+        known, first = self._heads.get((lanes, lane)), pass_number
+        if known is None or known[0] != pass_number:
+            while self._follows_head(first) and not (known is not None and known[0] == first - 1):
                 first -= 1
             for current in range(first, pass_number + 1):
-                head = self._spread(current, head) if self._distance(current) else head[:0]
-            self._head_pass, self._head = pass_number, head
-        return self._head
+                self._heads[lanes, lane] = current, self._spread(current, lane)
+        return self._heads[lanes, lane][1]
 
-    def _spread(self, pass_number: int, head_before: Slots) -> Slots:
-        """Returns the head of a pass, from the head of the pass before where that reaches its end."""
-        distance, end = self._distance(pass_number), self._end(pass_number - 1)
-        slots = np.arange(end - distance, end, dtype=np.uint64) % np.uint64(self.length)
-        _look_up(head_before, slots)
-        last_seen = {index: distance - i for i, index in enumerate(self._permuted(pass_number - 1, slots))}
-        start = np.arange(min(2 * distance, self.length), dtype=np.uint64)
+    def _follows_head(self, pass_number: int) -> bool:
+        """Returns whether the head of a lane depends on that of the same lane in the pass before."""
+        (distance, lanes), (before, lanes_before) = self._spreading_of(pass_number), self._spreading_of(pass_number - 1)
+        return bool(distance and before) and lanes == lanes_before and self._reaches_tail(pass_number - 1)
+
+    def _spread(self, pass_number: int, lane: int) -> Slots:
+        """Returns the head of a lane, worked out from the last slots of that lane in the pass before."""
+        (distance, lanes), end = self._spreading_of(pass_number), self._end(pass_number - 1)
+        begin = max(end - distance * lanes, 0)
+        tail = np.arange(begin + (lane - begin) % lanes, end, lanes, dtype=np.uint64)
+        last_seen = {index: len(tail) - i for i, index in enumerate(self._indices(pass_number - 1, tail))}
+        in_lane = -(-(self.length - lane) // lanes)
+        start = np.arange(min(2 * distance, max(in_lane, 0)), dtype=np.uint64) * np.uint64(lanes) + np.uint64(lane)
         places, _ = spread(self._permuted(pass_number, start), last_seen, distance)
         return np.array(places, dtype=np.uint64)
-
-
-def _look_up(head: Slots, slots: Slots) -> None:
-    """Replaces the slots that are in the head by the places of their entries."""
-    moved = slots < len(head)
-    if moved.any():
-        slots[moved] = head[slots[moved]]

@@ -32,7 +32,6 @@ from lightning_echo.caching.nodes.partition import (
     RingSpace,
     Transfers,
     aligned,
-    block_bytes,
     told,
     transfers_of,
 )
@@ -73,6 +72,18 @@ class _Header(NamedTuple):
     taken: int
     is_full: int
     ends: int
+
+
+class _Round(NamedTuple):
+    """What is sent for a round.
+
+    Attributes:
+        transfers: All records.
+        block_bytes: What it takes in the ring of each node.
+    """
+
+    transfers: Transfers
+    block_bytes: list[int]
 
 
 class Group:
@@ -148,7 +159,7 @@ class Exchange:
         self._known = self._arrived = 0
         self._taken = [0] * board.shape.ranks
         self._is_held_up = False  # whether all have asked for more than the rings have room for
-        self._pending: deque[Transfers] = deque()  # of the rounds that are known and have not arrived
+        self._pending: deque[_Round] = deque()  # that are known and have not arrived
         self._spaces = [RingSpace(capacity) for capacity in self._capacities]
         self._outgoing = np.empty(0, dtype=np.uint8)
         self._thread = threading.Thread(target=self._run, name="lightning_echo-exchange", daemon=True)
@@ -260,7 +271,8 @@ class Exchange:
         self._partition.settle(keys[has_key], needing[has_key], said[has_key], is_full)
         for of_round, _ in needs:
             part = slice(begin, begin + len(of_round))
-            self._pending.append(transfers_of(keys[part], needing[part], said[part], self._capacities))
+            transfers = transfers_of(keys[part], needing[part], said[part], self._capacities)
+            self._pending.append(_Round(transfers, transfers.block_bytes(self._nodes)))
             begin = part.stop
         self._known += count
 
@@ -275,28 +287,27 @@ class Exchange:
             needing = self._node_of_share[np.arange(len(rows)) % shares]
         return self._keys.of_many(indices), needing
 
-    def _fits(self, transfers: Transfers) -> bool:
+    def _fits(self, round_: _Round) -> bool:
         """Returns whether the rings of all nodes have room for a round."""
-        return all(space.has_room(block_bytes(transfers, node)) for node, space in enumerate(self._spaces))
+        return all(map(RingSpace.has_room, self._spaces, round_.block_bytes))
 
-    def _transfer(self, transfers: Transfers) -> None:
+    def _transfer(self, round_: _Round) -> None:
         """Sends and receives the records of the next round, and shows it to the workers."""
-        began, number, begin, count = time.perf_counter(), self._arrived, 0, 0
-        for node, space in enumerate(self._spaces):
-            if size := block_bytes(transfers, node):
+        began, number, begin, count, transfers = time.perf_counter(), self._arrived, 0, 0, round_.transfers
+        for node, (space, size) in enumerate(zip(self._spaces, round_.block_bytes, strict=True)):
+            if size:
                 place = space.place(number, size)
                 assert place is not None  # it fits
                 if node == self._node:
                     begin = place
         if len(transfers.keys):
-            between = transfers.bytes_between(self._nodes)
-            outgoing = self._pack(transfers.chosen(transfers.sources == self._node))
+            theirs = transfers.chosen(transfers.sources == self._node)
             mine = transfers.chosen(transfers.targets == self._node)
-            count = len(mine.keys)
+            outgoing, count = self._pack(theirs), len(mine.keys)
+            sent, received = theirs.bytes_by(theirs.targets, self._nodes), mine.bytes_by(mine.sources, self._nodes)
             records_at = begin + aligned(24 * count)
-            size = int(between[:, self._node].sum())
-            incoming = torch.frombuffer(self._board.ring, dtype=torch.uint8)[records_at : records_at + size]
-            self._group.hand_over(incoming, between[:, self._node].tolist(), outgoing, between[self._node].tolist())
+            incoming = torch.frombuffer(self._board.ring, dtype=torch.uint8)[records_at : records_at + sum(received)]
+            self._group.hand_over(incoming, received, outgoing, sent)
             if count:
                 offsets = records_at + np.cumsum(aligned(mine.lengths)) - aligned(mine.lengths)
                 directory = np.frombuffer(self._board.ring, np.int64, 3 * count, begin).reshape(3, count)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BEING_WRITTEN", "NOT_HELD", "Integers", "Partition", "RingSpace", "Transfers", "block_bytes", "told", "transfers_of"]
+__all__ = ["BEING_WRITTEN", "NOT_HELD", "Integers", "Partition", "RingSpace", "Transfers", "told", "transfers_of"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -94,11 +94,16 @@ class Transfers(NamedTuple):
         """Returns some of them."""
         return Transfers(*(column[which] for column in self))
 
-    def bytes_between(self, nodes: int) -> Integers:
-        """Returns the bytes that go from each node to each node, each record aligned."""
-        between = np.zeros((nodes, nodes), dtype=np.int64)
-        np.add.at(between, (self.sources, self.targets), aligned(self.lengths))
-        return between
+    def bytes_by(self, whose: Integers, nodes: int) -> list[int]:
+        """Returns the bytes of all records, each aligned, by node: of the nodes that send (``sources``), or get them."""
+        found: list[int] = np.bincount(whose, aligned(self.lengths), nodes).astype(np.int64).tolist()
+        return found
+
+    def block_bytes(self, nodes: int) -> list[int]:
+        """Returns the bytes that a round takes in the ring of each node: its directory, and the records."""
+        directories = aligned(_ENTRY_BYTES * np.bincount(self.targets, minlength=nodes))
+        blocks: list[int] = (directories + np.array(self.bytes_by(self.targets, nodes), dtype=np.int64)).tolist()
+        return blocks
 
 
 def transfers_of(keys: Integers, needing: Integers, said: Integers, capacities: Sequence[int]) -> Transfers:
@@ -117,17 +122,20 @@ def transfers_of(keys: Integers, needing: Integers, said: Integers, capacities: 
     first = first[np.lexsort((first, pairs[first]))]
     places = places[first]
     found = Transfers(holders[places], needing[places], keys[places], lengths[places])
-    fits = np.ones(len(places), dtype=bool)
-    for node, capacity in enumerate(capacities):
-        mine = np.flatnonzero(found.targets == node)
-        fits[mine] = np.cumsum(aligned(found.lengths[mine]) + _ENTRY_BYTES) + _ALIGNMENT <= capacity
+    fits = _fitting(found, np.array(capacities, dtype=np.int64))
     return found if fits.all() else found.chosen(fits)
 
 
-def block_bytes(transfers: Transfers, node: int) -> int:
-    """Returns the bytes that a round takes in the ring of a node: its directory, and the records."""
-    lengths = transfers.lengths[transfers.targets == node]
-    return int(aligned(_ENTRY_BYTES * len(lengths)) + aligned(lengths).sum()) if len(lengths) else 0
+def _fitting(transfers: Transfers, capacities: Integers) -> npt.NDArray[np.bool_]:
+    """Returns which records fit into the ring of their node, one after the other. Not node by node: there may be hundreds."""
+    by_target = np.argsort(transfers.targets, kind="stable")
+    targets = transfers.targets[by_target]
+    ends = np.cumsum(aligned(transfers.lengths[by_target]) + _ENTRY_BYTES)
+    firsts = np.searchsorted(targets, targets)  # for each record the first one of its node
+    before = np.concatenate([[0], ends])[firsts]
+    fits = np.empty(len(targets), dtype=bool)
+    fits[by_target] = ends - before + _ALIGNMENT <= capacities[targets]
+    return fits
 
 
 def aligned(size: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Item ``n`` of the endless stream is slot ``n % length`` of pass ``n // length``. Its index follows from the seed and ``n``, and
 so do the random numbers that are drawn for it. So any reader can begin at any item. Two uses of an index are a third of a pass
-apart at least: no training meets an index that it still holds, and none needs to change the order.
+apart at least, or 2^18 items: no training meets an index that it still holds, and none needs to change the order.
 
 Items are asked of the workers in chunks of `CHUNK`, cut at multiples of that number wherever a reader begins: a data set that
 reads many examples at once (``__getitems__``) then draws the same numbers for them. The workers are those of a ``DataLoader``,
@@ -35,12 +35,16 @@ from lightning_echo.workers.dataset import EchoDataset, add_note
 __all__ = ["Chunk", "Preparation", "Reading", "chunks", "distance_of", "order_of"]
 
 _NOISE = 21
+_MOST_APART = 2**18  # items: 0.4 s, 60 MiB
 _PREFETCHED_CHUNKS = 2  # per worker
 
 
 def distance_of(length: int) -> int:
-    """Returns how many items lie between two uses of an index at least; 0 in passes too short to arrange that."""
-    return length // 3
+    """Returns how many items lie between two uses of an index at least; 0 in passes too short to arrange that.
+
+    Arranging it takes time and memory for each of them, where a pass begins. No training has a buffer of more than the most.
+    """
+    return min(length // 3, _MOST_APART)
 
 
 def order_of(source: Source, seed: int) -> Order:

@@ -27,6 +27,7 @@ from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.plan import Plan
 from lightning_echo.planning.plans import make_plan, plan_from_state
 from lightning_echo.planning.shape import PlanShape
+from lightning_echo.sharing.reader.reading import distance_of
 from lightning_echo.sharing.taking.attachment import Attachment, Missed
 from lightning_echo.sharing.taking.connecting import Place
 from lightning_echo.sharing.taking.pace import Pace
@@ -68,16 +69,17 @@ class SharedExamples:
         return self._length
 
 
-def shared_shape(shape: PlanShape, phase: int) -> PlanShape:
+def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
     """Returns the sizes of the plan of a training that shares: one buffer, and no more live than the reader keeps apart.
 
     Args:
         shape: Sizes as without sharing.
         phase: See `PlanShape`.
+        layout: How the training cuts and deals out a pass.
     """
     if not shape.distinct:
         return replace(shape, phase=phase)
-    distance = shape.pass_length // 3  # as in sharing/reader/reading.py, in positions of a rank
+    distance = min(shape.pass_length // 3, distance_of(layout.length) // layout.replicas)
     most = max(distance - shape.batch_size, shape.batch_size)
     return replace(shape, workers=0, buffer_size=min(shape.buffer_size, most), most_distance=distance, phase=phase)
 
@@ -171,7 +173,7 @@ class SharedPipeline:
             place = self._attachment.enter(self._item(begin.position) if begin.position else None)
             return self._begin(self._say(place, begin), begin.number)
         self._phase = (launch.state["order"] or {}).get("phase") or 0
-        plan = plan_from_state(shared_shape(self._shape, self._phase), saved)
+        plan = plan_from_state(shared_shape(self._shape, self._phase, self._layout), saved)
         self._factors = [(0, plan.factor), *((number, factor) for number, factor in saved["pending"])]
         wish = self._item(plan.oldest_call)
         place = self._attachment.enter(wish)
@@ -236,7 +238,7 @@ class SharedPipeline:
             number: Number of its first batch in the run.
         """
         self._phase = (start.number - number) % self._layout.batches_per_pass
-        shape = shared_shape(self._shape, self._phase)
+        shape = shared_shape(self._shape, self._phase, self._layout)
         now = next(factor for since, factor in reversed(self._factors) if since <= number)
         plan = make_plan(shape, now)
         plan.position, plan.number = (start.number if self._choice.point.by_batches else start.position), number

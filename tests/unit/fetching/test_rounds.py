@@ -24,8 +24,7 @@ def own_and_all(loader, replicas, rank, distance, seed=3):
     layout = layout_of(source, replicas)
     own = index_order(source, layout, distance, seed, rank, preserves=True)
     source = Source(copy.deepcopy(loader))  # the two do not draw from one generator
-    wide = AllRanksOrder.whole_distance(distance, replicas)
-    return own, AllRanksOrder(index_order(source, layout, wide, seed, rank, preserves=True, is_whole=True), replicas, rank)
+    return own, AllRanksOrder(index_order(source, layout, distance, seed, rank, preserves=True, is_whole=True), replicas, rank)
 
 
 def plain(length, shuffle):

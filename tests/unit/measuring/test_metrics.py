@@ -11,6 +11,7 @@ import torch.multiprocessing
 from hypothesis import given
 from hypothesis import strategies as st
 from torchmetrics import MetricCollection
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_echo.measuring.metrics import EchoCounter, IdleFraction, job_steps
 
@@ -263,6 +264,8 @@ def on_a_rank(rank, folder):
         found["synced"] = tuple(idle.steps())
         found["last two"] = tuple(idle.steps(2))
         found["shape"] = list(idle.per_step.shape)
+    with idle.sync_context(dist_sync_fn=gather_all_tensors):
+        found["gathered"] = tuple(idle.steps())
     found["own again"] = tuple(idle.steps())
     found["computed"] = idle.compute().item()
     found["counts"] = {name: int(value) for name, value in counter.compute().items()}
@@ -278,6 +281,18 @@ def on_a_rank(rank, folder):
         IdleFraction()([0.5 * rank], [1.0]).item(),
         IdleFraction(dist_sync_on_step=True)([0.5 * rank], [1.0]).item(),
     ]
+    uneven = IdleFraction()
+    uneven.update([0.5] * (2 + rank), [1.0] * (2 + rank))
+    try:
+        uneven.compute()
+    except ValueError as error:
+        found["uneven"] = str(error)
+    drawn = torch.rand(2, 50, generator=torch.Generator().manual_seed(3)).round(decimals=1)  # with equal waits
+    of_both = torch.stack([drawn, drawn.roll(7, dims=1) + torch.tensor([[0.0], [0.1]])])
+    idle.reset()
+    idle.update(*of_both[rank])
+    with idle.sync_context():
+        found["drawn"] = tuple(idle.steps()), tuple(job_steps(of_both[:, 0], of_both[:, 1]))
     # In torch 2.4 gloo's thread may still hold the last tensor, and wait for the interpreter lock, which destroy_process_group
     # holds while it waits for the thread. A barrier's work holds no tensor of Python's.
     torch.distributed.barrier()
@@ -300,7 +315,23 @@ def test_over_two_processes_the_longest_waits_are_summed(ranks):
         assert found["computed"] == (0.5 + 0.5 + 0.5 + 0.75) / 4
         assert found["synced"] == (4, 0.5625, 0, 0.5625, 0.4375, None)
         assert found["last two"] == (2, 0.625, 0, 0.625, 0.375, None)
-        assert found["shape"] == [2, 2, 4]
+        assert found["shape"] == [1, 3, 4], "as much for any number of ranks"
+
+
+def test_a_function_that_gathers_finds_the_same(ranks):
+    for found in ranks:
+        assert found["gathered"] == found["synced"]
+
+
+def test_joined_steps_are_those_of_all_ranks_also_where_two_wait_equally_long(ranks):
+    for found in ranks:
+        joined, expected = found["drawn"]
+        assert joined == pytest.approx(expected, abs=1e-6)
+
+
+def test_ranks_with_different_numbers_of_steps_are_refused_on_all_of_them(ranks):
+    for rank, found in enumerate(ranks):
+        assert found["uneven"] == f"all ranks must have made equally many steps, and they have made 2 to 3, this one {2 + rank}"
 
 
 def test_after_the_gathering_each_process_has_its_own_steps_again(ranks):

@@ -266,6 +266,19 @@ def test_a_shuffled_order_forgets_the_pass_that_it_had_rearranged_when_a_state_i
     assert plain.take(20) == expected[20:]
 
 
+def test_a_state_from_before_there_were_lanes_says_how_far_apart_the_slots_of_all_ranks_are():
+    """Then a pass was spread as if it were that of a single rank, with the distance of all slots."""
+    whole = shuffled(40, distance=7)
+    whole.load({"distances": [[0, 0], [1, 7]]})
+    expected = [whole.take(40) for _ in range(3)]
+    for rank in range(2):
+        order = shuffled(40, 20, 2, rank, 3)
+        order.load({"distances": [[0, 0], [1, 7]]})
+        assert [order.take(20) for _ in range(3)] == [indices[rank::2] for indices in expected]
+    order.begin_spreading()
+    assert order.state(60)["distances"] == [[0, 0], [1, 7], [4, 3, 2]]
+
+
 def test_spreading_by_another_distance_takes_the_place_of_the_one_that_a_state_holds():
     order = shuffled(20, distance=6)
     order.load({"distances": [[0, 0], [1, 4]]})
@@ -398,6 +411,33 @@ class TestSpreading:
             assert len(counts) == min(length, pass_length * replicas)
             assert sum(counts.values()) == pass_length * replicas
 
+    @given(passes())
+    def test_an_index_stays_with_its_rank(self, passes):
+        length, replicas, _, distance, _, seed = passes
+        pass_length = math.ceil(length / replicas)
+        for rank in range(replicas):
+            plain, spread_out = (shuffled(length, pass_length, replicas, rank, distance, seed) for _ in range(2))
+            spread_out.begin_spreading()
+            for _ in range(4):
+                assert sorted(spread_out.take(pass_length)) == sorted(plain.take(pass_length))
+
+    @pytest.mark.parametrize("replicas", [1, 8, 4096])
+    def test_a_rank_looks_at_its_own_entries_alone_however_many_ranks_there_are(self, monkeypatch, replicas):
+        looked_at = []
+
+        def counted(*args):
+            places, entries = spread(*args)
+            looked_at.append(len(entries))
+            return places, entries
+
+        monkeypatch.setattr(order_module, "spread", counted)
+        order = shuffled(10**9, -(-(10**9) // replicas), replicas, replicas - 1, 100)
+        order.begin_spreading()
+        order.seek(order.pass_length - 50)
+        order.take(300)
+        assert len(looked_at) == 1
+        assert looked_at[0] <= 200
+
     @pytest.mark.parametrize("kind", ["shuffled", "sampler"])
     def test_moves_only_the_start_of_a_pass(self, kind):
         def stream(spreading):
@@ -449,6 +489,7 @@ def test_no_memory_grows_with_the_data_set(kind):
         _, peak = tracemalloc.get_traced_memory()
         for _ in range(300):
             request = next(requests)
+        order.begin_spreading()
         order.seek(length - 100)  # into the next pass
         order.take(1000)
         _, later_peak = tracemalloc.get_traced_memory()
@@ -457,3 +498,16 @@ def test_no_memory_grows_with_the_data_set(kind):
     assert len(set(first.indices)) == len(request.indices) == batch_size
     assert peak < 5e6
     assert later_peak < 5e6
+
+
+def test_no_memory_grows_with_the_ranks():
+    tracemalloc.start()
+    try:
+        order = shuffled(10**9, -(-(10**9) // 4096), 4096, 77, 1000)
+        order.begin_spreading()
+        order.seek(order.pass_length - 100)
+        order.take(1000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2e6

@@ -10,7 +10,6 @@ from lightning_echo.caching.nodes.partition import (
     NOT_HELD,
     Partition,
     RingSpace,
-    block_bytes,
     told,
     transfers_of,
 )
@@ -93,20 +92,25 @@ class TestSending:
     @given(needs, holdings, st.lists(st.integers(0, 700), min_size=NODES, max_size=NODES))
     def test_what_a_node_gets_for_a_round_fits_into_its_empty_ring(self, of_round, holders, capacities):
         keys, nodes = integers(key for key, _ in of_round), integers(node for _, node in of_round)
-        found = transfers_of(keys, nodes, said_by(holders, keys), capacities)
+        found, whole = (transfers_of(keys, nodes, said_by(holders, keys), each) for each in (capacities, PLENTY))
+        assert all(size <= capacity for size, capacity in zip(found.block_bytes(NODES), capacities, strict=True))
         for node, capacity in enumerate(capacities):
-            assert block_bytes(found, node) <= capacity
+            sent, wanted = (each.keys[each.targets == node].tolist() for each in (found, whole))
+            assert sent == wanted[: len(sent)], "in order, up to the first that has no room"
+            if len(sent) < len(wanted):
+                sizes = whole.lengths[whole.targets == node][: len(sent) + 1]
+                assert sum(-(-size // 64) * 64 + 24 for size in sizes.tolist()) + 64 > capacity
 
     @given(needs, holdings)
     def test_the_bytes_of_a_block_are_its_directory_and_its_records(self, of_round, holders):
         keys, nodes = integers(key for key, _ in of_round), integers(node for _, node in of_round)
         found = transfers_of(keys, nodes, said_by(holders, keys), PLENTY)
-        between = found.bytes_between(NODES)
+        received, blocks = found.bytes_by(found.targets, NODES), found.block_bytes(NODES)
         for node in range(NODES):
             lengths = found.lengths[found.targets == node].tolist()
             records = sum(-(-length // 64) * 64 for length in lengths)
             directory = -(-24 * len(lengths) // 64) * 64
-            assert (between[:, node].sum(), block_bytes(found, node)) == (records, records + directory if lengths else 0)
+            assert (received[node], blocks[node]) == (records, records + directory if lengths else 0)
 
 
 class TestRing:
