@@ -189,7 +189,7 @@ def _quick_maker(form: Any, start: int, met: set[int]) -> Callable[[Any], Any] |
     if tag == "tensor":
         number, offset, dtype, shape, strides = form[1:]
         kind = _NUMPY_DTYPES.get(dtype)
-        if strides or kind is None or 0 in shape or number in met:
+        if strides or kind is None or number in met:
             return None
         met.add(number)
         at, sizes = start + offset, tuple(shape)

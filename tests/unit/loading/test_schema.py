@@ -13,6 +13,7 @@ from own_states import Ends
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.loading.pipeline_state import Distance, OrderState
 from lightning_echo.loading.schema import LEFT_OUT, ROW, EchoStateError, Least, LeftOut, plain, read
 from lightning_echo.loading.state import EchoState
 
@@ -210,6 +211,13 @@ def test_what_older_versions_did_not_save_may_be_missing():
     found = EchoState.from_dict(older, by_index=True)
     assert (found.passes_over, found.plan.buffers[0].uses_left, found.trainer, found.stream) == (0, None, None, None)
     assert not is_refused("shuffled", older, "passes_over")
+
+
+def test_the_last_columns_of_a_row_are_left_out_where_they_say_nothing_new():
+    """So older versions can read what they could have written."""
+    order = OrderState(distances=(Distance(0, 0), Distance(1, 4, 2)))
+    assert plain(order) == {"distances": [[0, 0], [1, 4, 2]]}
+    assert read(OrderState, plain(order)) == order
 
 
 def test_that_nothing_is_known_of_the_epoch_is_another_state_than_that_nobody_was_asked():

@@ -386,7 +386,7 @@ class TestSpreading:
     @given(passes(), st.sampled_from(["sequential", "shuffled", "sampler"]))
     def test_no_index_returns_to_a_rank_before_the_distance_and_passes_stay_complete(self, passes, kind):
         length, replicas, pass_length, distance, begin, seed = passes
-        assume(distance * replicas + replicas - 1 <= length)  # else there are too few indices for it
+        assume(kind == "shuffled" or distance * replicas + replicas - 1 <= length)  # else there are too few indices for it
         streams = []
         for rank in range(replicas):
             dealt_out = (length, pass_length, replicas, rank, distance)
@@ -400,7 +400,9 @@ class TestSpreading:
             stream = order.take(begin)
             order.begin_spreading()
             streams.append(stream + order.take(8 * pass_length - begin))
-        for stream in streams:
+        for rank, stream in enumerate(streams):
+            if kind == "shuffled" and -(-(length - rank) // replicas) < distance:
+                continue  # it has too few indices of its own
             last = {}
             for position, index in enumerate(stream):
                 if position >= (begin // pass_length + 1) * pass_length:  # in the passes after the one in which it began

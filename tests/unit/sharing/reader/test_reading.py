@@ -5,8 +5,11 @@ from itertools import islice
 import pytest
 from torch.utils.data import DataLoader
 
+from lightning_echo.fetching.layout import Layout
 from lightning_echo.fetching.source import Source
-from lightning_echo.sharing.reader.reading import chunks, order_of
+from lightning_echo.planning.shape import PlanShape, Reuse
+from lightning_echo.sharing.reader.reading import chunks, distance_of, order_of
+from lightning_echo.sharing.taking.shared_pipeline import shared_shape
 from lightning_echo.sharing.window import CHUNK
 
 LENGTH, PASSES = 61, 6
@@ -33,6 +36,26 @@ def test_each_pass_has_each_index_once_and_two_uses_are_a_third_of_a_pass_apart(
     for item, index in enumerate(indices):
         assert item - last_seen.get(index, -LENGTH) >= LENGTH // 3
         last_seen[index] = item
+
+
+@pytest.mark.parametrize(("length", "apart"), [(2, 0), (61, 20), (786_431, 262_143), (10**10, 262_144)])
+def test_what_lies_between_two_uses_is_a_third_of_a_pass_and_not_more_than_can_be_arranged_in_a_moment(length, apart):
+    assert distance_of(length) == apart
+
+
+@pytest.mark.parametrize(
+    ("length", "replicas", "drop_last"), [(61, 1, False), (61, 4, False), (10**9, 3, True), (10**9, 1, False)]
+)
+def test_a_training_holds_no_example_for_longer_than_the_reader_keeps_two_uses_apart(length, replicas, drop_last):
+    here = -(-length // replicas)
+    batches = here // 4 if drop_last else -(-here // 4)
+    last = 4 if drop_last else here - (batches - 1) * 4
+    layout = Layout(length, replicas, 4, last, batches)
+    shape = PlanShape(
+        batch_size=4, last_batch_size=last, batches_per_pass=batches, workers=2, buffer_size=10**7, seed=0, reuse=Reuse.memory
+    )
+    found = shared_shape(shape, 0, layout)
+    assert 4 <= found.buffer_size <= found.most_distance <= distance_of(length) / replicas
 
 
 @pytest.mark.parametrize("begin", [1, 31, 32, 60, 61, 150])
