@@ -413,6 +413,13 @@ class TestSpreading:
             assert len(counts) == min(length, pass_length * replicas)
             assert sum(counts.values()) == pass_length * replicas
 
+    @pytest.mark.parametrize("seed", range(20))
+    def test_a_rank_that_has_one_index_more_than_others_keeps_all_of_them_apart(self, seed):
+        order = shuffled(7, 4, 2, 0, 4, seed)
+        order.begin_spreading()
+        stream = order.take(24)
+        assert all(len(set(stream[at : at + 4])) == 4 for at in range(21))
+
     @given(passes())
     def test_an_index_stays_with_its_rank(self, passes):
         length, replicas, _, distance, _, seed = passes
