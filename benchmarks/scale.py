@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -241,16 +241,17 @@ def _collectives() -> list[Table]:
     without, with_callback = (_count(callback) for callback in ("none", "echo"))
     rows = []
     for what in sorted(with_callback):
-        calls, given = with_callback[what]
-        calls, given = calls - without.get(what, (0, 0))[0], given - without.get(what, (0, 0))[1]
+        calls, given, seconds = (
+            after - before for after, before in zip(with_callback[what], without.get(what, (0, 0, 0.0)), strict=True)
+        )
         if calls:
             gets = [given * ranks if "gather" in what else given for ranks in _RANKS]
-            rows.append((what, calls, given, *(each / 1024 for each in gets)))
+            rows.append((what, int(calls), int(given), 1e3 * seconds, *(each / 1024 for each in gets)))
     text = (
         "collectives that EchoCallback adds to an epoch, counted in the third of four epochs of 20 steps on two ranks; bytes "
-        "that a rank gives in all, and KiB that it gets with so many ranks"
+        "that a rank gives in all, milliseconds that it spends there, waiting included, and KiB that it gets with so many ranks"
     )
-    columns = ("collective", "calls", "bytes given", *(f"got with {ranks:,}" for ranks in _RANKS))
+    columns = ("collective", "calls", "bytes given", "ms on two ranks", *(f"got with {ranks:,}" for ranks in _RANKS))
     return [Table("scale_collectives", text, columns, rows), _idle_fraction()]
 
 
@@ -290,8 +291,8 @@ def _join_on(rank: int, folder: str, there: Any) -> None:
     torch.distributed.destroy_process_group()
 
 
-def _count(callback: str) -> dict[str, tuple[int, int]]:
-    """Returns calls and bytes of each kind of collective in the third epoch, on rank 0."""
+def _count(callback: str) -> dict[str, list[float]]:
+    """Returns calls, bytes and seconds of each kind of collective in the third epoch, on rank 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -303,8 +304,8 @@ def _count(callback: str) -> dict[str, tuple[int, int]]:
         statuses = [process.wait(300) for process in processes]
         if any(statuses):
             raise RuntimeError("a rank of the counted training has failed")
-        found = json.loads(Path(folder, "counted.json").read_text())
-    return {name: (calls, given) for name, (calls, given) in found.items()}
+        found: dict[str, list[float]] = json.loads(Path(folder, "counted.json").read_text())
+        return found
 
 
 class _Model(LightningModule):
@@ -326,6 +327,7 @@ class _Counting(Callback):
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         for name in ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "barrier"):
             self._watch(name, lambda args: next((arg.nbytes for arg in reversed(args) if isinstance(arg, torch.Tensor)), 0))
         self._watch("all_gather_object", lambda args: len(pickle.dumps(args[1])))
@@ -336,10 +338,14 @@ class _Counting(Callback):
         function = getattr(torch.distributed, name)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._counts:
-                self.calls[name] += 1
-                self.bytes[name] += bytes_of((*args, *kwargs.values()))
-            return function(*args, **kwargs)
+            if not self._counts:
+                return function(*args, **kwargs)
+            self.calls[name] += 1
+            self.bytes[name] += bytes_of((*args, *kwargs.values()))
+            began = time.perf_counter()
+            found = function(*args, **kwargs)
+            self.seconds[name] += time.perf_counter() - began
+            return found
 
         setattr(torch.distributed, name, watched)
 
@@ -367,7 +373,7 @@ def main(rank: int, port: str, folder: Path, callback: str) -> None:
     )
     trainer.fit(_Model(), DataLoader([torch.zeros(8)] * 160, batch_size=4, num_workers=1, persistent_workers=True))
     if not rank:
-        counted = {name: (calls, counting.bytes[name]) for name, calls in counting.calls.items()}
+        counted = {name: (calls, counting.bytes[name], counting.seconds[name]) for name, calls in counting.calls.items()}
         (folder / "counted.json").write_text(json.dumps(counted))
 
 

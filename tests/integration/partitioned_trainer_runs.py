@@ -49,25 +49,29 @@ class Node(LightningEnvironment):
         return True
 
 
-def train(cache: CacheConfig | None) -> dict[str, Any]:
-    pl.seed_everything(7, verbose=False)
-    dataset, net = Numbers(LENGTH), Net()
-    echo = EchoCallback(factor=1.5, insertion_point="before_augmentation", cache=cache, reuse="each")
-    trainer = pl.Trainer(
+def trainer_of(echo: EchoCallback, epochs: int) -> pl.Trainer:
+    """The Trainer of one of the two nodes."""
+    return pl.Trainer(
         accelerator="cpu",
         strategy="ddp",
         devices=1,
         num_nodes=2,
         plugins=[Node()],
-        max_epochs=EPOCHS,
+        max_epochs=epochs,
         callbacks=[echo],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+
+
+def train(cache: CacheConfig | None) -> dict[str, Any]:
+    pl.seed_everything(7, verbose=False)
+    dataset, net = Numbers(LENGTH), Net()
+    echo = EchoCallback(factor=1.5, insertion_point="before_augmentation", cache=cache, reuse="each")
     loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=1)
-    trainer.fit(net, loader, DataLoader(Numbers(16), batch_size=4))
+    trainer_of(echo, EPOCHS).fit(net, loader, DataLoader(Numbers(16), batch_size=4))
     last = echo.reports[-1]
     return {
         "seen": net.seen,

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Trainer, seed_everything
-from partitioned_trainer_runs import Net, Node
+from lightning.pytorch import seed_everything
+from partitioned_trainer_runs import Net, trainer_of
 from torch.utils.data import DataLoader
 
 from lightning_echo import CacheConfig, EchoCallback, StagedDataset
@@ -41,21 +41,8 @@ def main(folder: Path, rank: int) -> None:
         seed_everything(7, verbose=False)
         net = Net()
         echo = EchoCallback(factor=1, insertion_point="before_augmentation", cache=cache)
-        trainer = Trainer(
-            accelerator="cpu",
-            strategy="ddp",
-            devices=1,
-            num_nodes=2,
-            plugins=[Node()],
-            max_epochs=EPOCHS,
-            callbacks=[echo],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
         began = time.perf_counter()
-        trainer.fit(net, DataLoader(Large(), batch_size=BATCH_SIZE, shuffle=True, num_workers=1))
+        trainer_of(echo, EPOCHS).fit(net, DataLoader(Large(), batch_size=BATCH_SIZE, shuffle=True, num_workers=1))
         last = echo.reports[-1]
         found[name] = {
             "seen": net.seen,
