@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from partitioned_runs import Numbers, cached
 FAULT_AT = 20  # step
 STEPS = 60
 LENGTH = 120
+STOPPED_SECONDS, TIME_OUT_SECONDS = 4, 20
 
 
 def step(value: torch.Tensor) -> None:
@@ -36,6 +38,10 @@ def run(rank: int, fault: str) -> None:
                 raise ValueError("this rank has had enough")
             if done == FAULT_AT and rank == 1 and fault == "unreadable":
                 _break(loader)
+            if done == FAULT_AT and rank == 1 and fault == "stopped for a while":
+                subprocess.Popen(["sh", "-c", f"sleep {STOPPED_SECONDS}; kill -CONT {os.getpid()}"])
+            if done == FAULT_AT and rank == 1 and fault.startswith("stopped"):
+                os.kill(os.getpid(), signal.SIGSTOP)
             step(batch.sum())
             done += 1
             if done == STEPS:
@@ -59,7 +65,7 @@ def main(folder: str, rank: int, fault: str) -> None:
     os.environ.update(LOCAL_RANK="0", GROUP_RANK=str(rank))
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=20)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=TIME_OUT_SECONDS)
     )
     run(rank, fault)
     torch.distributed.destroy_process_group()

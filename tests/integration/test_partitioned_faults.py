@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import partitioned_fault_runs
 import pytest
+from partitioned_fault_runs import TIME_OUT_SECONDS
 
 pytestmark = pytest.mark.program
 
@@ -29,7 +31,10 @@ def ranks_of(fault: str, folder: Path) -> list[tuple[int, str]]:
         for rank in range(2)
     ]
     try:
-        printed = [process.communicate(timeout=MOST_SECONDS)[0] for process in started]
+        first = started[0].communicate(timeout=MOST_SECONDS)[0]
+        if fault == "stopped":
+            started[1].kill()
+        printed = [first, started[1].communicate(timeout=MOST_SECONDS)[0]]
     finally:
         for process in started:
             process.kill()
@@ -48,6 +53,20 @@ def test_a_node_that_dies_ends_the_other_one_as_ddp_ends_it(tmp_path: Path) -> N
     assert status > 0
     assert "in all_reduce" in printed, "the error is that of the training's own collective"
     assert printed.rstrip().splitlines()[-1].split(": ")[-1], "and says what happened"
+
+
+def test_a_node_that_is_stopped_for_a_while_holds_up_the_other_one_and_both_go_on(tmp_path: Path) -> None:
+    for status, printed in ranks_of("stopped for a while", tmp_path):
+        assert (status, printed.count(ENDED)) == (0, 1), printed
+        assert "do not exchange examples any more" not in printed
+
+
+def test_a_node_that_hangs_ends_the_other_one_within_the_time_out_of_its_own_collectives(tmp_path: Path) -> None:
+    began = time.monotonic()
+    (status, printed), _ = ranks_of("stopped", tmp_path)
+    assert status > 0
+    assert "in all_reduce" in printed, "the error is that of the training's own collective"
+    assert TIME_OUT_SECONDS < time.monotonic() - began < TIME_OUT_SECONDS + 60, "not the two minutes of the exchange's own"
 
 
 def test_an_exception_on_one_node_ends_both(tmp_path: Path) -> None:
