@@ -91,6 +91,7 @@ class Attachment:
         group: The ranks of this training.
         follow: Of items that no other reader finds again: returns from which item on to ask the next reader, given the window of
             the one that has died, and the first item that this training has not taken. It may raise a `ReaderError`.
+        label: This training, for people; empty: its program and process.
 
     Attributes:
         group: The ranks of this training.
@@ -112,9 +113,10 @@ class Attachment:
         tell_every: int = 1,
         group: Group | None = None,
         follow: Callable[[Window, int], int] | None = None,
+        label: str = "",
     ) -> None:
         self._config, self._tell_every, self.group, self._follow = config, max(tell_every, 1), group or Group.of_one(), follow
-        self._connector = Connector(config, payload, data_print, self.group)
+        self._connector = Connector(config, payload, data_print, self.group, label)
         self._link: Link | None = None
         self._succession: Succession | None = None
         self._next = self._told = 0  # the first item that is still needed, and what the reader knows of it
@@ -129,17 +131,18 @@ class Attachment:
         self.need_nanoseconds = 0
         self.missed_late = 0
 
-    def enter(self, wish: int | None) -> Place:
+    def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
         """Attaches to the reader of the name, and starts one if there is none.
 
         Args:
             wish: The item to go on from; None: the start.
+            goes_on: Whether it was there already, on another node, with a reader that has died.
 
         Raises:
             SharedDataDiffers: The reader has other data.
             ReaderError: No reader could begin.
         """
-        link = self._connector.connect(wish, goes_on=False)
+        link = self._connector.connect(wish, goes_on=goes_on)
         self._use(link)
         self._next = link.place.item
         self._succession = Succession(link, self._succeed)
@@ -175,6 +178,11 @@ class Attachment:
         window = self._link.window
         need = window.slowest_need_nanoseconds
         return max(window.seconds_per_example, need / 1e9 if need > self.need_nanoseconds else 0.0)
+
+    @property
+    def cpu_seconds_per_example(self) -> float:
+        """Processor time that the reader takes for an example, seconds; 0 if not known."""
+        return 0.0 if self._link is None else self._link.window.cpu_seconds_per_example
 
     def keep(self, items: Iterable[int]) -> None:
         """Takes items that come before those that will be asked for in order, and keeps them until they are asked for.
@@ -368,7 +376,7 @@ class Attachment:
         assert self._link is not None
         count = max(self.trainings, 1)
         taken = max(item - max(self._told, self._missed_to), 0)
-        self.saved_cpu_seconds += taken * self._link.window.cpu_seconds_per_example * (count - 1) / count / self.group.ranks
+        self.saved_cpu_seconds += taken * self.cpu_seconds_per_example * (count - 1) / count / self.group.ranks
         self._told = max(item, self._told)
 
     def _missed(self, item: int, low: int) -> Missed:
