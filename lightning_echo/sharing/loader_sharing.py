@@ -236,9 +236,9 @@ def check_shareable(config: ShareConfig, source: Source) -> None:
     check_ray(config.name)
     if not unit_of(source).is_replayed:
         raise ValueError(
-            f"share={config.name!r} with share.cluster={config.cluster!r} is impossible here: another node could not go on within a "
-            f"pass, since what is shared is {unit_of(source).value}. Use a DataLoader over a map-style data set; or leave cluster out, "
-            "so that each node has a reader of its own"
+            f"share={config.name!r} with share.cluster={config.cluster!r} is impossible here: no other node could go on within "
+            f"a pass, since what is shared is {unit_of(source).value}. Use a DataLoader over a map-style data set; or leave "
+            "cluster out, so that each node has a reader of its own"
         )
 
 

@@ -72,8 +72,8 @@ class ShareConfig:
                 raise ValueError(f"share.{option} must be {' or '.join(map(repr, known))}, got {value!r}")
         if self.cluster is not None and self.behind != "wait":
             raise ValueError(
-                f"share.behind={self.behind!r} is impossible with share.cluster={self.cluster!r}: the reader of another node waits "
-                "for all. Use behind='wait', or leave cluster out, so that each node has a reader of its own"
+                f"share.behind={self.behind!r} is impossible with share.cluster={self.cluster!r}: readers wait for other nodes. "
+                "Use behind='wait', or leave cluster out, so that each node has a reader of its own"
             )
         if self.restart != "pass" and not isinstance(self.restart, bool):
             raise TypeError(f"share.restart must be True, False or 'pass', got {self.restart!r}")

@@ -71,7 +71,8 @@ class Chunk(NamedTuple):
         Raises:
             ChunkError: The array is no chunk.
         """
-        view = memoryview(np.ascontiguousarray(array, np.uint8)).toreadonly()
+        flat: Any = np.ascontiguousarray(array, np.uint8)
+        view = memoryview(flat).toreadonly()
         if len(view) < _HEADER * _NUMBER_BYTES:
             raise ChunkError(f"a chunk has {_HEADER * _NUMBER_BYTES} bytes or more, got {len(view)}")
         first, count, nanoseconds, cpu = (int(word) for word in np.frombuffer(view, np.uint64, _HEADER))

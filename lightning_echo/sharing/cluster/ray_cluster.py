@@ -71,7 +71,7 @@ def place_of_training(name: str) -> dict[str, str]:
         )
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         warnings.warn(
-            f"share={name!r} sends examples through a Ray cluster that asks for no token: whoever reaches its ports can read them "
+            f"share={name!r} sends examples through a Ray cluster without tokens: whoever reaches its ports can read them "
             "and run programs there. Before Ray is started, set RAY_AUTH_MODE=token on all nodes, and RAY_AUTH_TOKEN_PATH to a "
             "file that has the token and that nobody else can read (chmod 600)",
             UserWarning,
@@ -141,8 +141,8 @@ def joined(name: str, place: dict[str, str], data_print: dict[str, str]) -> Iter
         actor, met = _met(name, place["node"], here, data_print)
         if met["differs"]:
             raise ValueError(
-                f"share={name!r} is the name of other data on {met['where']}: {met['differs']}. Trainings that share must have the "
-                "same data set, sampler and transforms; give another name for other data"
+                f"share={name!r} is the name of other data on {met['where']}: {met['differs']}. Trainings that share must have "
+                "the same data set, sampler and transforms; give another name for other data"
             )
         yield None if met["node"] == place["node"] else RayFar(actor, met["where"], f"node {place['node'][:8]}")
     finally:

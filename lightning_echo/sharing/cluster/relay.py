@@ -79,7 +79,7 @@ class Relay:
             return None
         if start.goes_on and found.begin > start.item:
             self._say(
-                f"this node needs examples from {start.item} on, and the other one has them from {found.begin} on: it reads itself"
+                f"this node needs item {start.item}, and the other one has items from {found.begin} on: it reads for itself"
             )
             self.leave()
             return read_here()
