@@ -110,7 +110,10 @@ class _Relaying:
         self._name, self.nodes = uuid.uuid4().hex, 0
         self._window: Window | None = None
         self._over, self._is_closed = threading.Event(), False
-        self._threads = [threading.Thread(target=self._run, args=(run,), daemon=True) for run in (self._pump, self._stay)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(run,), name="lightning_echo-relay", daemon=True)
+            for run in (self._pump, self._stay)
+        ]
         self._has_entered = threading.Event()
         for thread in self._threads:
             thread.start()

@@ -28,6 +28,12 @@ def test_names_that_are_no_file_names_are_refused(name):
     [
         ({"behind": "hurry"}, ValueError, "share.behind must be 'wait' or 'skip', got 'hurry'"),
         ({"join": "later"}, ValueError, "share.join must be 'now' or 'pass', got 'later'"),
+        ({"cluster": "dask"}, ValueError, "share.cluster must be None or 'ray', got 'dask'"),
+        (
+            {"cluster": "ray", "behind": "skip"},
+            ValueError,
+            "share.behind='skip' is impossible with share.cluster='ray'.* Use behind='wait', or leave cluster out",
+        ),
         ({"wait_for": 0}, ValueError, "share.wait_for must be a number of trainings"),
         ({"wait_for": True}, ValueError, "share.wait_for must be a number of trainings"),
         ({"restart": "yes"}, TypeError, "share.restart must be True, False or 'pass'"),
