@@ -9,9 +9,9 @@
 
 The files in the order in which they build on each other: what a user asks for (`share_config.py`); where readers are found
 (`folder.py`); messages (`wire.py`); an example as bytes (`packing.py`) in memory that all see (`window.py`); whether data is
-the same (`same_data.py`); the reader (`reader/`) and how it is started (`starting.py`); the training's side (`taking/`); one reader
-for the nodes of a Ray cluster (`cluster/`); all of it for one loader (`loader_sharing.py`); a reader by hand, and what readers say
-of themselves (`serving.py`).
+the same (`same_data.py`); the reader (`reader/`) and how it is started (`starting.py`); the training's side (`taking/`); one
+reader for the nodes of a Ray cluster (`cluster/`); all of it for one loader (`loader_sharing.py`); a reader by hand, and what
+readers say of themselves (`serving.py`).
 
 In: a loader with ``share=``. Out: the pipeline that it starts in the place of its own workers.
 

@@ -1,13 +1,14 @@
 """A Ray cluster of several nodes on this machine, and trainings on it.
 
-A simulated node has a raylet of its own, and a folder of its own for the sockets of readers (``LIGHTNING_ECHO_SHARED``): real nodes
-have their own machines. The head has no CPUs, so that nothing runs on it. Readers join the cluster by the raylet of the head, since
-Ray chooses that one among several on a machine.
+A simulated node has a raylet of its own, and a folder of its own for the sockets of readers (``LIGHTNING_ECHO_SHARED``): real
+nodes have their own machines. The head has no CPUs, so that nothing runs on it. Readers join the cluster by the raylet of the
+head, since Ray chooses that one among several on a machine.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,8 +78,10 @@ class Nodes:
 
     def lose(self, name: str, share: str) -> None:
         """Lets a machine fail: the reader, and all that Ray has there."""
-        self.kill_reader(name, share)
+        reader = self.status(name, share)
+        assert reader is not None
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+        os.kill(reader["pid"], signal.SIGKILL)
 
     def end_readers(self) -> None:
         """Ends the readers of all nodes."""

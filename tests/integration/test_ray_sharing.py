@@ -1,10 +1,11 @@
-"""Sharing on a Ray cluster of several nodes: a reader for each, or one in all; nodes and readers that are lost; Ray Tune."""
+"""Sharing on a Ray cluster of several nodes: a reader for each, or one in all; readers and nodes that are lost; Ray Tune."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from lightning_echo import EchoCallback  # noqa: E402
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
 LENGTH, EPOCHS = 240, 3
-SECONDS = 120  # nothing takes so long, unless it hangs
+SECONDS = 150  # nothing takes so long, unless it hangs
 ONE = {"cluster": "ray", "join": "pass", "linger_seconds": 1}
 
 
@@ -39,7 +40,7 @@ def _no_readers_left_behind(nodes):
     nodes.end_readers()
 
 
-def check_exact(found: list[Any], epochs: int = EPOCHS) -> None:
+def check_exact(found: list[Any], epochs: int) -> None:
     """Each training has each example once per epoch; all of them in the same order, with the same noise."""
     for training_epochs in found:
         assert len(training_epochs) == epochs
@@ -49,10 +50,126 @@ def check_exact(found: list[Any], epochs: int = EPOCHS) -> None:
     assert all(other == first for other in others)
 
 
+def reading_nodes(log: Path) -> set[str]:
+    return {node for _, node in reads(log)}
+
+
+def other_of(node: str) -> str:
+    return {"a": "b", "b": "a"}[node]
+
+
+# ---------------------------------------------------------------------- one reader in all
+
+
 def test_one_node_reads_for_all(nodes, tmp_path):
     data = Noted(LENGTH, tmp_path / "reads")
-    started = [
-        training(node, data, size, name="one", wait_for=2, **ONE) for node, size in (("a", 8), ("a", 5), ("b", 16), ("b", 7))
-    ]
-    check_exact(ray.get(started, timeout=SECONDS))
-    assert len({node for _, node in reads(tmp_path / "reads")}) == 1
+    sizes = [("a", 8), ("a", 5), ("b", 16), ("b", 7)]
+    started = [training(node, data, size, EPOCHS, name="one", wait_for=2, **ONE) for node, size in sizes]
+    check_exact(ray.get(started, timeout=SECONDS), EPOCHS)
+    assert len(reading_nodes(tmp_path / "reads")) == 1
+    (source,) = reading_nodes(tmp_path / "reads")
+    assert "this node reads for all nodes" in nodes.log(source, "one")
+    assert "reads for this node" in nodes.log(other_of(source), "one")
+
+
+def test_a_slow_training_holds_the_reader_of_another_node(nodes, tmp_path):
+    """The window of each node holds about 50 examples, and two chunks may be on their way."""
+    share = {"name": "slow", "window": 2**14, **ONE}
+    data = Noted(LENGTH, tmp_path / "reads")
+    slow = training("a", data, 8, 2, pause=0.1, **share)
+    wait_until(lambda: nodes.status("a", "slow") and nodes.status("a", "slow")["written"], "the slow one has begun")
+    quick = training("b", data, 8, 2, **share)
+    check_exact(ray.get([slow, quick], timeout=SECONDS), 2)
+    assert reading_nodes(tmp_path / "reads") == {"a"}
+    assert len(reads(tmp_path / "reads")) < 4 * LENGTH, "not read again for the other node"
+
+
+@pytest.mark.parametrize("of", ["source", "relay"])
+def test_a_reader_that_is_killed_loses_nothing(nodes, tmp_path, of):
+    name = f"killed-{of}"
+    data = Noted(LENGTH, tmp_path / "reads", seconds=0.004)
+    sizes = [("a", 8), ("a", 5), ("b", 16), ("b", 7)]
+    started = [training(node, data, size, 5, 0.01, name=name, wait_for=2, **ONE) for node, size in sizes]
+    both = lambda: [nodes.status(node, name) for node in "ab"]  # noqa: E731
+    wait_until(lambda: all(said is not None and said["written"] > 100 for said in both()), "both nodes have examples")
+    (source,) = reading_nodes(tmp_path / "reads")
+    nodes.kill_reader(source if of == "source" else other_of(source), name)
+    check_exact(ray.get(started, timeout=SECONDS), 5)
+
+
+def test_without_restart_a_lost_reader_is_an_error_on_all_nodes(nodes):
+    share = {"name": "once", "restart": False, **ONE}
+    started = [training(node, Numbers(LENGTH, 0.004), 8, 50, 0.01, **share) for node in "ab"]
+    both = lambda: [nodes.status(node, "once") for node in "ab"]  # noqa: E731
+    wait_until(lambda: all(said is not None and said["written"] > 50 for said in both()), "both nodes have examples")
+    source = next(node for node in "ab" if "this node reads for all nodes" in nodes.log(node, "once"))
+    nodes.kill_reader(source, "once")
+    for each in started:
+        with pytest.raises(
+            ray.exceptions.RayTaskError, match=r"the reader of share='once' has died, and share\.restart is False"
+        ):
+            ray.get(each, timeout=SECONDS)
+
+
+def test_other_data_of_the_same_name_is_refused_on_another_node(nodes):
+    first = training("a", Numbers(LENGTH, 0.004), 8, 20, 0.01, name="other", **ONE)
+    wait_until(lambda: nodes.status("a", "other"), "the first one has come")
+    with pytest.raises(ray.exceptions.RayTaskError, match=r"is the name of other data on .*its data set is \[Numbers of 241\]"):
+        ray.get(training("b", Numbers(LENGTH + 1), 8, 1, name="other", **ONE), timeout=SECONDS)
+    ray.cancel(first, force=True)
+
+
+# ---------------------------------------------------------------------- Ray Tune
+
+
+def trial(config: dict[str, Any]) -> None:
+    """What each trial runs."""
+    model = Recording()
+    echo = EchoCallback(share=config["share"], summary=False)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(max_epochs=2, accelerator="cpu", callbacks=[echo], **quiet)
+    data = Noted(LENGTH, config["folder"] / "reads")
+    trainer.fit(model, DataLoader(data, config["batch_size"], shuffle=True, num_workers=1))
+    found = {"epochs": model.epochs, "node": Path(os.environ["LIGHTNING_ECHO_SHARED"]).name}
+    (config["folder"] / f"trial-{config['batch_size']}.json").write_text(json.dumps(found))
+    tune.report({"loss": float(trainer.callback_metrics["loss"])})
+
+
+@pytest.mark.parametrize("cluster", [None, "ray"], ids=["a reader per node", "one in all"])
+def test_four_trials_of_ray_tune_on_two_nodes(nodes, tmp_path, cluster):
+    name = f"sweep-{cluster}"
+    share = {"name": name, "join": "pass", "linger_seconds": 3, "window": "1MiB", "cluster": cluster}
+    space = {"batch_size": tune.grid_search([5, 7, 8, 16]), "share": share, "folder": tmp_path}
+    tuner = tune.Tuner(
+        tune.with_resources(trial, {"CPU": 0.9}),
+        param_space=space,
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "storage"), verbose=0),
+    )
+    results = tuner.fit()
+    assert [result.error for result in results] == [None] * 4
+    found = [json.loads((tmp_path / f"trial-{size}.json").read_text()) for size in (5, 7, 8, 16)]
+    assert [sorted(epoch) for each in found for epoch in each["epochs"]] == [list(range(LENGTH))] * 8
+    on = Counter(each["node"] for each in found)
+    assert len(on) >= 2
+    assert len(reading_nodes(tmp_path / "reads")) == (1 if cluster else len(on))
+
+
+# ---------------------------------------------------------------------- a node that is lost: the last test, since it is gone then
+
+
+def test_when_the_reading_node_is_lost_the_others_go_on(nodes, tmp_path):
+    data = Noted(LENGTH, tmp_path / "reads", seconds=0.004)
+    lost = training("c", data, 8, 10, 0.01, name="lost", **ONE)
+    wait_until(lambda: (nodes.status("c", "lost") or {}).get("written", 0) > 0, "the node reads")
+    started = [training(node, data, size, 8, 0.01, name="lost", **ONE) for node, size in (("a", 8), ("b", 5))]
+    both = lambda: [nodes.status(node, "lost") for node in "ab"]  # noqa: E731
+    wait_until(lambda: all(said is not None and said["written"] > 300 for said in both()), "the others have examples")
+    assert reading_nodes(tmp_path / "reads") == {"c"}
+    nodes.lose("c", "lost")
+    began = time.monotonic()
+    for found in ray.get(started, timeout=SECONDS):
+        assert [sorted(indices(epoch)) for epoch in found] == [list(range(LENGTH))] * 8
+    assert time.monotonic() - began < SECONDS
+    assert reading_nodes(tmp_path / "reads") > {"c"}
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(lost, timeout=SECONDS)

@@ -14,8 +14,8 @@ import torch
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 
-import ray.train  # noqa: E402
 from nodes_runs import LENGTH, Deck, OneTensor  # noqa: E402
+from ray import train as ray_train  # noqa: E402
 from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment, RayTrainReportCallback, prepare_trainer  # noqa: E402
 from ray.train.torch import TorchTrainer  # noqa: E402
 from ray_runs import cluster_of  # noqa: E402
@@ -39,8 +39,8 @@ class Saves(pl.Callback):
             return
         with tempfile.TemporaryDirectory() as folder:
             trainer.save_checkpoint(os.path.join(folder, "checkpoint.ckpt"))
-            checkpoint = ray.train.Checkpoint.from_directory(folder) if trainer.is_global_zero else None
-            ray.train.report({"step": trainer.global_step}, checkpoint=checkpoint)
+            checkpoint = ray_train.Checkpoint.from_directory(folder) if trainer.is_global_zero else None
+            ray_train.report({"step": trainer.global_step}, checkpoint=checkpoint)
 
 
 class Dies(pl.Callback):
@@ -93,7 +93,7 @@ def loop(config: dict[str, Any]) -> None:
         enable_model_summary=False,
         limit_val_batches=0,
     )
-    checkpoint = ray.train.get_checkpoint()
+    checkpoint = ray_train.get_checkpoint()
     fit = prepare_trainer(trainer).fit
     if checkpoint is None:
         fit(OneTensor(), datamodule=Deck())
@@ -118,9 +118,9 @@ def run(folder: Path, name: str) -> Any:
     trainer = TorchTrainer(
         loop,
         train_loop_config={"folder": str(folder), "name": name},
-        scaling_config=ray.train.ScalingConfig(num_workers=RANKS, resources_per_worker={"CPU": 1}),
-        run_config=ray.train.RunConfig(
-            name=name, storage_path=str(folder / "storage"), failure_config=ray.train.FailureConfig(max_failures=1)
+        scaling_config=ray_train.ScalingConfig(num_workers=RANKS, resources_per_worker={"CPU": 1}),
+        run_config=ray_train.RunConfig(
+            name=name, storage_path=str(folder / "storage"), failure_config=ray_train.FailureConfig(max_failures=1)
         ),
     )
     return trainer.fit()
@@ -136,7 +136,7 @@ def test_two_workers_on_two_nodes_divide_the_data(results, folder):
     assert len({rank["node"] for rank in whole}) == 2
     assert [rank["place"] for rank in whole] == [(0, 0, 2, "RayDDPStrategy"), (1, 0, 2, "RayDDPStrategy")]
     assert len({len(rank["batches"]) for rank in whole}) == 1, "equally many steps"
-    first, second = ([index for index in fresh_stream(rank["batches"])] for rank in whole)
+    first, second = (fresh_stream(rank["batches"]) for rank in whole)
     share = -(-LENGTH // RANKS)
     assert set(first[:share]) | set(second[:share]) == set(range(LENGTH))
 

@@ -16,7 +16,8 @@
   Their trainings start the next reader, as they do when any reader dies. The first one to make a new actor reads, and begins at
   the earliest item that anybody needs. A relay whose trainings need an item that the new reader has not any more reads for its
   own node: nothing is lost, and nothing comes twice.
-* **A relay that is lost**, or silent for ten seconds, is let go by the actor, so that nobody waits for it.
+* **A relay that is lost**: the reader keeps what is not in the relay's window yet for the next relay of that node. If none comes
+  within half a minute, the actor lets it go, so that nobody waits for it.
 
 What crosses the network is numpy arrays of bytes, each fetched at once by the process that has asked for it. No reference is
 kept, so none is lost with its owner. Nothing of Ray runs in the workers of a ``DataLoader``.

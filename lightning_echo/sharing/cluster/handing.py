@@ -25,8 +25,8 @@ __all__ = ["MOST_AHEAD_BYTES", "MOST_SILENT_SECONDS", "Handing"]
 MOST_AHEAD_BYTES = 8 * 2**20
 """A feed copies so much ahead, and a chunk has as much, or one example."""
 
-MOST_SILENT_SECONDS = 10.0
-"""A relay that says nothing for so long is gone, or cut off."""
+MOST_SILENT_SECONDS = 30.0
+"""A relay that says nothing for so long is gone, or cut off. One that follows it on its node needs less than that to come."""
 
 _MOST_WAIT_SECONDS = 0.5  # a relay that finds nothing is answered after this time
 _BETWEEN_LOOKS_SECONDS = 0.5
@@ -53,31 +53,44 @@ class Handing:
         return {"node": self._node, "where": self._where, "differs": difference(data_print, self._print)}
 
     def enter(self, relay: str, label: str, item: int, goes_on: bool, join: str) -> None:
-        """Lets a relay in.
+        """Lets a relay in. One that came from the same node before has died, and is let go.
 
         Args:
             relay: A name that no other relay has.
-            label: The relay, for people.
+            label: Its node, for people.
             item: The item that it would go on from.
             goes_on: Whether its trainings were there already, with a reader that has died.
             join: As in `ShareConfig`.
         """
         config = ShareConfig(self._name, join=join, restart=False)
-        feed = _Feed(Attachment(config, self._no_other, self._print, tell_every=CHUNK, label=label), item, goes_on)
+        attachment = Attachment(config, self._no_other, self._print, tell_every=CHUNK, label=label, holds=True)
         with self._lock:
-            self._feeds[relay] = feed
+            before = [name for name, other in self._feeds.items() if other.label == label]
+
+            def replace() -> None:
+                for name in before:
+                    self.leave(name)
+
+            self._feeds[relay] = _Feed(attachment, label, item, goes_on, replace)
 
     def _no_other(self) -> Payload:
         """Called where there is no reader: the actor starts none, since that would read on another node than its trainings."""
         raise ReaderError(f"the reader of share={self._name!r} on {self._where} has ended")
 
-    def take(self, relay: str) -> Any:
+    def take(self, relay: str, needed: int) -> Any:
         """Returns the next examples of a relay as an array (see `Chunk`); without any if there are none within a moment.
+
+        Args:
+            relay: The relay.
+            needed: All items before this one are in its window. The reader keeps the others, so that a relay that follows
+                this one finds them.
 
         Raises:
             ReaderError: The reader has ended; or the relay is not known.
         """
-        return self._feed(relay).chunk(_MOST_WAIT_SECONDS).to_array()
+        feed = self._feed(relay)
+        feed.attachment.let_go(needed)
+        return feed.chunk(_MOST_WAIT_SECONDS).to_array()
 
     def stay(self, relay: str, need_nanoseconds: int) -> int:
         """Hears that a relay is there. Returns how many other nodes have examples of this reader.
@@ -123,28 +136,34 @@ class _Feed:
 
     Args:
         attachment: Its connection to the reader; closed when this ends.
+        label: Its node.
         item: The item that it would go on from.
         goes_on: See `Handing.enter`.
+        when_entered: Called when the reader has let it in: until then, what was there before holds the items that it needs.
 
     Attributes:
         attachment: As given.
+        label: As given.
         heard: When the relay was heard, by the monotonic clock.
     """
 
-    def __init__(self, attachment: Attachment, item: int, goes_on: bool) -> None:
-        self.attachment, self.heard = attachment, time.monotonic()
+    def __init__(self, attachment: Attachment, label: str, item: int, goes_on: bool, when_entered: Callable[[], None]) -> None:
+        self.attachment, self.label, self.heard = attachment, label, time.monotonic()
         self._pieces: deque[Piece] = deque()
         self._bytes = self._first = 0
         self._nanoseconds = self._cpu_nanoseconds = 0  # per example, see `Chunk`
         self._is_over = False
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, args=(item, goes_on), name="lightning_echo-feed", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(item, goes_on, when_entered), name="lightning_echo-feed", daemon=True
+        )
         self._thread.start()
 
-    def _run(self, item: int, goes_on: bool) -> None:
+    def _run(self, item: int, goes_on: bool, when_entered: Callable[[], None]) -> None:
         try:
             item = self._first = self.attachment.enter(item, goes_on=goes_on).item
+            when_entered()
             while self._put(Piece(*self.attachment.taken(item))):
                 if item % CHUNK == 0:
                     self._nanoseconds = int(1e9 * self.attachment.seconds_per_example)

@@ -103,9 +103,9 @@ class RayFar:
         """Lets a relay in."""
         _answer(self._actor.enter.remote(relay, self._label, *start), self.where)
 
-    def ask(self, relay: str) -> Any:
+    def ask(self, relay: str, needed: int) -> Any:
         """Asks for the next chunk."""
-        return self._actor.take.remote(relay)
+        return self._actor.take.remote(relay, needed)
 
     def chunk(self, asked: Any) -> Chunk:
         """Returns the chunk that was asked for."""

@@ -33,8 +33,8 @@ class Far(Protocol):
     def enter(self, relay: str, start: Start) -> None:
         """Lets a relay in. See `Handing.enter`."""
 
-    def ask(self, relay: str) -> Any:
-        """Asks for the next chunk; returns what `chunk` takes."""
+    def ask(self, relay: str, needed: int) -> Any:
+        """Asks for the next chunk; returns what `chunk` takes. All items before ``needed`` are in the window."""
 
     def chunk(self, asked: Any) -> Chunk:
         """Returns the chunk that was asked for."""
@@ -167,24 +167,23 @@ class _Relaying:
             self._far.enter(self._name, self._start)
         finally:
             self._has_entered.set()
-        chunk = self._next(self._far.ask(self._name))
+        chunk = self._next(self._far.ask(self._name, 0), 0)
         window = Window.create(self._window_bytes, 1, chunk.first)
         ring, self._window = Ring(window, 0), window
         while True:
-            asked = self._far.ask(self._name)
+            asked, end = self._far.ask(self._name, chunk.first), chunk.first + len(chunk.pieces)
             _put(ring, chunk)
-            following = self._next(asked)
-            if following.first != chunk.first + len(chunk.pieces):
-                raise FarLost(f"examples are missing: after {chunk.first + len(chunk.pieces) - 1} came {following.first}")
-            chunk = following
+            chunk = self._next(asked, end)
+            if chunk.first != end:
+                raise FarLost(f"examples are missing: after {end - 1} came {chunk.first}")
 
-    def _next(self, asked: Any) -> Chunk:
+    def _next(self, asked: Any, needed: int) -> Chunk:
         """Returns the next chunk that has examples."""
         while not self._over.is_set():
             chunk = self._far.chunk(asked)
             if chunk.pieces:
                 return chunk
-            asked = self._far.ask(self._name)
+            asked = self._far.ask(self._name, needed)
         raise Closed
 
 

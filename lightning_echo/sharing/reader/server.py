@@ -179,6 +179,7 @@ class Server:
 
     def _hear_lost(self) -> None:
         assert self._lost is not None  # it is set before the socket is written to
+        _log.error("ends: %s", self._lost)  # now: who shows the end of the log when this reader has left does not wait
         raise RuntimeError(f"the reader's workers cannot go on: {self._lost}") from self._lost
 
     def _on_lost(self, error: BaseException) -> None:

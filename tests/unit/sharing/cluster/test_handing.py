@@ -53,13 +53,13 @@ def until(holds):
     return found
 
 
-def taken(handing, relay, count):
+def taken(actor, relay, count, needed=0):
     """The next examples of a relay, with their items."""
     found = []
     end = time.monotonic() + DEADLINE_SECONDS
     while len(found) < count:
         assert time.monotonic() < end
-        first, pieces, _, _ = Chunk.from_array(handing.take(relay))
+        first, pieces, _, _ = Chunk.from_array(actor.take(relay, needed))
         found += [(first + place, unpack(kind, bytearray(data))) for place, (kind, data) in enumerate(pieces)]
     return found
 
@@ -74,7 +74,7 @@ def test_each_relay_has_each_item_once_and_in_order(reader):
         assert [one["label"] for one in status_of("n")["trainings"]] == ["node a", "node b"]
         while min(map(len, found.values())) < 2 * LENGTH:
             for relay in found:
-                found[relay] += taken(actor, relay, 1)
+                found[relay] += taken(actor, relay, 1, len(found[relay]))
         for items in found.values():
             assert [item for item, _ in items] == list(range(len(items)))
             assert [value for _, value in items] == [item % LENGTH for item, _ in items]
@@ -91,7 +91,7 @@ def test_a_relay_that_says_nothing_is_let_go(reader, monkeypatch):
     taken(actor, "a", 1)
     until(lambda: status_of("n") is None or status_of("n")["count"] == 0)
     with pytest.raises(ReaderError, match=r"10\.0\.0\.1 has let this node go, since it was silent"):
-        actor.take("a")
+        actor.take("a", 0)
     with pytest.raises(ReaderError, match="has let this node go"):
         actor.stay("a", 0)
 
@@ -102,8 +102,8 @@ def test_without_a_reader_none_is_started_and_the_relay_hears_of_it(tmp_path_fac
     monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
     actor = Handing("n", "node 1", "10.0.0.1", PRINT)
     actor.enter("a", "node a", 0, False, "now")
-    with pytest.raises(ReaderError, match="the reader of share='n' on 10.0.0.1 has ended"):
-        until(lambda: not len(actor.take("a")))
+    with pytest.raises(ReaderError, match=r"the reader of share='n' on 10\.0\.0\.1 has ended"):
+        until(lambda: not len(actor.take("a", 0)))
     actor.leave("a")
     assert status_of("n") is None
     assert socket_of("n")
@@ -114,3 +114,17 @@ def test_it_says_where_it_is_and_what_differs(tmp_path):
     assert actor.meet(PRINT) == {"node": "node 1", "where": "10.0.0.1", "differs": ""}
     differs = "its data set is [letters], and that of the reader is [numbers]"
     assert actor.meet({"data set": "letters"})["differs"] == differs
+
+
+def test_a_relay_that_follows_a_dead_one_of_its_node_is_one(reader):
+    actor = Handing("n", "node 1", "10.0.0.1", PRINT)
+    actor.enter("dead", "node a", 0, False, "now")
+    before = taken(actor, "dead", 3)
+    actor.enter("next", "node a", before[-1][0] + 1, True, "now")
+    try:
+        assert taken(actor, "next", 3)[0][0] == before[-1][0] + 1
+        until(lambda: status_of("n")["count"] == 1)
+        with pytest.raises(ReaderError, match="has let this node go"):
+            actor.take("dead", 0)
+    finally:
+        actor.leave("next")

@@ -20,14 +20,15 @@ class PlayedFar:
 
     def __init__(self, *chunks, fails_after=None):
         self.chunks, self.fails_after = list(chunks), fails_after
-        self.entered, self.left, self.asked, self.needs = [], [], 0, []
+        self.entered, self.left, self.asked, self.needed, self.needs = [], [], 0, 0, []
 
     def enter(self, relay, start):
         self.entered.append((relay, start))
 
-    def ask(self, relay):
+    def ask(self, relay, needed):
         assert relay == self.entered[0][0]
-        self.asked += 1
+        assert needed >= self.needed
+        self.asked, self.needed = self.asked + 1, needed
         return self.asked
 
     def chunk(self, asked):
@@ -92,6 +93,7 @@ def test_what_comes_is_in_the_window_at_its_items():
         assert window.seconds_per_example == pytest.approx(2e-6)
         assert window.cpu_seconds_per_example == pytest.approx(5e-7)
         until(lambda: relay.nodes == 3)
+        until(lambda: far.needed == 10)
         assert lost == []
         ((name, start),) = far.entered
         assert start == FRESH
@@ -162,6 +164,6 @@ def test_an_example_that_is_larger_than_this_window_is_an_error_at_its_item():
         until(lambda: window.has(1))
         kind, data = window.copy(0)
         assert kind == ERROR
-        with pytest.raises(Exception, match="give share.window more"):
+        with pytest.raises(Exception, match=r"give share\.window more"):
             unpack(kind, data)
         assert lost == []
