@@ -20,7 +20,7 @@ import ray
 import torch
 from lightning.pytorch import LightningModule
 from ray.cluster_utils import Cluster
-from sharing_runs import Numbers, epochs_of, kill_reader, loader_of, status
+from sharing_runs import Numbers, epochs_of, kill_reader, loader_of, status, wait_until
 from torch.utils.data import get_worker_info
 
 from lightning_echo.sharing.folder import names
@@ -70,6 +70,10 @@ class Nodes:
                 return status(share)
             except (ConnectionError, FileNotFoundError, TimeoutError):
                 return None
+
+    def written(self, share: str, *names: str) -> int:
+        """How many items each of these nodes has in its window, or had: the least of them."""
+        return min((self.status(name, share) or {"written": 0})["written"] for name in names)
 
     def kill_reader(self, name: str, share: str) -> int:
         """Kills the reader of a node; returns its process number."""
@@ -142,19 +146,36 @@ def reads(log: Path) -> list[tuple[int, str]]:
 
 
 @ray.remote(num_cpus=0.5, max_retries=0)
-def trains(dataset: Any, batch_size: int, epochs: int, pause: float, share: dict[str, Any]) -> list[Any]:
+def trains(dataset: Any, batch_size: int, epochs: int, pause: float, gate: Path | None, share: dict[str, Any]) -> list[Any]:
     """What a training on a node delivers: for each epoch its batches."""
     torch.set_num_threads(1)
     loader = loader_of(dataset, batch_size, **share)
+
+    def before_batch() -> None:
+        wait_until(lambda: gate is None or gate.exists(), "the gate is open")
+        time.sleep(pause)
+
     try:
-        return epochs_of(loader, epochs, lambda: time.sleep(pause))
+        return epochs_of(loader, epochs, before_batch)
     finally:
         loader.close()
 
 
-def training(node: str, dataset: Any, batch_size: int, epochs: int = 3, pause: float = 0.0, **share: Any) -> Any:
-    """Begins a training on a node; returns what `ray.get` takes."""
-    return trains.options(resources={node: 1}).remote(dataset, batch_size, epochs, pause, share)
+def training(
+    node: str, dataset: Any, batch_size: int, epochs: int = 3, *, pause: float = 0.0, gate: Path | None = None, **share: Any
+) -> Any:
+    """Begins a training on a node; returns what `ray.get` takes.
+
+    Args:
+        node: The node.
+        dataset: The data set.
+        batch_size: Of the training.
+        epochs: How many.
+        pause: Seconds before each batch is used.
+        gate: No batch is used before this file exists.
+        **share: Options of sharing.
+    """
+    return trains.options(resources={node: 1}).remote(dataset, batch_size, epochs, pause, gate, share)
 
 
 class Recording(LightningModule):
