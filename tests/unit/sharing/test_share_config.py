@@ -3,6 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
+from lightning_echo import EchoConfig
 from lightning_echo.sharing import share_config
 from lightning_echo.sharing.share_config import ShareConfig, read_share_config
 
@@ -15,6 +16,12 @@ from lightning_echo.sharing.share_config import ShareConfig, read_share_config
 def test_it_may_be_given_in_four_forms(given):
     assert read_share_config(given) == ShareConfig("sweep")
     assert read_share_config(None) is None
+
+
+@pytest.mark.parametrize("given", [{"name": "sweep", "cluster": "ray"}, OmegaConf.create({"name": "sweep", "cluster": "ray"})])
+def test_a_cluster_may_be_given_in_a_mapping(given):
+    assert read_share_config(given) == ShareConfig("sweep", cluster="ray")
+    assert EchoConfig(share=given).share == {"name": "sweep", "cluster": "ray"}
 
 
 @pytest.mark.parametrize("name", ["a/b", "", ".hidden", "n" * 300, "two words", "é", "a\0b"])
