@@ -168,6 +168,7 @@ class _Relaying:
         finally:
             self._has_entered.set()
         chunk = self._next(self._far.ask(self._name, 0), 0)
+        self.nodes = self._far.stay(self._name, 0)  # those who enter now are told how many others there are
         window = Window.create(self._window_bytes, 1, chunk.first)
         ring, self._window = Ring(window, 0), window
         while True:
