@@ -53,14 +53,16 @@ def until(holds):
     return found
 
 
-def taken(actor, relay, count, needed=0):
-    """The next examples of a relay, with their items."""
+def chunk(actor, relay, needed=0):
+    """The examples that a relay is given when it asks, with their items."""
+    first, pieces, _, _ = Chunk.from_array(actor.take(relay, needed))
+    return [(first + place, unpack(kind, bytearray(data))) for place, (kind, data) in enumerate(pieces)]
+
+
+def taken(actor, relay, count):
+    """So many examples of a relay or more; it needs all of them."""
     found = []
-    end = time.monotonic() + DEADLINE_SECONDS
-    while len(found) < count:
-        assert time.monotonic() < end
-        first, pieces, _, _ = Chunk.from_array(actor.take(relay, needed))
-        found += [(first + place, unpack(kind, bytearray(data))) for place, (kind, data) in enumerate(pieces)]
+    until(lambda: found.extend(chunk(actor, relay)) or len(found) >= count)
     return found
 
 
@@ -72,9 +74,13 @@ def test_each_relay_has_each_item_once_and_in_order(reader):
         found = {"a": [], "b": []}
         until(lambda: status_of("n")["count"] == 2)
         assert [one["label"] for one in status_of("n")["trainings"]] == ["node a", "node b"]
-        while min(map(len, found.values())) < 2 * LENGTH:
-            for relay in found:
-                found[relay] += taken(actor, relay, 1, len(found[relay]))
+
+        def ask_both():
+            for relay, items in found.items():
+                items += chunk(actor, relay, len(items))
+            return min(map(len, found.values())) >= 2 * LENGTH
+
+        until(ask_both)
         for items in found.values():
             assert [item for item, _ in items] == list(range(len(items)))
             assert [value for _, value in items] == [item % LENGTH for item, _ in items]
