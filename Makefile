@@ -10,13 +10,14 @@ PEERS_BIN := .venv-peers/bin
 OUTSIDE_BIN := .venv-outside/bin
 # One stamp per environment, newer than what its packages were chosen from: a second call installs nothing.
 INSTALLED := .venv/.installed
+RAY_INSTALLED := .venv/.installed-ray
 OLDEST_INSTALLED := .venv-oldest/.installed
 MOSAIC_INSTALLED := .venv-mosaic/.installed
 PEERS_INSTALLED := .venv-peers/.installed
 OUTSIDE_INSTALLED := .venv-outside/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-all lint bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
+.PHONY: help install demo test test-fast test-all test-ray lint bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -30,7 +31,7 @@ demo: $(INSTALLED) ## train on digits without and with echoing, print a table, s
 # Side by side on the cores, a thread each, single tests handed from one process to the other when it has none left.
 SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist worksteal
 # Left to test-all: of each grid of parameters all but a few, what takes seconds, programs started as users start them, tests of times.
-LEAN := not rest_of_grid and not slow and not program and not alone
+LEAN := not rest_of_grid and not slow and not program and not alone and not ray
 # And the tests of benchmarks/.
 OF_PACKAGE := --ignore=tests/unit/benchmarks $(addprefix --ignore=tests/integration/,test_learning_runs.py test_wallclock.py test_peers.py)
 # What a first look at a change to Lightning's side needs of tests/integration.
@@ -47,8 +48,11 @@ test-fast: $(INSTALLED) ## run the unit tests and a few with a Trainer
 	$(SIDE_BY_SIDE) -m "$(LEAN)" $(OF_PACKAGE) tests/unit $(SMOKE:%=tests/integration/%.py) $(ARGS)
 
 test-all: $(INSTALLED) ## run all tests: full grids, programs, outside loaders, then what compares times (CI does)
-	$(SIDE_BY_SIDE) -m "not alone" $(ARGS)
+	$(SIDE_BY_SIDE) -m "not alone and not ray" $(ARGS)
 	$(BIN)/python -m pytest -q -m alone $(ARGS)
+
+test-ray: $(RAY_INSTALLED) ## run the tests on a Ray cluster of several nodes on this machine (CI does)
+	$(BIN)/python -m pytest -m ray tests/integration $(ARGS)
 
 lint: $(INSTALLED) ## check style and types
 	$(BIN)/ruff check .
@@ -91,6 +95,11 @@ $(INSTALLED): pyproject.toml
 	@echo 'Creating .venv: torch, torchvision, lightning and the tools, some gigabytes; takes a few minutes ...'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[examples,evidence,bench,test,test-loaders,dev]'
+	@touch $@
+
+$(RAY_INSTALLED): $(INSTALLED)
+	@echo 'Adding Ray to .venv, 80 megabytes ...'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
 	@touch $@
 
 $(OLDEST_INSTALLED): pyproject.toml tests/oldest.txt

@@ -17,6 +17,7 @@ from lightning_echo.fetching.restartable_pipeline import Pipeline
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.planning.shape import PlanShape
+from lightning_echo.sharing.cluster.ray_cluster import check_ray, place_of_training
 from lightning_echo.sharing.reader.loader_parts import Unit, unit_of
 from lightning_echo.sharing.same_data import print_of
 from lightning_echo.sharing.share_config import ShareConfig
@@ -67,6 +68,7 @@ class LoaderSharing:
 
     Raises:
         ValueError: The loader cannot share.
+        ModuleNotFoundError: Ray is asked for, and not installed.
     """
 
     def __init__(self, config: ShareConfig, source: Source, *, has_cache: bool) -> None:
@@ -191,10 +193,11 @@ class LoaderSharing:
     def _attach(self, tell_every: int, group: Group, follow: Callable[[Window, int], int] | None = None) -> Attachment:
         self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
         self._counts.missed += 0 if self._attachment is None else self._attachment.missed_late
+        place = place_of_training(self.config.name) if self.config.cluster else None
         data_print = print_of(self._users)
         self._attachment = Attachment(
             self.config,
-            lambda: payload_of(self.config, self._users, data_print),
+            lambda: payload_of(self.config, self._users, data_print, place),
             data_print,
             tell_every=tell_every,
             group=group,
@@ -222,11 +225,21 @@ def check_shareable(config: ShareConfig, source: Source) -> None:
 
     Raises:
         ValueError: The message says why, and what to do.
+        ModuleNotFoundError: Ray is asked for, and not installed.
     """
     if not hasattr(os, "memfd_create"):
         raise ValueError(f"share={config.name!r} is impossible on this system: it needs Linux. Leave share out")
     if why := _why_not(source):
         raise ValueError(f"share={config.name!r} is impossible here: {why}")
+    if config.cluster is None:
+        return
+    check_ray(config.name)
+    if not unit_of(source).is_replayed:
+        raise ValueError(
+            f"share={config.name!r} with share.cluster={config.cluster!r} is impossible here: no other node could go on within "
+            f"a pass, since what is shared is {unit_of(source).value}. Use a DataLoader over a map-style data set; or leave "
+            "cluster out, so that each node has a reader of its own"
+        )
 
 
 def _why_not(source: Source) -> str:

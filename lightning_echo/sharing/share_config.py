@@ -11,9 +11,10 @@ from typing import Any
 from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.protecting.memory import bytes_from_words
 
-__all__ = ["BEHIND", "JOIN", "ShareConfig", "read_share_config"]
+__all__ = ["BEHIND", "CLUSTERS", "JOIN", "ShareConfig", "read_share_config"]
 
 BEHIND = ("wait", "skip")
+CLUSTERS = (None, "ray")
 JOIN = ("now", "pass")
 _LEAST_BYTES = 2**12
 _WINDOW = 'a string with a unit such as "1GiB", a share of the free memory such as 0.1, or a number of bytes'
@@ -36,10 +37,13 @@ class ShareConfig:
             loader of whole batches) cannot be gone on with in the middle of a pass: ``True`` is an error there, and ``"pass"``
             goes on with the next pass.
         linger_seconds: For how long the reader stays after the last training has left, seconds.
+        cluster: Over which nodes one reader reads. None: each node has its own. ``"ray"``: one node of the Ray cluster reads, and
+            the readers of the others have its examples over Ray. That needs ``behind="wait"``, data that is read by index, and
+            trainings that Ray runs. Then ``wait_for`` and ``window`` count on each node.
 
     Raises:
         TypeError: An option has a wrong type.
-        ValueError: An option has an impossible value.
+        ValueError: An option has an impossible value, or two do not go together.
 
     Example:
         >>> ShareConfig("sweep", behind="skip").window
@@ -54,6 +58,7 @@ class ShareConfig:
     window: int | float | str = "1GiB"
     restart: bool | str = True
     linger_seconds: float = 30.0
+    cluster: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -62,9 +67,14 @@ class ShareConfig:
             raise ValueError(
                 f"share.name must be 1 to 64 letters, digits, '_', '-' or '.', not beginning with '.', got {self.name[:80]!r}"
             )
-        for option, known in (("behind", BEHIND), ("join", JOIN)):
+        for option, known in (("behind", BEHIND), ("join", JOIN), ("cluster", CLUSTERS)):
             if (value := getattr(self, option)) not in known:
                 raise ValueError(f"share.{option} must be {' or '.join(map(repr, known))}, got {value!r}")
+        if self.cluster is not None and self.behind != "wait":
+            raise ValueError(
+                f"share.behind={self.behind!r} is impossible with share.cluster={self.cluster!r}: readers wait for other nodes. "
+                "Use behind='wait', or leave cluster out, so that each node has a reader of its own"
+            )
         if self.restart != "pass" and not isinstance(self.restart, bool):
             raise TypeError(f"share.restart must be True, False or 'pass', got {self.restart!r}")
         if isinstance(self.wait_for, bool) or not isinstance(self.wait_for, Integral) or self.wait_for < 1:

@@ -29,9 +29,11 @@ __all__ = ["ReaderError", "fitting_window", "payload_of", "start_reader"]
 
 _log = logging.getLogger("lightning_echo")
 
-_PROGRAM = "import sys; from lightning_echo.sharing.reader.process import main; main(sys.argv[1], int(sys.argv[2]))"
+_PROGRAM = "import sys; from lightning_echo.sharing.{}.process import main; main(sys.argv[1], int(sys.argv[2]))"
+_READS = "reads for all trainings of this name"
 _HEAVY_BYTES = 256 * 2**20
 _LOG_TAIL = 2000  # characters of a log that an error shows
+_OF_A_WORKER = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # of Ray: a process with these is no program of its own
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -39,13 +41,14 @@ class ReaderError(RuntimeError):
     """A reader could not begin, or has died and no other one is to begin."""
 
 
-def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str]) -> Payload:
+def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], cluster: dict[str, str] | None = None) -> Payload:
     """Returns what a reader of this loader gets.
 
     Args:
         config: The options of sharing.
         source: The training's loader.
         data_print: What is compared of its data.
+        cluster: Where this node is in a cluster, for one reader over all of its nodes; None: the reader is this node's own.
 
     Raises:
         TypeError: The data set, the sampler or the ``worker_init_fn`` cannot be sent to another process.
@@ -72,6 +75,7 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str]) 
         "linger_seconds": config.linger_seconds,
         "print": data_print,
         "expected": 0,
+        "cluster": cluster,
     }
     return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
 
@@ -117,12 +121,14 @@ def start_reader(name: str, payload: Payload) -> None:
     Raises:
         ReaderError: It could not begin; the message has the end of its log.
     """
-    _log.info("share=%r: a process that reads for all trainings of this name is started, which takes a few seconds", name)
+    in_cluster = payload.options.get("cluster") is not None
+    reads = "reads for all trainings of this name, or relays what another node reads," if in_cluster else _READS
+    _log.info("share=%r: a process that %s is started, which takes a few seconds", name, reads)
     read_end, write_end = os.pipe()
     try:
         with open(log_of(name), "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, name, str(write_end)],
+                [sys.executable, "-c", _PROGRAM.format("cluster" if in_cluster else "reader"), name, str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -150,7 +156,7 @@ def log_tail(name: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+    environment = {name: value for name, value in os.environ.items() if name not in (*_OF_A_RANK, *_OF_A_WORKER)}
     package = str(Path(__file__).parents[2])  # this package may be one that is not installed
     environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
     environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -23,10 +23,10 @@ import cloudpickle
 from lightning_echo.fetching.source import Source
 from lightning_echo.sharing.folder import socket_of
 from lightning_echo.sharing.reader.loader_parts import loader_of
-from lightning_echo.sharing.reader.server import Server
+from lightning_echo.sharing.reader.server import Elsewhere, Server
 from lightning_echo.sharing.wire import new_socket
 
-__all__ = ["READY", "Payload", "main", "run_reader", "seed_of"]
+__all__ = ["READY", "Payload", "left_parent", "main", "run_reader", "seed_of", "serve_payload"]
 
 READY = b"ready\n"
 _HEADER = struct.Struct("<Q")
@@ -37,7 +37,8 @@ class Payload(NamedTuple):
 
     Attributes:
         paths: Its ``sys.path``, since its modules must be found.
-        options: ``window_bytes``, ``linger_seconds``, ``print``; and ``expected``, how many trainings a reader had that has died.
+        options: ``window_bytes``, ``linger_seconds``, ``print``; ``expected``, how many trainings a reader had that has died; and
+            ``cluster``, where this node is in a cluster, if one reader is for all of its nodes.
         loader: Parts of the loader, by cloudpickle.
     """
 
@@ -65,15 +66,31 @@ def main(name: str, status: int) -> None:
         name: The name that is shared.
         status: Descriptor of the pipe to the training that waits.
     """
+    serve_payload(name, status, left_parent())
+
+
+def left_parent() -> Payload:
+    """Reads the payload, and goes on in a process that has left its parent."""
     payload = Payload.from_bytes(sys.stdin.buffer.read())
     if os.fork():
         os._exit(0)  # the training has nobody to wait for
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, force=True)
     sys.path[:] = payload.paths
-    _serve(name, status, payload)
+    return payload
 
 
-def _serve(name: str, status: int, payload: Payload) -> None:
+def serve_payload(
+    name: str, status: int, payload: Payload, elsewhere: Elsewhere | None = None, gather_seconds: float = 0.0
+) -> None:
+    """Is the reader of a name, with what a training has sent.
+
+    Args:
+        name: The name.
+        status: Descriptor of the pipe to the training that waits.
+        payload: What it has sent.
+        elsewhere: As in `Server`.
+        gather_seconds: As in `Server`.
+    """
     source, options = Source(loader_of(cloudpickle.loads(payload.loader), seed_of(name))), payload.options
 
     def say() -> None:
@@ -88,6 +105,8 @@ def _serve(name: str, status: int, payload: Payload) -> None:
         linger_seconds=options["linger_seconds"],
         expected=options["expected"],
         when_ready=say,
+        elsewhere=elsewhere,
+        gather_seconds=gather_seconds,
     )
 
 
@@ -100,6 +119,8 @@ def run_reader(
     linger_seconds: float,
     expected: int = 0,
     when_ready: Callable[[], None] = lambda: None,
+    elsewhere: Elsewhere | None = None,
+    gather_seconds: float = 0.0,
 ) -> None:
     """Is the reader of a name, until the last training has left.
 
@@ -111,6 +132,8 @@ def run_reader(
         linger_seconds: For how long to stay after the last training has left, seconds.
         expected: As in `Server`.
         when_ready: Called when trainings can come.
+        elsewhere: As in `Server`.
+        gather_seconds: As in `Server`.
 
     Raises:
         RuntimeError: The workers cannot go on.
@@ -133,6 +156,8 @@ def run_reader(
         follows=follows,
         expected=expected,
         when_over=partial(_remove, path, made),
+        elsewhere=elsewhere,
+        gather_seconds=gather_seconds,
     )
     when_ready()
     server.run()

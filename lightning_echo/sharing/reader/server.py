@@ -13,7 +13,8 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.fetching.source import Source
 from lightning_echo.sharing.reader.loader_parts import unit_of
@@ -21,9 +22,10 @@ from lightning_echo.sharing.reader.reading import Reading
 from lightning_echo.sharing.reader.stream_reading import StreamReading
 from lightning_echo.sharing.reader.trainings import Training, Trainings
 from lightning_echo.sharing.same_data import difference
+from lightning_echo.sharing.window import Window
 from lightning_echo.sharing.wire import Gone, WireError, check_peer, receive, send
 
-__all__ = ["Server"]
+__all__ = ["Elsewhere", "Reads", "Server", "Start"]
 
 _log = logging.getLogger("lightning_echo")
 
@@ -32,6 +34,45 @@ _MOST_FIRST_WAIT_SECONDS = 30.0  # a reader waits for its first training so long
 _GRACE_SECONDS = 10.0  # for the trainings of a reader that has died
 _GOING_ON_SECONDS = 2.0  # the same, for the first one of them
 _MOST_ITEM = 2**62
+
+
+class Start(NamedTuple):
+    """How the first trainings begin.
+
+    Attributes:
+        item: The item to begin with.
+        goes_on: Whether they were there already, with a reader that has died.
+        join: Where they enter if others are at work, ``"now"`` or ``"pass"``.
+    """
+
+    item: int
+    goes_on: bool
+    join: str
+
+
+class Reads(Protocol):
+    """What puts examples into a window."""
+
+    @property
+    def window(self) -> Window:
+        """The window."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class Elsewhere(Protocol):
+    """Another node that reads, from which a reader has its examples: ``cluster/relay.py``."""
+
+    @property
+    def nodes(self) -> int:
+        """How many other nodes have the same examples."""
+
+    def begin(self, start: Start, read_here: Callable[[], Reads], when_lost: Callable[[BaseException], None]) -> Reads | None:
+        """Returns what puts examples into a window; None: it is not there yet."""
+
+    def leave(self) -> None:
+        """Lets the other node go."""
 
 
 @dataclass
@@ -59,6 +100,9 @@ class Server:
             enters, since this reader has to begin where they are.
         expected: How many trainings that one had. Until they are here, nothing is overwritten, for a while.
         when_over: Called when nobody may come any more.
+        elsewhere: Another node that reads; None: this reader reads itself.
+        gather_seconds: For how long a reader that follows a dead one waits for all that this one had before it begins: those on
+            other nodes need other items than those on this one.
     """
 
     def __init__(
@@ -73,6 +117,8 @@ class Server:
         follows: bool = False,
         expected: int = 0,
         when_over: Callable[[], None] = lambda: None,
+        elsewhere: Elsewhere | None = None,
+        gather_seconds: float = 0.0,
     ) -> None:
         self._listener, self._source, self._seed, self._print = listener, source, seed, data_print
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
@@ -82,11 +128,12 @@ class Server:
         size = getattr(source.loader, "batch_size", None)
         self._batch_size = size if isinstance(size, int) else None
         self._peers: dict[int, _Peer] = {}  # by the descriptor of the connection
-        self._reading: Reading | StreamReading | None = None
+        self._reading: Reads | None = None
         self._selector = selectors.DefaultSelector()
         self._lost: BaseException | None = None
         self._wake_here, self._wake_there = socket.socketpair()
         self._follows, self._expected, self._when_over = follows, expected, when_over
+        self._elsewhere, self._gather_seconds = elsewhere, gather_seconds
         self._begun = self._last_left = time.monotonic()
         self._had_training = False
 
@@ -119,9 +166,7 @@ class Server:
         self._trainings.all.clear()
         for peer in list(self._peers.values()):
             self._drop(peer)
-        if self._reading is not None:
-            self._reading.close()
-            self._reading = None
+        self._end_reading()
         self._selector.close()
         self._wake_here.close()
         self._wake_there.close()
@@ -134,6 +179,7 @@ class Server:
 
     def _hear_lost(self) -> None:
         assert self._lost is not None  # it is set before the socket is written to
+        _log.error("ends: %s", self._lost)  # now: who shows the end of the log when this reader has left does not wait
         raise RuntimeError(f"the reader's workers cannot go on: {self._lost}") from self._lost
 
     def _on_lost(self, error: BaseException) -> None:
@@ -182,6 +228,8 @@ class Server:
                 self._move_low()
                 if len(self._trainings.entered) < len(self._trainings.all):
                     self._let_enter()
+                elif not self._trainings.all and self._elsewhere is not None:
+                    self._end_reading()  # the other node would wait for this one
 
     # ------------------------------------------------------------------ what they say
 
@@ -237,7 +285,8 @@ class Server:
             return
         window = self._reading.window
         slowest = self._trainings.slowest()
-        window.trainings, window.slowest_need_nanoseconds = self._trainings.count, self._trainings.slowest_need()
+        nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
+        window.trainings, window.slowest_need_nanoseconds = self._trainings.count + nodes, self._trainings.slowest_need()
         window.slowest_label = "" if slowest is None else slowest.label
         now = time.monotonic()
         passed = now - self._begun
@@ -277,26 +326,42 @@ class Server:
         """Lets those enter that wait, where the reader has begun; else begins when enough have come."""
         trainings = self._trainings
         if not trainings.entered:
-            begin = trainings.begin_at()
-            is_early = self._follows and time.monotonic() - self._begun < _GOING_ON_SECONDS and not trainings.any_goes_on
-            if begin is None or is_early:
+            begin, passed = trainings.begin_at(), time.monotonic() - self._begun
+            is_early = self._follows and passed < _GOING_ON_SECONDS and not trainings.any_goes_on
+            is_missing = trainings.going_on < self._expected and passed < self._gather_seconds
+            if begin is None or is_early or is_missing or not self._begin(begin):
                 return
-            self._begin(begin)
         reading = self._reading
         assert reading is not None  # somebody has entered, or it was begun just now
         peers = {id(peer.training): peer for peer in self._peers.values() if peer.training is not None}
-        for entry in trainings.entries(reading.window.begin, reading.window.low):
-            self._tell_place(peers[id(entry.training)], reading, entry.place, entry.others, entry.is_late)
+        nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
+        for training, place, others, is_late in trainings.entries(reading.window.begin, reading.window.low):
+            is_late = is_late or (self._elsewhere is not None and place > (training.wish or 0))
+            self._tell_place(peers[id(training)], reading, place, others + nodes, is_late)
         self._move_low()
 
-    def _begin(self, item: int) -> None:
-        """Begins to read at an item; what was read for others before is thrown away."""
+    def _begin(self, item: int) -> bool:
+        """Begins to read at an item; what was read for others before is thrown away. Returns whether there is a window."""
+        if self._reading is not None:
+            self._end_reading()
+        sockets = [self._listener.fileno(), *self._peers]
+        here = partial(self._read, self._source, self._seed, item, self._window_bytes, self._on_lost, sockets)
+        if self._elsewhere is None:
+            self._reading = here()
+        else:
+            start = Start(item, self._trainings.any_goes_on, self._trainings.join)
+            self._reading = self._elsewhere.begin(start, here, self._on_lost)
+        return self._reading is not None
+
+    def _end_reading(self) -> None:
+        """Lets go of workers and of other nodes."""
+        if self._elsewhere is not None:
+            self._elsewhere.leave()
         if self._reading is not None:
             self._reading.close()
-        sockets = [self._listener.fileno(), *self._peers]
-        self._reading = self._read(self._source, self._seed, item, self._window_bytes, self._on_lost, sockets)
+            self._reading = None
 
-    def _tell_place(self, peer: _Peer, reading: Reading | StreamReading, place: int, others: int, is_late: bool) -> None:
+    def _tell_place(self, peer: _Peer, reading: Reads, place: int, others: int, is_late: bool) -> None:
         descriptor = reading.window.read_only_descriptor()
         welcome = {"place": place, "others": others, "is_late": is_late, "batch_size": self._batch_size}
         try:

@@ -7,6 +7,7 @@ first item that it still needs. The ranks of one training come with the same gro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lightning_echo.sharing.reader.agreeing import Agreement, Answer
 
@@ -44,8 +45,7 @@ class Training:
     need_nanoseconds: int = 0
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """How a training enters.
 
     Attributes:
@@ -100,6 +100,11 @@ class Trainings:
     def any_goes_on(self) -> bool:
         """Whether a training is here that was there already, with a reader that has died."""
         return any(one.goes_on for one in self._ready())
+
+    @property
+    def join(self) -> str:
+        """Where those enter that wait: at the next pass if one of them wants that."""
+        return "pass" if any(one.join == "pass" for one in self._ready()) else "now"
 
     def entries(self, begin: int, low: int) -> list[Entry]:
         """Returns how those that wait enter, and lets them.

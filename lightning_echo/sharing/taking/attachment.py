@@ -91,6 +91,8 @@ class Attachment:
         group: The ranks of this training.
         follow: Of items that no other reader finds again: returns from which item on to ask the next reader, given the window of
             the one that has died, and the first item that this training has not taken. It may raise a `ReaderError`.
+        label: This training, for people; empty: its program and process.
+        holds: Whether the reader keeps each item until `let_go`, not until it was taken.
 
     Attributes:
         group: The ranks of this training.
@@ -112,12 +114,15 @@ class Attachment:
         tell_every: int = 1,
         group: Group | None = None,
         follow: Callable[[Window, int], int] | None = None,
+        label: str = "",
+        holds: bool = False,
     ) -> None:
         self._config, self._tell_every, self.group, self._follow = config, max(tell_every, 1), group or Group.of_one(), follow
-        self._connector = Connector(config, payload, data_print, self.group)
+        self._connector = Connector(config, payload, data_print, self.group, label)
         self._link: Link | None = None
         self._succession: Succession | None = None
         self._next = self._told = 0  # the first item that is still needed, and what the reader knows of it
+        self._held_from = 0 if holds else None  # items from this one on are needed, also if they were taken
         self._missed_to = 0  # items before this one were not taken
         self._agreed = 0  # with several ranks: they all take the items below this one
         self._shift = 0  # with several ranks: so much later items are taken, where they came too late for what was agreed
@@ -129,17 +134,18 @@ class Attachment:
         self.need_nanoseconds = 0
         self.missed_late = 0
 
-    def enter(self, wish: int | None) -> Place:
+    def enter(self, wish: int | None, *, goes_on: bool = False) -> Place:
         """Attaches to the reader of the name, and starts one if there is none.
 
         Args:
             wish: The item to go on from; None: the start.
+            goes_on: Whether it was there already, on another node, with a reader that has died.
 
         Raises:
             SharedDataDiffers: The reader has other data.
             ReaderError: No reader could begin.
         """
-        link = self._connector.connect(wish, goes_on=False)
+        link = self._connector.connect(wish, goes_on=goes_on)
         self._use(link)
         self._next = link.place.item
         self._succession = Succession(link, self._succeed)
@@ -175,6 +181,16 @@ class Attachment:
         window = self._link.window
         need = window.slowest_need_nanoseconds
         return max(window.seconds_per_example, need / 1e9 if need > self.need_nanoseconds else 0.0)
+
+    @property
+    def cpu_seconds_per_example(self) -> float:
+        """Processor time that the reader takes for an example, seconds; 0 if not known."""
+        return 0.0 if self._link is None else self._link.window.cpu_seconds_per_example
+
+    def let_go(self, item: int) -> None:
+        """Says, where items are held, that those before this one are not needed any more. The reader hears of it with the next
+        item that is taken, or waited for."""
+        self._held_from = item
 
     def keep(self, items: Iterable[int]) -> None:
         """Takes items that come before those that will be asked for in order, and keeps them until they are asked for.
@@ -290,6 +306,8 @@ class Attachment:
         while not self._has(item):
             if self._is_stopped:
                 raise Stopped
+            if self._held_from is not None:
+                self._tell(item)  # it may have been let go since
             now = time.perf_counter()
             window = self._link.window
             is_blocked = window.is_blocked(item)
@@ -352,7 +370,7 @@ class Attachment:
 
     def _tell(self, item: int) -> None:
         """Tells the reader that all items before this one are not needed any more."""
-        item = self.group.round_of(item)
+        item = self.group.round_of(item if self._held_from is None else min(item, self._held_from))
         if item <= self._told or self._link is None:
             return
         try:
@@ -368,7 +386,7 @@ class Attachment:
         assert self._link is not None
         count = max(self.trainings, 1)
         taken = max(item - max(self._told, self._missed_to), 0)
-        self.saved_cpu_seconds += taken * self._link.window.cpu_seconds_per_example * (count - 1) / count / self.group.ranks
+        self.saved_cpu_seconds += taken * self.cpu_seconds_per_example * (count - 1) / count / self.group.ranks
         self._told = max(item, self._told)
 
     def _missed(self, item: int, low: int) -> Missed:

@@ -135,10 +135,14 @@ class Connector:
         payload: Returns what a reader needs, if this training has to start one.
         data_print: What is compared of the data.
         group: The ranks of this training.
+        label: This training, for people; empty: its program and process.
     """
 
-    def __init__(self, config: ShareConfig, payload: Callable[[], Payload], data_print: dict[str, str], group: Group) -> None:
+    def __init__(
+        self, config: ShareConfig, payload: Callable[[], Payload], data_print: dict[str, str], group: Group, label: str = ""
+    ) -> None:
         self._config, self._payload, self._print, self._group = config, payload, data_print, group
+        self._label = label or f"{os.path.basename(sys.argv[0] or 'python')} (process {os.getpid()})"
 
     def connect(self, wish: int | None, *, goes_on: bool, expected: int = 0, is_over: Callable[[], bool] = lambda: False) -> Link:
         """Returns a connection to a reader; starts one if there is none and nobody else does.
@@ -198,7 +202,7 @@ class Connector:
         """Says who comes, and waits for a place."""
         config = self._config
         hello = {
-            "label": f"{os.path.basename(sys.argv[0] or 'python')} (process {os.getpid()})",
+            "label": self._label,
             "behind": config.behind,
             "join": config.join,
             "wait_for": 1 if goes_on else config.wait_for,
@@ -213,7 +217,8 @@ class Connector:
         try:
             message, descriptors = receive(connection)
         except TimeoutError:
-            _log.info("share=%r: waits for other trainings (wait_for=%d)", config.name, config.wait_for)
+            what = "the reader of another node, or " if config.cluster else ""
+            _log.info("share=%r: waits for %sother trainings (wait_for=%d)", config.name, what, config.wait_for)
             connection.settimeout(None)
             message, descriptors = receive(connection)
         if "refused" in message:

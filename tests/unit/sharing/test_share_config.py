@@ -3,6 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
+from lightning_echo import EchoConfig
 from lightning_echo.sharing import share_config
 from lightning_echo.sharing.share_config import ShareConfig, read_share_config
 
@@ -17,6 +18,12 @@ def test_it_may_be_given_in_four_forms(given):
     assert read_share_config(None) is None
 
 
+@pytest.mark.parametrize("given", [{"name": "sweep", "cluster": "ray"}, OmegaConf.create({"name": "sweep", "cluster": "ray"})])
+def test_a_cluster_may_be_given_in_a_mapping(given):
+    assert read_share_config(given) == ShareConfig("sweep", cluster="ray")
+    assert EchoConfig(share=given).share == {"name": "sweep", "cluster": "ray"}
+
+
 @pytest.mark.parametrize("name", ["a/b", "", ".hidden", "n" * 300, "two words", "é", "a\0b"])
 def test_names_that_are_no_file_names_are_refused(name):
     with pytest.raises(ValueError, match=r"share\.name must be 1 to 64 letters"):
@@ -28,6 +35,12 @@ def test_names_that_are_no_file_names_are_refused(name):
     [
         ({"behind": "hurry"}, ValueError, "share.behind must be 'wait' or 'skip', got 'hurry'"),
         ({"join": "later"}, ValueError, "share.join must be 'now' or 'pass', got 'later'"),
+        ({"cluster": "dask"}, ValueError, "share.cluster must be None or 'ray', got 'dask'"),
+        (
+            {"cluster": "ray", "behind": "skip"},
+            ValueError,
+            "share.behind='skip' is impossible with share.cluster='ray'.* Use behind='wait', or leave cluster out",
+        ),
         ({"wait_for": 0}, ValueError, "share.wait_for must be a number of trainings"),
         ({"wait_for": True}, ValueError, "share.wait_for must be a number of trainings"),
         ({"restart": "yes"}, TypeError, "share.restart must be True, False or 'pass'"),

@@ -1,0 +1,189 @@
+"""Sharing on a Ray cluster of several nodes: a reader for each, or one in all; readers and nodes that are lost; Ray Tune."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
+
+from lightning.pytorch import Trainer  # noqa: E402
+from ray import tune  # noqa: E402
+from ray_runs import Noted, Recording, cluster_of, reads, training  # noqa: E402
+from sharing_runs import Numbers, examples, indices, wait_until  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from lightning_echo import EchoCallback  # noqa: E402
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
+
+LENGTH, EPOCHS = 240, 3
+SECONDS = 150  # nothing takes so long, unless it hangs
+WINDOW = 2**19  # two passes: one that begins later finds a whole one
+ONE = {"cluster": "ray", "join": "pass", "linger_seconds": 1}
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    with cluster_of(tmp_path_factory.mktemp("n"), {"a": 2, "b": 2, "c": 1}) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _no_readers_left_behind(nodes):
+    yield
+    nodes.end_readers()
+
+
+def check_exact(found: list[Any], epochs: int) -> None:
+    """Each training has each example once per epoch, and trainings that have the same pass have it in one order, with one noise.
+
+    A training that comes later begins with a later pass.
+    """
+    passes = {}
+    for of_training in found:
+        assert len(of_training) == epochs
+        for epoch in of_training:
+            assert sorted(indices(epoch)) == list(range(LENGTH))
+            assert passes.setdefault(examples(epoch)[0], examples(epoch)) == examples(epoch)
+    assert len(passes) < epochs * len(found), "some passes are common"
+
+
+def reading_nodes(log: Path) -> set[str]:
+    return {node for _, node in reads(log)}
+
+
+def other_of(node: str) -> str:
+    return {"a": "b", "b": "a"}[node]
+
+
+# ---------------------------------------------------------------------- one reader in all
+
+
+def test_one_node_reads_for_all(nodes, tmp_path):
+    data = Noted(LENGTH, tmp_path / "reads")
+    sizes = [("a", 8), ("a", 5), ("b", 16), ("b", 7)]
+    started = [training(node, data, size, EPOCHS, name="one", wait_for=2, **ONE) for node, size in sizes]
+    check_exact(ray.get(started, timeout=SECONDS), EPOCHS)
+    assert len(reading_nodes(tmp_path / "reads")) == 1
+    (source,) = reading_nodes(tmp_path / "reads")
+    assert "this node reads for all nodes" in nodes.log(source, "one")
+    assert "reads for this node" in nodes.log(other_of(source), "one")
+
+
+def test_a_slow_training_holds_the_reader_of_another_node(nodes, tmp_path):
+    """The window of each node has 64 slots, and the actor and the network together may have as many examples as that again."""
+    share, gate = {"name": "slow", "window": 2**14, **ONE, "join": "now"}, tmp_path / "gate"
+    data = Noted(LENGTH, tmp_path / "reads")
+    slow = training("a", data, 8, 3, gate=gate, **share)
+    wait_until(lambda: nodes.written("slow", "a") >= 64, "the window of the slow one is full")
+    quick = training("b", data, 8, 3, **share)
+    wait_until(lambda: nodes.written("slow", "b") > 0, "the quick one has come")
+    time.sleep(2)
+    assert nodes.written("slow", "a") < 110
+    assert nodes.status("a", "slow")["is_full"]
+    gate.touch()
+    late, whole = ray.get([quick, slow], timeout=SECONDS)
+    check_exact([whole, whole], 3)
+    stream, part = ([example for epoch in found for example in examples(epoch)] for found in (whole, late))
+    first = stream.index(part[0])
+    assert first < 110
+    assert stream[first:] == part[: len(stream) - first]
+    assert reading_nodes(tmp_path / "reads") == {"a"}
+
+
+@pytest.mark.parametrize("of", ["source", "relay"])
+def test_a_reader_that_is_killed_loses_nothing(nodes, tmp_path, of):
+    name, gate = f"killed-{of}", tmp_path / "gate"
+    data = Noted(LENGTH, tmp_path / "reads")
+    sizes = [("a", 8), ("a", 5), ("b", 16), ("b", 7)]
+    share = {"name": name, "window": WINDOW, "wait_for": 2, **ONE}
+    started = [training(node, data, size, 6, pause=0.005, gate=gate, **share) for node, size in sizes]
+    wait_until(lambda: nodes.written(name, "a", "b") > 60, "both nodes have examples")
+    (source,) = reading_nodes(tmp_path / "reads")
+    nodes.kill_reader(source if of == "source" else other_of(source), name)
+    gate.touch()
+    check_exact(ray.get(started, timeout=SECONDS), 6)
+
+
+def test_without_restart_a_lost_reader_is_an_error_on_all_nodes(nodes):
+    share = {"name": "once", "restart": False, **ONE}
+    started = [training(node, Numbers(LENGTH), 8, 1000, pause=0.01, **share) for node in "ab"]
+    wait_until(lambda: nodes.written("once", "a", "b") > 60, "both nodes have examples")
+    source = next(node for node in "ab" if "this node reads for all nodes" in nodes.log(node, "once"))
+    nodes.kill_reader(source, "once")
+    for each in started:
+        with pytest.raises(
+            ray.exceptions.RayTaskError, match=r"the reader of share='once' has died, and share\.restart is False"
+        ):
+            ray.get(each, timeout=SECONDS)
+    assert re.search(r"ends: .* (is lost|says: the reader of share='once' has)", nodes.log(other_of(source), "once"))
+
+
+def test_other_data_of_the_same_name_is_refused_on_another_node(nodes, tmp_path):
+    gate = tmp_path / "gate"
+    first = training("a", Numbers(LENGTH), 8, 1, gate=gate, name="other", **ONE)
+    wait_until(lambda: nodes.written("other", "a") > 0, "the first one has come")
+    with pytest.raises(ray.exceptions.RayTaskError, match=r"is the name of other data on .*its data set is \[Numbers of 241\]"):
+        ray.get(training("b", Numbers(LENGTH + 1), 8, 1, name="other", **ONE), timeout=SECONDS)
+    gate.touch()
+    check_exact([ray.get(first, timeout=SECONDS)] * 2, 1)
+
+
+# ---------------------------------------------------------------------- Ray Tune
+
+
+def trial(config: dict[str, Any]) -> None:
+    """What each trial runs."""
+    model = Recording()
+    echo = EchoCallback(share=config["share"], summary=False)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(max_epochs=2, accelerator="cpu", callbacks=[echo], **quiet)
+    data = Noted(LENGTH, config["folder"] / "reads")
+    trainer.fit(model, DataLoader(data, config["batch_size"], shuffle=True, num_workers=1))
+    found = {"epochs": model.epochs, "node": Path(os.environ["LIGHTNING_ECHO_SHARED"]).name}
+    (config["folder"] / f"trial-{config['batch_size']}.json").write_text(json.dumps(found))
+    tune.report({"loss": float(trainer.callback_metrics["loss"])})
+
+
+@pytest.mark.parametrize("cluster", [None, "ray"], ids=["a reader per node", "one in all"])
+def test_four_trials_of_ray_tune_on_two_nodes(nodes, tmp_path, cluster):
+    name = f"sweep-{cluster}"
+    share = {"name": name, "join": "pass", "linger_seconds": 3, "window": "1MiB", "cluster": cluster}
+    space = {"batch_size": tune.grid_search([5, 7, 8, 16]), "share": share, "folder": tmp_path}
+    tuner = tune.Tuner(
+        tune.with_resources(trial, {"CPU": 0.9}),
+        param_space=space,
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "storage"), verbose=0),
+    )
+    results = tuner.fit()
+    assert [result.error for result in results] == [None] * 4
+    found = [json.loads((tmp_path / f"trial-{size}.json").read_text()) for size in (5, 7, 8, 16)]
+    assert [sorted(epoch) for each in found for epoch in each["epochs"]] == [list(range(LENGTH))] * 8
+    on = Counter(each["node"] for each in found)
+    assert len(on) >= 2
+    assert len(reading_nodes(tmp_path / "reads")) == (1 if cluster else len(on))
+
+
+# ---------------------------------------------------------------------- a node that is lost: the last test, since it is gone then
+
+
+def test_when_the_reading_node_is_lost_the_others_go_on(nodes, tmp_path):
+    data, share = Noted(LENGTH, tmp_path / "reads"), {"name": "lost", "window": WINDOW, **ONE}
+    lost = training("c", data, 8, 1000, pause=0.1, **share)  # the others, which it holds, take three seconds for a pass
+    wait_until(lambda: nodes.written("lost", "c") > 0, "the node reads")
+    started = [training(node, data, size, 5, pause=0.005, **share) for node, size in (("a", 8), ("b", 5))]
+    wait_until(lambda: nodes.written("lost", "a", "b") > 60, "the others have examples")
+    assert reading_nodes(tmp_path / "reads") == {"c"}
+    nodes.lose("c", "lost")
+    check_exact(ray.get(started, timeout=SECONDS), 5)
+    assert reading_nodes(tmp_path / "reads") > {"c"}
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(lost, timeout=SECONDS)
