@@ -1,5 +1,6 @@
 """Trainings that share, without Lightning: data sets, and loops in threads and in processes of their own."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -107,7 +108,8 @@ def kill_reader(name="data"):
 
 
 def end_readers():
-    """Ends all readers of the folder."""
+    """Ends all readers of the folder, after the loaders that a test has dropped: they would start another one in their place."""
+    gc.collect()
     for name in names():
         with suppress(ConnectionError, FileNotFoundError, TimeoutError, ProcessLookupError):
             kill_reader(name)

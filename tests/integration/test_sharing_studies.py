@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from sharing_runs import Numbers, end_readers
+from sharing_runs import Numbers, end_readers, wait_until
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoCallback
@@ -40,7 +40,7 @@ def test_the_study_of_the_example_has_one_reader_in_processes_and_in_threads():
     done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.fullmatch(r"8 trials, best loss \S+", done.stdout.strip())
-    assert trainings_served("study") == 8
+    wait_until(lambda: trainings_served("study") == 8, "the reader has seen the last one leave")
 
 
 class Recording(LightningModule):
@@ -78,7 +78,7 @@ def test_trials_in_threads_of_a_process_each_get_whole_passes():
     study = optuna.create_study()
     study.optimize(objective, n_trials=4, n_jobs=2)
     assert [sorted(epoch) for epochs in found for epoch in epochs] == [list(range(LENGTH))] * 8
-    assert trainings_served("threads") == 4
+    wait_until(lambda: trainings_served("threads") == 4, "the reader has seen the last one leave")
 
 
 PROGRAM = f"""
@@ -135,4 +135,4 @@ def test_programs_in_two_terminals_share_one_reader(tmp_path):
     assert [sorted(epoch) for epoch in plain] == [list(range(LENGTH))] * 2
     assert [len(epoch) for epoch in echoing] == [LENGTH] * 2
     assert len(set(echoing[0])) < LENGTH, "half of an epoch are echoes"
-    assert trainings_served("sweep") == 2
+    wait_until(lambda: trainings_served("sweep") == 2, "the reader has seen the last one leave")
