@@ -35,6 +35,7 @@ _TRAININGS = (1, 2, 3, 4)
 _REQUIRED, _MOST_MICROSECONDS, _MOST_HANDOVER_SECONDS, _MOST_ATTACH_SECONDS = 0.95, 150, 0.001, 1.0
 _LARGE = 256  # examples: a batch of 38.5 MB
 _RECEIVERS = 3
+_BLOCKS = (True, False, False, True) * 2  # of a batch: taken, or copied
 _ROUND_THE_WINDOW = 8  # batches: after so many each page of the window was met; the first time costs 0.2 us a page
 _STEP_SECONDS = {"fast": 0.010, "slow": 0.020}
 _MOST_IDLE, _NEAR = 0.1, 0.2
@@ -213,8 +214,8 @@ def sharing_handing_over(quick: bool) -> Table:
     progress("sharing: attaching, and handing large batches over")
     attach = _attaching(2 if quick else 5)
     rounds = 3 if quick else 40
-    of_examples = _beyond_copying(DataLoader(Images(), _LARGE, num_workers=WORKERS), _examples_of, _LARGE, rounds)
-    whole = _beyond_copying(DataLoader(_LargeBatches(), batch_size=None, num_workers=WORKERS), _batch_of, 1, rounds)
+    of_examples = _beyond_copying(DataLoader(Images(), _LARGE, num_workers=WORKERS), _examples_beyond, _LARGE, rounds)
+    whole = _beyond_copying(DataLoader(_LargeBatches(), batch_size=None, num_workers=WORKERS), _batch_beyond, 1, rounds)
     attach_rule, rule = f"<= {_MOST_ATTACH_SECONDS:g}", f"<= {_MOST_HANDOVER_SECONDS:g}"
     what = "processor time of a training's thread beyond the copy, s"
     rows = [
@@ -248,33 +249,66 @@ def _share(name: str, **options: Any) -> dict[str, Any]:
     return {"name": name, "linger_seconds": 5, "window": "160MiB", **options}
 
 
-def _beyond_copying(plain: DataLoader[Any], take: Callable[[EchoLoader], None], pieces: int, rounds: int) -> float:
+def _beyond_copying(plain: DataLoader[Any], measure: Callable[[EchoLoader, int, int], float], pieces: int, rounds: int) -> float:
     """Processor seconds for a batch of 38.5 MB, beyond those for copying the bytes of one out of the window.
 
-    In turn, of batches that the thread has not seen: what was copied just now is in the processor's caches.
+    Of batches that the thread has not seen: what was copied just now is in the processor's caches.
     """
     loaders = [EchoLoader(plain, 1, share=_share(f"large-{pieces}"), seed=0) for _ in range(_RECEIVERS)]
     for loader in loaders:
         next(iter(loader))
         loader._run._pipeline.started._inner.close()  # type: ignore[union-attr]  # its thread, so that this one takes
-    taking, copying = [], []
-    for number in range(-_ROUND_THE_WINDOW, 2 * rounds):
+    found = []
+    for number in range(-_ROUND_THE_WINDOW, rounds):
         for loader in loaders:
-            first = _wait_for_batch(loader, pieces)
-            window = loader.sharing._attachment._link.window  # type: ignore[union-attr]  # it shares
-            began = time.thread_time()
-            if number % 2:
-                _copy(window, first, pieces)
-                copied = time.thread_time() - began
-                take(loader)
-                copying.append((number, copied))
-            else:
-                take(loader)
-                taking.append((number, time.thread_time() - began))
+            seconds = measure(loader, pieces, number)
+            found += [seconds] if number >= 0 else []
     for loader in loaders:
         loader.close()
-    median_of = lambda found: statistics.median(seconds for number, seconds in found if number >= 0)  # noqa: E731
-    return median_of(taking) - median_of(copying)
+    return statistics.median(found)
+
+
+def _examples_beyond(loader: EchoLoader, pieces: int, number: int) -> float:
+    """Of one batch: half of its examples are taken and half are copied, block by block, so that nothing that changes counts."""
+    del number
+    first, seconds = _wait_for_batch(loader, pieces), 0.0
+    attachment: Any = loader.sharing._attachment  # type: ignore[union-attr]  # it shares
+    attachment._tell_every = 2 * pieces
+    size = pieces // len(_BLOCKS)
+    for begin, is_taken in zip(range(first, first + pieces, size), _BLOCKS, strict=True):
+        began = time.thread_time()
+        if is_taken:
+            for item in range(begin, begin + size):
+                attachment.take(item)
+            seconds += time.thread_time() - began
+        else:
+            _copy(attachment._link.window, begin, size)
+            seconds -= time.thread_time() - began
+    began = time.thread_time()
+    attachment._tell(attachment._next)  # as it does once for a batch
+    return 2 * seconds + time.thread_time() - began
+
+
+def _batch_beyond(loader: EchoLoader, pieces: int, number: int) -> float:
+    """Of two batches that follow each other: one is taken and one is copied, in turn the first."""
+    seconds = 0.0
+    for is_taken in (number % 2, (number + 1) % 2):
+        first = _wait_for_batch(loader, pieces)
+        window = loader.sharing._attachment._link.window  # type: ignore[union-attr]
+        began = time.thread_time()
+        if is_taken:
+            _take_batch(loader)
+            seconds += time.thread_time() - began
+        else:
+            _copy(window, first, pieces)
+            seconds -= time.thread_time() - began
+            _take_batch(loader)
+    return seconds
+
+
+def _take_batch(loader: EchoLoader) -> None:
+    item: Any = loader.sharing._stream._next()  # type: ignore[union-attr]
+    unpack(item.kind, item.data)
 
 
 def _copy(window: Window, first: int, pieces: int) -> None:
@@ -291,17 +325,6 @@ def _wait_for_batch(loader: EchoLoader, pieces: int) -> int:
     while not attachment._link.window.has(attachment._next + pieces - 1):
         time.sleep(0.01)
     return int(attachment._next)
-
-
-def _examples_of(loader: EchoLoader) -> None:
-    attachment: Any = loader.sharing._attachment  # type: ignore[union-attr]
-    for item in range(attachment._next, attachment._next + _LARGE):
-        attachment.take(item)
-
-
-def _batch_of(loader: EchoLoader) -> None:
-    item: Any = loader.sharing._stream._next()  # type: ignore[union-attr]
-    unpack(item.kind, item.data)
 
 
 @in_own_folder

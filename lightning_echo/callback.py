@@ -25,7 +25,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_echo.attachment import Attachment
 from lightning_echo.checkpoints import adapt_checkpoint
-from lightning_echo.config import CacheOptions, EchoConfig, Options, ShareOptions, given_options, read_options, without_auto
+from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, callback_options, given_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
@@ -185,7 +185,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             cache=cache,
             share=share,
         )
-        config, is_auto = _config(options, echo)
+        config, is_auto = callback_options(options, echo)
         if is_auto and controller is not None:
             raise ValueError(
                 f"factor='auto' stands for a controller, TargetIdle() with its defaults, but controller={controller!r} is given, "
@@ -441,32 +441,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def _show_progress(self) -> None:
         idle = self.reports[-1].idle_fraction if self.reports else None
         self._progress.text = f"{self._factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")
-
-
-def _config(options: dict[str, Any], echo: Any) -> tuple[Options | None, bool]:
-    """Returns the options of an `EchoCallback`, and whether their factor is ``"auto"``.
-
-    The options are None if the user gave none, or nothing but ``factor="auto"``.
-
-    Args:
-        options: The options that were given as keywords.
-        echo: The argument ``echo``.
-
-    Raises:
-        TypeError: An option has a wrong type.
-        ValueError: Options are given twice, or one has an impossible value.
-    """
-    if options and echo is not None:
-        listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        raise ValueError(
-            f"EchoCallback has options in echo={echo!r} and in {listed}: give all of them in one of the two, as in "
-            "EchoCallback(factor=4, buffer_size=64)"
-        )
-    given: Options | None = EchoConfig(**options) if options else read_options("echo", echo)
-    if given is None:
-        return None, False
-    config, is_auto = without_auto("echo", given)
-    return (None if is_auto and config == EchoConfig() else config), is_auto
 
 
 def _datamodule(trainer: Any) -> Any:

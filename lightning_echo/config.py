@@ -25,6 +25,7 @@ __all__ = [
     "EchoConfig",
     "Options",
     "ShareOptions",
+    "callback_options",
     "config_of",
     "given_options",
     "read_loaders",
@@ -221,6 +222,32 @@ def without_auto(argument: str, given: Options) -> tuple[Options, bool]:
         )
     first = {name: EchoConfig(**{**config.as_options(), "factor": 1.0}) for name, config in configs.items()}
     return (first if isinstance(given, dict) else first[""]), True
+
+
+def callback_options(options: dict[str, Any], echo: Any) -> tuple[Options | None, bool]:
+    """Returns the options that a user has given to an `EchoCallback`, and whether their factor is ``"auto"``.
+
+    The options are None if the user gave none, or nothing but ``factor="auto"``.
+
+    Args:
+        options: The options that were given as keywords.
+        echo: The argument ``echo``.
+
+    Raises:
+        TypeError: An option has a wrong type.
+        ValueError: Options are given twice, or one has an impossible value.
+    """
+    if options and echo is not None:
+        listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise ValueError(
+            f"EchoCallback has options in echo={echo!r} and in {listed}: give all of them in one of the two, as in "
+            "EchoCallback(factor=4, buffer_size=64)"
+        )
+    given: Options | None = EchoConfig(**options) if options else read_options("echo", echo)
+    if given is None:
+        return None, False
+    config, is_auto = without_auto("echo", given)
+    return (None if is_auto and config == EchoConfig() else config), is_auto
 
 
 def _is_by_name(given: Mapping[Any, Any]) -> bool:

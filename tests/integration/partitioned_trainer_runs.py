@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,17 @@ def trainer_of(echo: EchoCallback, epochs: int) -> pl.Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+
+
+def results_of(started: Sequence[subprocess.Popen[str]], folder: Path) -> list[tuple[dict[str, Any], str]]:
+    """Waits for both nodes. Returns what each has seen, and what it printed."""
+    try:
+        printed = [process.communicate(timeout=240)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], "\n".join(printed)[-6000:]
+    return [(json.loads((folder / f"rank-{rank}.json").read_text()), printed[rank]) for rank in range(2)]
 
 
 def train(cache: CacheConfig | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -12,7 +11,7 @@ from typing import Any
 
 import partitioned_trainer_runs
 import pytest
-from partitioned_trainer_runs import LENGTH
+from partitioned_trainer_runs import LENGTH, results_of
 
 pytestmark = pytest.mark.program
 
@@ -32,13 +31,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any]
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         for rank in range(2)
     ]
-    try:
-        printed = [process.communicate(timeout=240)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(printed)[-6000:]
-    return [(json.loads((folder / f"rank-{rank}.json").read_text()), printed[rank]) for rank in range(2)]
+    return results_of(started, folder)
 
 
 def test_a_training_sees_the_same_and_learns_the_same_as_without_a_cache(nodes: list[tuple[dict[str, Any], str]]) -> None:

@@ -6,7 +6,6 @@ of its own: for that Linux would need a module, netem, that is often missing.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import slow_link_runs
+from partitioned_trainer_runs import results_of
 from slow_link_runs import BATCH_SIZE, EPOCHS, EXAMPLE_BYTES, LENGTH
 
 pytestmark = [pytest.mark.program, pytest.mark.timeout(300)]
@@ -72,13 +72,7 @@ def nodes(namespaces: list[str], tmp_path_factory: pytest.TempPathFactory) -> li
         }
         program = ["ip", "netns", "exec", name, sys.executable, slow_link_runs.__file__, str(folder), str(rank)]
         started.append(subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment))
-    try:
-        printed = [process.communicate(timeout=240)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(printed)[-6000:]
-    return [(json.loads((folder / f"rank-{rank}.json").read_text()), printed[rank]) for rank in range(2)]
+    return results_of(started, folder)
 
 
 def test_a_slow_link_slows_the_training_and_changes_nothing_that_it_sees(nodes: list[tuple[dict[str, Any], str]]) -> None:

@@ -244,3 +244,70 @@ def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(mo
         server._let_enter()
     assert begun == [40, 0]
     server.close()
+
+
+# ---------------------------------------------------------------------- one reader over a cluster
+
+OPTIONS = {"pid": 1, "label": "", "behind": "wait", "join": "now", "wait_for": 1, "ranks": 1}
+
+
+def cluster_server(monkeypatch, elsewhere, **options):
+    """A server, and where those who enter are told to begin: the place, and whether that is late."""
+    data = {"data_print": {}, "window_bytes": 8192, "linger_seconds": 0.2}
+    server, told = Server(new_socket(), Source(DataLoader(range(8), num_workers=1)), seed=0, **data, **options), []
+    server._elsewhere = elsewhere
+    monkeypatch.setattr(server, "_tell_place", lambda peer, reading, place, others, is_late: told.append((place, is_late)))
+    return server, told
+
+
+class PlayedElsewhere:
+    """Another node whose examples begin at an item, or at the one that is wished for."""
+
+    nodes = 1
+
+    def __init__(self, first=None):
+        self.first, self.starts = first, []
+
+    def begin(self, start, read_here, when_lost):
+        self.starts.append(start)
+        begin = start.item if self.first is None else self.first
+        window = SimpleNamespace(begin=begin, low=begin, trainings=0, slowest_need_nanoseconds=0, slowest_label="")
+        return SimpleNamespace(window=window, close=lambda: None)
+
+    def leave(self):
+        pass
+
+
+def comes(server, **training):
+    peer = SimpleNamespace(training=Training(**{**OPTIONS, "wish": None, "goes_on": False, **training}))
+    server._peers[len(server._peers)] = peer
+    server._trainings.all.append(peer.training)
+    server._let_enter()
+
+
+def ended(server):
+    server._peers.clear()  # they have no connections
+    server.close()
+
+
+@pytest.mark.parametrize("how_many", [1, 2])
+def test_a_reader_over_a_cluster_waits_for_all_that_a_dead_one_had_and_begins_at_the_earliest_item(monkeypatch, how_many):
+    elsewhere = PlayedElsewhere()
+    server, _ = cluster_server(monkeypatch, elsewhere, follows=True, expected=2, gather_seconds=20.0)
+    comes(server, group="a", wish=40, goes_on=True)
+    assert elsewhere.starts == [], "another one is missing"
+    if how_many == 2:
+        comes(server, group="b", wish=25, goes_on=True)
+    else:
+        server._begun -= 30  # it does not come
+        server._let_enter()
+    assert [start.item for start in elsewhere.starts] == [25 if how_many == 2 else 40]
+    ended(server)
+
+
+@pytest.mark.parametrize(("wish", "first", "is_late"), [(None, 30, True), (None, 0, False), (30, 30, False), (20, 30, True)])
+def test_who_enters_after_what_another_node_has_fetched_is_told_that_it_comes_late(monkeypatch, wish, first, is_late):
+    server, told = cluster_server(monkeypatch, PlayedElsewhere(first))
+    comes(server, group="a", wish=wish)
+    assert told == [(first, is_late)]
+    ended(server)
