@@ -419,16 +419,18 @@ def test_a_worker_of_a_stream_that_is_killed_is_a_dead_reader(tmp_path):
         def __iter__(self):
             for example in super().__iter__():
                 if example["index"] == 50 and not (tmp_path / "died").exists():
-                    (tmp_path / "died").touch()
                     import os
                     import signal
 
+                    # Batches that are still in this process die with it, and a reader without any is not replaced.
+                    wait_until((tmp_path / "taken").exists, "the training has taken a batch")
+                    (tmp_path / "died").touch()
                     os.kill(os.getpid(), signal.SIGKILL)
                 yield example
 
     loader = shared(of_stream(8, workers=1, dataset=Deadly()), restart="pass")
     try:
-        first, second = epochs_of(loader, 2)
+        first, second = epochs_of(loader, 2, (tmp_path / "taken").touch)
     finally:
         loader.close()
     assert (tmp_path / "died").exists()
