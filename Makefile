@@ -94,7 +94,7 @@ $(INSTALLED): pyproject.toml
 	@$(call require_python,(3, 10) <= version,3.10 or newer)
 	@echo 'Creating .venv: torch, torchvision, lightning and the tools, some gigabytes; takes a few minutes ...'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[examples,evidence,bench,test,test-loaders,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[examples,evidence,bench,test,test-loaders,test-configs,dev]'
 	@touch $@
 
 $(RAY_INSTALLED): $(INSTALLED)
