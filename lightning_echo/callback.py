@@ -8,7 +8,7 @@ asks a `Controller`, `AskingSteps` says when within an epoch, and an `EpochRepor
 ``on_train_start``     makes sure that an echoed loader is in use
 ``on_train_batch_*``   clocks; logs counts every ``log_every_n_steps``; after some steps decides, sets the factor
 ``on_train_epoch_end`` measures, decides, logs, sets the factor
-``on_fit_end``         prints the summary
+``on_fit_end``         prints and logs the summary
 ``teardown``           takes echoing away, writes ``echo_summary.json``
 ====================== ======================================================================================
 """
@@ -32,13 +32,14 @@ from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.measuring.control import Controller, Decision, Moment, Observation
 from lightning_echo.measuring.echo_summary import FactorUse, RunSummary
 from lightning_echo.measuring.report import EpochReport
-from lightning_echo.measuring.summary import advise, summarize
+from lightning_echo.measuring.summary import RunVerdict, advise, summarize
 from lightning_echo.measuring.target_idle import TargetIdle
 from lightning_echo.monitoring.asking import AskingSteps
 from lightning_echo.monitoring.cache_meter import metrics_of_parts
 from lightning_echo.monitoring.decider import Decider
 from lightning_echo.monitoring.logged import (
     ProgressText,
+    last_step,
     log_directory,
     log_hyperparameters,
     log_metrics,
@@ -47,6 +48,7 @@ from lightning_echo.monitoring.logged import (
     steps_taken,
     write_summary,
 )
+from lightning_echo.monitoring.logger_texts import log_text
 from lightning_echo.monitoring.run_meter import RunMeter
 from lightning_echo.training.collection import Echoed, EchoLoaders, echoed_in, parts_of
 from lightning_echo.training.refusals import refuse_second_fit
@@ -116,7 +118,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ``trainer.log_dir``, if the Trainer has a logger that keeps files. `FactorSchedule.from_summary` replays such a run.
 
     The metrics are in ``trainer.callback_metrics`` too, those of an epoch from its end on: let ``EarlyStopping`` look there by
-    ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``.
+    ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``: the
+    idle fraction of this rank in this epoch so far, from its tenth step on.
 
     Args:
         controller: Decides on the factor from epoch to epoch, and within epochs if it asks for that; in a collection, on one
@@ -138,7 +141,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             counts for a single loader and for all loaders of a collection. Or, by name, one of these for each loader of a
             collection that is echoed (see `EchoDataModule`). If neither ``echo`` nor an option is given, a controller drives
             the `EchoLoader` or `EchoDataModule` that the run has.
-        summary: Whether to print a summary at the end of ``fit``.
+        summary: Whether to print a summary at the end of ``fit``, and to give it to loggers that take texts.
 
     Attributes:
         attachment: Puts echoing into the run; its ``echo`` has the loader in use and its factor.
@@ -206,7 +209,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._meter, self._decider = RunMeter(), Decider(self._controller_in_force)
         self._asking = AskingSteps(self._controller_in_force)
         self._log_directory: str | None = None
-        self._progress = ProgressText()
+        self._progress = ProgressText(self._progress_text)
         self._loader: Echoed | None = None
         self._epoch = self._last_step = 0
         self._last: tuple[Observation, Decision] | None = None  # the last observation, and what is recommended
@@ -255,12 +258,13 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._log_directory = log_directory(trainer)
         log_hyperparameters(trainer, self._loader, self._controller_in_force)
         self._progress.show(trainer)
-        self._show_progress()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._stop_measuring()
-        if self.summary and self._last is not None:
-            rank_zero_info(summarize(self.reports, advise(*self._last)))
+        if self.summary and self.verdict is not None:
+            text = summarize(self.reports, self.verdict)
+            rank_zero_info(text)
+            log_text(trainer, "echo/summary", text, last_step(trainer))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._end_fit(trainer)
@@ -282,7 +286,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         """
         if self._log_directory is not None and trainer.is_global_zero and (self.reports or len(self.decisions) > 1):
             self._note_factor()
-            write_summary(self._log_directory, RunSummary(self.reports, self.decisions, package_versions()))
+            write_summary(self._log_directory, RunSummary(self.reports, self.decisions, package_versions(), self.verdict))
 
     def _stop_measuring(self) -> None:
         """Leaves the Trainer's profiler and progress bar as they were."""
@@ -317,7 +321,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
         fresh, echoed = self._meter.count(self._loader)
         counts = {"echo/factor": self._factor, "echo/fresh_examples": fresh, "echo/echoed_examples": echoed}
         log_metrics(trainer, {**counts, **self._meter.part_metrics(self._loader)})
-        self._show_progress()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._meter.timer.pause()
@@ -350,8 +353,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self.reports.append(report)
         self._last = lately, recommended
         of_parts = {**self._meter.part_metrics(loader, passes=True), **metrics_of_parts(measures.caches)}
-        log_metrics(trainer, {**report.logged(), **of_parts})
-        self._show_progress()
+        log_metrics(trainer, {**report.logged(), **of_parts}, epoch)
         if decision is not None:
             self._apply(trainer, observation, decision)
 
@@ -424,6 +426,11 @@ class EchoCallback(DecidesFactor, pl.Callback):
     # ------------------------------------------------------------------ inside
 
     @property
+    def verdict(self) -> RunVerdict | None:
+        """What the run says to do, why, and what to paste next; None before the end of its first epoch."""
+        return None if self._last is None else advise(*self._last, self._meter.cores)
+
+    @property
     def _factor(self) -> float:
         """The factor in force; 1 if nothing is echoed."""
         return 1.0 if self._loader is None else self._loader.factor_in_force
@@ -438,9 +445,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
         datamodule = _datamodule(trainer)
         return datamodule if isinstance(datamodule, EchoDataModule) else self.attachment.echo
 
-    def _show_progress(self) -> None:
-        idle = self.reports[-1].idle_fraction if self.reports else None
-        self._progress.text = f"{self._factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")
+    def _progress_text(self) -> str:
+        idle = self._meter.idle_so_far
+        return f"{self._factor:.1f}x" + ("" if idle is None else f" idle {idle:.0%}")
 
 
 def _datamodule(trainer: Any) -> Any:

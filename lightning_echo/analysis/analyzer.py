@@ -14,7 +14,6 @@ all of them measure at the same time, and the job waits for the slowest.
 from __future__ import annotations
 
 import copy
-import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +41,7 @@ from lightning_echo.analysis.report.questions import in_words
 from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
 from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.fetching.source import Source
+from lightning_echo.monitoring.cores import usable_cores
 
 __all__ = ["StallAnalyzer"]
 
@@ -244,7 +244,7 @@ def _measured_stages(training: ShortTraining, hand_over: Spread, copied: Spread,
         batch_size=phases.batch_size,
         workers=loader.num_workers,
         takes_ahead=phases.takes_ahead,
-        cores=_usable_cores(),
+        cores=_cores_of_rank(),
         points=phases.points,
         read_sharing=phases.read_sharing,
         prepare_sharing=phases.prepare_sharing,
@@ -261,8 +261,7 @@ def _notes_on_shared_data(training: ShortTraining) -> list[str]:
     return [_NOT_COPIED.format(what=", ".join(training.data.too_large))]
 
 
-def _usable_cores() -> int:
+def _cores_of_rank() -> int:
     """Returns the number of cores of this rank: those of its machine, shared with the other ranks there."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     hosts = gathered(socket.gethostname())
-    return max(1, cores // hosts.count(socket.gethostname()))
+    return max(1, usable_cores() // hosts.count(socket.gethostname()))

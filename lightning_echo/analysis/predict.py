@@ -132,6 +132,12 @@ class TrainingSetting:
         rest = [f"{name}={value!r}" for name, value in self.options.items() if name != "factor"]
         return f"EchoCallback({', '.join([f'factor={self.factor:g}', *rest])})".replace("'", '"') if self.options else ""
 
+    @property
+    def lines(self) -> list[str]:
+        """What to paste: the workers of the ``DataLoader``, and `line` for the Trainer, each if it is to be changed."""
+        workers = [] if self.workers is None else [f"num_workers={self.workers}"]
+        return [*workers, *([self.line] if self.line else [])]
+
 
 @dataclass(frozen=True)
 class Prediction:

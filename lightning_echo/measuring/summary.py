@@ -1,17 +1,20 @@
-"""The text at the end of a training: where the time went, which factors were used and why, and what to do."""
+"""The summary of a finished training: a verdict first (what to do, why, what to paste next), then where the time went."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from textwrap import fill
+from typing import Any
 
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.target_idle import LARGE_FACTOR, NO_GAIN_HELPS
 from lightning_echo.measuring.words import busy, no_workers, number_of, over_last, percent, three_digits
 
-__all__ = ["advise", "summarize"]
+__all__ = ["RunVerdict", "advise", "summarize"]
 
 _COLUMNS = 120
 _BUSY_EXCHANGE = 0.5  # share of an epoch: with some waiting for the other nodes, that is what a saturated exchange comes to
@@ -20,49 +23,106 @@ _IDLE = 0.1
 _FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
 
 
-def summarize(reports: Sequence[EpochReport], advice: str) -> str:
-    """Returns the summary of a training, in lines of at most 120 columns.
+# ---------------------------------------------------------------------- the verdict
 
-    Args:
-        reports: The reports of its epochs, in order.
-        advice: The last line.
+
+@dataclass(frozen=True)
+class RunVerdict:
+    """The verdict on a training.
+
+    Attributes:
+        message: What to do, one sentence.
+        why: The figures that it rests on, in words: three, or fewer if less was measured.
+        next_line: What to paste; empty if nothing is to be changed, or if nothing was measured that says what.
 
     Example:
-        >>> report = EpochReport(0, 10, 1.0, 80, 0, idle_fraction=0.5, data_wait_seconds=0.01, step_seconds=0.01)
-        >>> print(summarize([report], "Echo with factor 2."))
-        lightning_echo: 10 steps in 0.2 s: 0.1 s of work, 0.1 s waiting for input (idle 50 %); 0 s more for first batches
-          epoch 0: factor 1, idle 50 %
-          80 fresh and 0 echoed examples
-          Echo with factor 2.
+        >>> verdict = RunVerdict("Do not echo.", ("idle 2 %",))
+        >>> RunVerdict.from_plain({"message": "Do not echo.", "why": ["idle 2 %"], "next_line": ""}) == verdict
+        True
     """
-    if not reports:
-        return _join(["lightning_echo: no epoch was measured", advice])
-    lines = [_times_line(reports)]
-    lines += [_epochs_line(list(epochs)) for _, epochs in groupby(reports, key=lambda report: report.factor)]
-    last = reports[-1]
-    passes = f", {number_of(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
-    lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
-    if last.speedup is not None and last.factor > 1:
-        lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
-    lines += [*_cache_lines(last), *_share_lines(last)]
-    return _join([*lines, advice])
+
+    message: str
+    why: tuple[str, ...] = ()
+    next_line: str = ""
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> RunVerdict:
+        """Returns the verdict that a JSON file holds.
+
+        Raises:
+            KeyError: A field is missing.
+        """
+        return cls(values["message"], tuple(values["why"]), values["next_line"])
 
 
-def advise(observation: Observation, recommended: Decision) -> str:
-    """Returns one sentence: what to do. It names the steps of its figures, since it stands beside figures of other steps.
+def advise(observation: Observation, recommended: Decision, cores: int = 1) -> RunVerdict:
+    """Returns the verdict on a training. It names the steps of its figures, since it stands beside figures of other steps.
 
     Args:
         observation: At the end of the last epoch, joined with the epochs before it if it is short.
         recommended: What `recommend` returns for it.
+        cores: Cores that a rank may use: no more workers are advised.
+
+    Example:
+        >>> seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
+        >>> verdict = advise(seen, Decision(2.0, Reason.starved, ""))
+        >>> verdict.why
+        ('idle 50 % (last 50 steps)', 'a step works 10 ms and waits 10 ms', 'the echo factor was 1')
+        >>> verdict.next_line
+        'EchoCallback(factor=2)'
     """
+    workers = _workers_wanted(observation, cores) if _wants_workers(observation, recommended) else 0
+    message = _message(observation, recommended, workers)
+    return RunVerdict(message, _why(observation), _next_line(observation, recommended, workers))
+
+
+def _why(observation: Observation) -> tuple[str, ...]:
+    idle, seconds, costs = observation.idle_fraction, observation.step_seconds, observation.costs
+    if idle is None or seconds is None:
+        return ()
+    waits, works = (three_digits(1e3 * seconds * share) for share in (idle, 1 - idle))
+    host = f"a batch of fresh examples takes the host {three_digits(1e3 * costs.host_seconds(1))} ms" if costs else ""
+    return (
+        f"idle {percent(idle)}{over_last(observation.steps)}",
+        f"a step works {works} ms and waits {waits} ms",
+        host or f"the echo factor was {observation.factor:g}",
+    )
+
+
+def _next_line(observation: Observation, recommended: Decision, workers: int) -> str:
+    if observation.idle_fraction is None or recommended.reason is Reason.not_measured:
+        return ""
+    if workers:
+        return f"num_workers={workers}"
+    if recommended.reason is Reason.downstream_too_slow or recommended.factor == observation.factor:
+        return ""
+    return "EchoCallback()" if recommended.factor == 1 else f"EchoCallback(factor={recommended.factor:g})"
+
+
+def _wants_workers(observation: Observation, recommended: Decision) -> bool:
+    """Returns whether the first thing to do is to load in worker processes."""
+    reason, costs = recommended.reason, observation.costs
+    is_starved = reason in (Reason.starved, Reason.at_maximum)
+    return reason is Reason.no_workers or (is_starved and costs is not None and not costs.workers)
+
+
+def _workers_wanted(observation: Observation, cores: int) -> int:
+    """Returns how many workers prepare a batch in the time of a step, if each takes as long as the training's process does."""
+    costs = observation.costs
+    if costs is None or not costs.device_seconds:
+        return 1
+    return max(1, min(math.ceil(costs.host_seconds(1) / costs.device_seconds), cores))
+
+
+def _message(observation: Observation, recommended: Decision, workers: int) -> str:
+    """Returns one sentence: what to do. First of all so many workers are needed, if that is not 0."""
     idle, factor, steps, reason = observation.idle_fraction, observation.factor, observation.steps, recommended.reason
     if idle is None:
         return "Too few steps were measured for advice."
     if reason is Reason.not_measured:
         return f"No advice: {recommended.message}{over_last(steps)}."
-    is_starved = reason in (Reason.starved, Reason.at_maximum)
-    if reason is Reason.no_workers or (is_starved and observation.costs is not None and not observation.costs.workers):
-        return no_workers(1, idle, last=steps)
+    if workers:
+        return no_workers(workers, idle, last=steps)
     if reason is Reason.downstream_too_slow:
         return f"At this insertion point no factor is enough; {recommended.message}{over_last(steps)}."
     finding = f"{busy(idle, last=steps)}{_what_else_helps(recommended)}"
@@ -118,6 +178,42 @@ def _times_as_fast(observation: Observation, factor: float) -> str:
     return f", about {gain} times as fast" if gain != "1" else ""
 
 
+# ---------------------------------------------------------------------- the summary
+
+
+def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
+    """Returns the summary of a training, in lines of at most 120 columns.
+
+    Args:
+        reports: The reports of its epochs, in order.
+        verdict: What to do; it comes first.
+
+    Example:
+        >>> report = EpochReport(0, 10, 1.0, 80, 0, idle_fraction=0.5, data_wait_seconds=0.01, step_seconds=0.01)
+        >>> print(summarize([report], RunVerdict("Echo.", ("idle 50 %", "four workers"), "EchoCallback(factor=2)")))
+        lightning_echo: Echo.
+          why: idle 50 %; four workers
+          next: EchoCallback(factor=2)
+          10 steps in 0.2 s: 0.1 s of work, 0.1 s waiting for input (idle 50 %); 0 s more for first batches
+          epoch 0: factor 1, idle 50 %
+          80 fresh and 0 echoed examples
+    """
+    lines = [f"lightning_echo: {verdict.message}"]
+    lines += [f"why: {'; '.join(verdict.why)}"] if verdict.why else []
+    lines += [f"next: {verdict.next_line}"] if verdict.next_line else []
+    if not reports:
+        return _join([*lines, "no epoch was measured"])
+    lines.append(_times_line(reports))
+    lines += [_epochs_line(list(epochs)) for _, epochs in groupby(reports, key=lambda report: report.factor)]
+    last = reports[-1]
+    passes = f", {number_of(last.passes, 'pass', 'passes')} over the data" if last.passes is not None else ""
+    lines.append(f"{last.fresh_examples:,} fresh and {last.echoed_examples:,} echoed examples{passes}")
+    if last.speedup is not None and last.factor > 1:
+        lines.append(f"about {last.speedup:.2f} times as fast as factor 1 (estimated from the measured costs)")
+    lines += [*_cache_lines(last), *_share_lines(last)]
+    return _join(lines)
+
+
 def _join(lines: Sequence[str]) -> str:
     """Returns one text; lines after the first are indented, and the rest of a long line is indented further."""
     indents = ["", *["  "] * (len(lines) - 1)]
@@ -134,11 +230,10 @@ def _times_line(reports: Sequence[EpochReport]) -> str:
     first = sum(report.first_batch_seconds or 0 for report in reports)
     total = waited + worked
     if not total:
-        return "lightning_echo: the time that steps waited for input could not be measured"
+        return "the time that steps waited for input could not be measured"
     where = f"{three_digits(worked)} s of work, {three_digits(waited)} s waiting for input (idle {percent(waited / total)})"
     return (
-        f"lightning_echo: {number_of(steps, 'step', 'steps')} in {three_digits(total)} s: {where}; "
-        f"{three_digits(first)} s more for first batches"
+        f"{number_of(steps, 'step', 'steps')} in {three_digits(total)} s: {where}; {three_digits(first)} s more for first batches"
     )
 
 

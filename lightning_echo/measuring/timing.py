@@ -74,8 +74,9 @@ class StepTimer:
     Attributes:
         first_batch_seconds: Wait for the epoch's first batch, if workers had to start for it. None before that batch, and if no
             worker had to start.
-        waited_seconds: Sum over the epoch's steps so far.
-        seconds: Sum over the epoch's steps so far.
+        steps: Number of the epoch's steps whose times are known so far.
+        waited_seconds: Sum over these steps.
+        seconds: Sum over these steps.
 
     Example:
         >>> now = iter([0.0, 5.0, 5.75, 5.75, 6.0, 6.25]).__next__
@@ -104,7 +105,7 @@ class StepTimer:
             self._spare.append(self._last_event)
         self._goes_on = goes_on
         self.first_batch_seconds: float | None = None
-        self.waited_seconds = self.seconds = 0.0
+        self.steps, self.waited_seconds, self.seconds = 0, 0.0, 0.0
         self._step_waited, self._step_seconds = array("d"), array("d")  # eight bytes each, since an epoch may have many steps
         self._pending.clear()
         self._last_end: float | None = None  # when the last step ended; before the first one, when the epoch's time began
@@ -213,5 +214,6 @@ class StepTimer:
     def _count(self, waited: float, seconds: float) -> None:
         self._step_waited.append(waited)
         self._step_seconds.append(seconds)
+        self.steps += 1
         self.waited_seconds += waited
         self.seconds += seconds

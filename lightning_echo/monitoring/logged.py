@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import lightning
@@ -22,6 +23,7 @@ from lightning_echo.training.collection import Echoed
 
 __all__ = [
     "ProgressText",
+    "last_step",
     "log_directory",
     "log_hyperparameters",
     "log_metrics",
@@ -42,11 +44,23 @@ def steps_taken(trainer: pl.Trainer) -> int:
     return trainer.fit_loop.total_batch_idx + 1
 
 
-def log_metrics(trainer: pl.Trainer, values: dict[str, float]) -> None:
-    """Logs values through every logger, beside what Lightning logs at this step."""
-    step = max(steps_taken(trainer) - 1, 0)  # Lightning's own number of the step, counted from 0
+def last_step(trainer: pl.Trainer) -> int:
+    """Returns the number of the last step, counted from 0: Lightning gives it to loggers with what is logged after it."""
+    return max(steps_taken(trainer) - 1, 0)
+
+
+def log_metrics(trainer: pl.Trainer, values: dict[str, float], epoch: int | None = None) -> None:
+    """Logs values through every logger, beside what Lightning logs at this step, and with the epoch, as ``self.log`` does.
+
+    Args:
+        trainer: Has the loggers.
+        values: The metrics by name.
+        epoch: The epoch that they are of; None: the one under way.
+    """
+    step = last_step(trainer)
+    of_epoch = {"epoch": trainer.current_epoch if epoch is None else epoch}
     for logger in trainer.loggers:
-        logger.log_metrics(values, step=step)
+        logger.log_metrics({**values, **of_epoch}, step=step)
     trainer.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
 
 
@@ -165,10 +179,14 @@ def report_of(
 
 
 class ProgressText:
-    """Adds ``echo=2.0x idle 3%`` to the items of the progress bar."""
+    """Adds ``echo=2.0x idle 3%`` to the items of the progress bar.
 
-    def __init__(self) -> None:
-        self.text = ""
+    Args:
+        text: Returns what is displayed, each time that the bar is drawn; nothing is displayed if it is empty.
+    """
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        self._text = text
         self._bar: Any = None
         self._get_metrics: Any = None
 
@@ -189,4 +207,5 @@ class ProgressText:
 
     def get_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Stands in for the bar's own method."""
-        return {**self._get_metrics(*args, **kwargs), **({"echo": self.text} if self.text else {})}
+        text = self._text()
+        return {**self._get_metrics(*args, **kwargs), **({"echo": text} if text else {})}

@@ -25,6 +25,7 @@ from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.metrics import IdleFraction, JobSteps
 from lightning_echo.measuring.timing import DeviceEvent, StepTimer
 from lightning_echo.monitoring.cache_meter import CacheMeter, CacheUse
+from lightning_echo.monitoring.cores import usable_cores
 from lightning_echo.monitoring.loader_meter import NOT_KNOWN, LoaderMeter, SecondsPerBatch, costs_of
 from lightning_echo.monitoring.profiler_tap import ProfilerTap
 from lightning_echo.monitoring.run_counts import Examples, RunCounts
@@ -33,6 +34,7 @@ from lightning_echo.training.collection import Echoed, EchoLoaders, leaves_of, p
 
 __all__ = ["EpochMeasures", "RunMeter"]
 
+_ENOUGH_TO_SHOW = 10  # steps
 _LEAST_IDLE = 0.01  # a smaller idle fraction tells nothing about a loader whose workers cannot be measured
 
 
@@ -71,6 +73,7 @@ class RunMeter:
         part_counts: The same of each of several loaders, by name.
         world_size: Number of ranks.
         nodes: The node that each rank runs on, as the Trainer numbers them.
+        cores: Cores of this node for each of its ranks.
     """
 
     def __init__(self) -> None:
@@ -85,12 +88,18 @@ class RunMeter:
         self._saved_seconds: dict[str, SecondsPerBatch] = {}  # from a checkpoint, by name of the loader
         self._tap: ProfilerTap | None = None
         self._has_stepped = False
-        self.world_size, self.nodes = 1, [0]
+        self.world_size, self.nodes, self.cores = 1, [0], 1
 
     @property
     def is_in_epoch(self) -> bool:
         """Whether steps were measured of an epoch that has not ended."""
         return self.idle.per_step.shape[-1] > 0
+
+    @property
+    def idle_so_far(self) -> float | None:
+        """This rank's idle fraction in the epoch so far, without synchronising; None before the tenth step."""
+        timer = self.timer
+        return timer.waited_seconds / timer.seconds if timer.steps >= _ENOUGH_TO_SHOW and timer.seconds else None
 
     @property
     def totals(self) -> Examples:
@@ -108,6 +117,7 @@ class RunMeter:
         device = pl_module.device
         self._pl_module, self.world_size = pl_module, trainer.world_size
         self.nodes = self._gather([trainer.node_rank], dtype=torch.int64).flatten().tolist()
+        self.cores = max(1, usable_cores() // self.nodes.count(trainer.node_rank))
         self.idle.to(device)
         self._add_parts(loader)
         for counts in self._all_counts():

@@ -13,7 +13,8 @@ import pytest
 import torch
 from callback_cases import PER_EPOCH, STEPS, Remembering, echo, factors
 from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainer_runs import At, Data, Recorder, Run, SaveAt, echoed, first_uses, fit, trainer
 
 from lightning_echo import EchoCallback, EchoConfig, EchoLoader, FactorSchedule, IdleFraction, TargetIdle
@@ -35,7 +36,8 @@ def test_every_logger_gets_the_same_sequence_of_calls(workers: int) -> None:
             needed = {f"echo/{key}" for key in PER_EPOCH - {"recommended_factor", "slowest_rank"}} if keys == "epoch" else keys
             if step != 5:  # only in the first epoch there is a first batch to wait for
                 needed -= {"echo/first_batch_seconds"}
-            assert needed <= values.keys() <= {f"echo/{key}" for key in PER_EPOCH}
+            assert needed | {"epoch"} <= values.keys() <= {f"echo/{key}" for key in PER_EPOCH} | {"epoch"}
+            assert values["epoch"] == step // STEPS
             assert all(type(value) in (int, float) and math.isfinite(value) for value in values.values())
     assert loggers[0].metrics == loggers[1].metrics
     fresh = [len(new) for new in first_uses(run.model.batches)]
@@ -107,6 +109,8 @@ def test_a_csv_file_has_the_values_beside_the_models_own(tmp_path: Path) -> None
     column, steps = rows[0].index("echo/fresh_examples"), rows[0].index("step")
     logged = {int(row[steps]): float(row[column]) for row in rows[1:] if row[column]}
     assert sorted(logged) == [1, 3, 5, 7, 9, 11, 13, 15, 17]
+    epochs = {int(row[steps]): row[rows[0].index("epoch")] for row in rows[1:] if row[column]}
+    assert epochs == {step: str(step // STEPS) for step in logged}
     assert "val_loss" in rows[0]
 
 
@@ -152,11 +156,16 @@ def test_the_progress_bar_shows_factor_and_idle_fraction_and_is_left_as_it_was()
         def get_metrics(self, *args: Any, **kwargs: Any) -> Any:
             return {"own": 1}
 
+    class Look(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+            shown.append(bar.get_metrics(trainer, pl_module))
+
     bar, callback = Bar(refresh_rate=0), echo(2)
-    look = At({epoch: lambda trainer: shown.append(bar.get_metrics(trainer, trainer.lightning_module)) for epoch in range(3)})
-    fit(Data(), callbacks=[callback, bar, look], enable_progress_bar=True)
-    idle = [report.idle_fraction for report in callback.reports]
-    assert shown == [{"own": 1, "echo": f"2.0x idle {share:.0%}"} for share in idle]
+    fit(Data(length=48), callbacks=[callback, bar, Look()], enable_progress_bar=True, max_epochs=2)  # of 12 steps
+    for of_epoch, report in zip((shown[:12], shown[12:]), callback.reports, strict=True):
+        assert of_epoch[:9] == [{"own": 1, "echo": "2.0x"}] * 9
+        assert all(each["echo"].startswith("2.0x idle ") for each in of_epoch[9:])
+        assert of_epoch[11]["echo"] == f"2.0x idle {report.idle_fraction:.0%}"
     assert "get_metrics" not in vars(bar)
 
 
@@ -318,11 +327,13 @@ def test_a_full_pass_of_another_length_starts_no_workers() -> None:
     assert [report.first_batch_seconds is not None for report in callback.reports] == [True, False, False]
 
 
-def test_the_summary_is_said_once_and_ends_in_advice(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_summary_is_said_once_and_begins_with_the_verdict(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         fit(Data(), callbacks=[echo(2, controller=FactorSchedule({0: 1, 1: 3}))])
-    said = [record.message for record in caplog.records if record.message.startswith("lightning_echo: 18 steps in")]
+    said = [record.message for record in caplog.records if "\n  18 steps in" in record.message]
     assert len(said) == 1
+    assert said[0].startswith("lightning_echo: ")
+    assert "\n  why: idle " in said[0].split("\n  18 steps in")[0]
     assert "epoch 0: factor 1" in said[0]
     assert "scheduled from epoch 1 on" in said[0]
     assert "epochs 1 to 2: factor 3" in said[0]
@@ -330,6 +341,19 @@ def test_the_summary_is_said_once_and_ends_in_advice(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO):
         fit(Data(), callbacks=[EchoCallback(summary=False)])
     assert not [record for record in caplog.records if "18 steps in" in record.message]
+
+
+def test_tensorboard_has_the_summary_as_a_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        fit(Data(), callbacks=[echo(2)], logger=TensorBoardLogger(tmp_path, name="", version=""), log_every_n_steps=5)
+    (said,) = [record.message for record in caplog.records if "\n  18 steps in" in record.message]
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (found,) = events.Tensors("echo/summary/text_summary")
+    assert found.step == 17  # as what the last epoch has logged
+    shown = found.tensor_proto.string_val[0].decode()
+    assert [line.removeprefix("    ") for line in shown.splitlines()] == said.splitlines()
+    assert {event.value for event in events.Scalars("epoch")} == {0.0, 1.0, 2.0}
 
 
 def test_a_second_fit_begins_its_report_anew() -> None:

@@ -71,7 +71,7 @@ def test_it_prints_a_report_and_saves_the_analysis(capsys: pytest.CaptureFixture
     assert [each.setting for each in analysis.checked] == [analysis.verdict.setting]
     said = capsys.readouterr().out
     assert "Tried: predicted against measured" in said
-    verdict, *_, written = said.split("Verdict\n")[1].split("\n\n")
+    verdict, *_, written = said.removeprefix("Verdict\n").split("\n\n")
     assert " ".join(verdict.split()) == analysis.verdict.message
     assert written == "Written: analysis.json, page.html, picture.png\n"
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
@@ -110,7 +110,7 @@ class SlowModel(Model):
 def test_where_a_cache_is_advised_the_cache_is_tried(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_echo.analysis.analyzer._usable_cores", lambda: 1)  # more workers would be enough
+    monkeypatch.setattr("lightning_echo.analysis.analyzer._cores_of_rank", lambda: 1)  # more workers would be enough
     run("analyze", "--steps=8", "--verify", model=SlowModel, data=SlowData)
     analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
     setting = analysis.verdict.setting

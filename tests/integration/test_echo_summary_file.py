@@ -39,13 +39,16 @@ def test_it_tells_the_reports_the_decisions_and_the_versions(tmp_path: Path) -> 
     callback = scripted(Scripted(TOLD, first=5, every=30))
     logged(tmp_path, callback)
     found = json.loads((tmp_path / "run" / "echo_summary.json").read_text())
-    assert found.keys() == {"version", "reports", "decisions", "packages"}
+    assert found.keys() == {"version", "reports", "decisions", "packages", "verdict"}
     assert found["version"] == 1
     assert found["reports"] == [report.state() for report in callback.reports]
     decisions = [(use["step"], use["batch"], use["factor"]) for use in found["decisions"]]
     assert decisions == [(0, 0, 1.0), *((step, step + AHEAD, factor) for step, factor in TOLD.items())]
     assert {use["message"] for use in found["decisions"][1:]} == {"told to"}
     assert found["packages"]["lightning_echo"] == __version__
+    assert callback.verdict is not None
+    assert found["verdict"]["message"] == callback.verdict.message
+    assert len(found["verdict"]["why"]) == 3
     assert found["packages"].keys() == {"lightning_echo", "lightning", "torch"}
 
 

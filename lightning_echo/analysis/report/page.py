@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from lightning_echo.analysis.report.plot import as_svg
-from lightning_echo.analysis.report.tables import Table, headline, tables
+from lightning_echo.analysis.report.tables import Table, figures, headline, tables
 from lightning_echo.analysis.result import StallAnalysis
 
 __all__ = ["page", "save_page"]
@@ -42,7 +42,8 @@ p, li { overflow-wrap: anywhere; }
 </head>
 <body>
 <h1>$headline</h1>
-<p class="verdict">$verdict</p>$line
+<p class="verdict">$verdict</p>
+<p>$why</p>$next
 <div class="wide figure" role="img" aria-label="Parts of the step time, and speed-up by echo factor, as in the tables">
 $figure
 </div>
@@ -63,7 +64,8 @@ def page(analysis: StallAnalysis) -> str:
     return _PAGE.substitute(
         headline=escape(headline(analysis)),
         verdict=escape(analysis.verdict.message),
-        line=f"\n<p>For the Trainer: <code>{escape(line)}</code></p>" if (line := analysis.verdict.setting.line) else "",
+        why=escape(" ".join(figures(analysis))),
+        next="".join(f"\n<p>Next: <code>{escape(line)}</code></p>" for line in analysis.verdict.setting.lines),
         figure=as_svg(analysis),
         tables="\n".join(map(_table, tables(analysis))),
         notes=notes,

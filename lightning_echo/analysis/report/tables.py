@@ -13,9 +13,9 @@ from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.predict import TrainingSetting, costs_of, predict
 from lightning_echo.analysis.report.questions import HELD, in_words, questions
 from lightning_echo.analysis.result import StallAnalysis
-from lightning_echo.measuring.words import busy, fewer_fresh, percent, three_digits
+from lightning_echo.measuring.words import busy, fewer_fresh, number_of, percent, three_digits
 
-__all__ = ["Table", "headline", "milliseconds", "shares_of_step", "tables"]
+__all__ = ["Table", "figures", "headline", "milliseconds", "shares_of_step", "tables"]
 
 _NOTABLE_CONTENTION = 1.2
 _LARGEST_BUFFER = (
@@ -45,6 +45,18 @@ class Table:
 def headline(analysis: StallAnalysis) -> str:
     """Returns the analysis in one line."""
     return f"Stall analysis: {busy(analysis.idle_fraction)}"
+
+
+def figures(analysis: StallAnalysis) -> list[str]:
+    """Returns the three figures that the verdict rests on: the idle fraction, and the step with and without waiting for it."""
+    stages = analysis.stages
+    host = milliseconds(costs_of(stages, TrainingSetting()).host_seconds(1))
+    setup = f"{number_of(stages.workers, 'worker', 'workers')} on {number_of(stages.cores, 'core', 'cores')}"
+    return [
+        f"The accelerator is idle {percent(analysis.idle_fraction)} of the time.",
+        f"A step takes {milliseconds(analysis.step_seconds)} ms; {milliseconds(stages.step.median)} ms if its batch is ready.",
+        f"The loader takes {host} ms per batch, with {setup}.",
+    ]
 
 
 def tables(analysis: StallAnalysis) -> list[Table]:

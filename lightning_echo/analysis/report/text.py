@@ -1,10 +1,11 @@
-"""A report for a terminal: tables in columns; the verdict, and the line to paste, last. No line has more than 100 columns."""
+"""A report for a terminal: verdict, why, and what to paste; then tables in columns. No line has more than 100 columns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from textwrap import fill, wrap
 
-from lightning_echo.analysis.report.tables import Table, headline, tables
+from lightning_echo.analysis.report.tables import Table, figures, headline, tables
 from lightning_echo.analysis.result import StallAnalysis
 
 __all__ = ["report"]
@@ -18,14 +19,15 @@ _NARROWEST = 12  # least width of the first column; longer text goes on in the n
 
 def report(analysis: StallAnalysis) -> str:
     """Returns a report as plain text."""
-    blocks = [headline(analysis), *map(_table, tables(analysis))]
-    if analysis.notes:
-        blocks.append("\n".join(["Notes", *map(_sentence, analysis.notes)]))
     verdict = analysis.verdict
-    blocks.append("\n".join(["Verdict", _sentence(verdict.message)]))
-    if verdict.setting.line:
-        blocks.append("\n".join(["For the Trainer", _sentence(verdict.setting.line)]))
-    return "\n\n".join(blocks)
+    first = [("Verdict", [verdict.message]), ("Why", figures(analysis)), ("Next", verdict.setting.lines)]
+    last = [("Notes", analysis.notes)]
+    return "\n\n".join([*_texts(first), headline(analysis), *map(_table, tables(analysis)), *_texts(last)])
+
+
+def _texts(titled: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Returns a block for each title under which there is something to say."""
+    return ["\n".join([title, *map(_sentence, sentences)]) for title, sentences in titled if sentences]
 
 
 def _table(table: Table) -> str:

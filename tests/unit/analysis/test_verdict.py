@@ -167,7 +167,7 @@ def test_the_advice_at_the_end_of_a_training_is_the_same(point):
     told, verdict = recommend(waited), judge(stages, 44 * MS, {})
     assert 1 < told.factor == verdict.setting.factor < 4
     assert "the accelerator is busy only 45 % of the time" in verdict.message
-    assert "the accelerator is busy only 45 % of the time" in advise(waited, told)
+    assert "the accelerator is busy only 45 % of the time" in advise(waited, told).message
 
 
 def test_a_large_factor_is_advised_with_a_warning():

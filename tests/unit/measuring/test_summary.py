@@ -1,11 +1,13 @@
 """What people read at the end of a training: the summary's lines, and one sentence of advice for each situation."""
 
+import ast
+
 import pytest
 
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.report import EpochReport
-from lightning_echo.measuring.summary import advise, summarize
+from lightning_echo.measuring.summary import RunVerdict, advise, summarize
 from lightning_echo.measuring.target_idle import TargetIdle
 
 
@@ -16,42 +18,48 @@ def report(epoch, factor=1.0, *, idle=0.5, steps=100, seconds=0.02, **values):
     return EpochReport(epoch, steps, factor, **{**counts, **times, **values})
 
 
-def lines_of(reports, advice="The advice."):
-    return summarize(reports, advice).splitlines()
+VERDICT = RunVerdict("The advice.")
+
+
+def lines_of(reports, verdict=VERDICT):
+    """The lines after the verdict."""
+    first, *others = summarize(reports, verdict).splitlines()
+    assert first == "lightning_echo: The advice."
+    return others
 
 
 # ---------------------------------------------------------------------- the summary
 
 
-def test_the_first_line_says_where_the_time_went():
+def test_the_line_after_the_verdict_says_where_the_time_went():
     reports = [
         report(0, idle=0.5, first_batch_seconds=1.5),  # 1 s of work, 1 s of waiting
         report(1, idle=0.25, steps=300, first_batch_seconds=0.5),  # 4.5 s, 1.5 s
         report(2, idle=0.0, steps=100),  # 2 s; when the first batch came is not known
     ]
     expected = "500 steps in 10 s: 7.5 s of work, 2.5 s waiting for input (idle 25 %); 2 s more for first batches"
-    assert lines_of(reports)[0] == f"lightning_echo: {expected}"
+    assert lines_of(reports)[0] == f"  {expected}"
 
 
 def test_long_times_and_large_counts_are_written_out():
-    (first, *_, counts, _) = lines_of([report(0, steps=1_000_000, fresh_examples=12_345_678, passes=1.0)])
-    assert first.startswith("lightning_echo: 1,000,000 steps in 20,000 s: 10,000 s of work, 10,000 s waiting")
+    (first, *_, counts) = lines_of([report(0, steps=1_000_000, fresh_examples=12_345_678, passes=1.0)])
+    assert first.startswith("  1,000,000 steps in 20,000 s: 10,000 s of work, 10,000 s waiting")
     assert counts == "  12,345,678 fresh and 0 echoed examples, 1 pass over the data"
 
 
 def test_one_step_is_no_steps():
-    assert lines_of([report(0, steps=1, idle=0.0)])[0].startswith("lightning_echo: 1 step in 0.02 s")
+    assert lines_of([report(0, steps=1, idle=0.0)])[0].startswith("  1 step in 0.02 s")
 
 
 @pytest.mark.parametrize(
     ("passes", "said"), [(0.25, "0.25 passes"), (1.0, "1 pass"), (2.5, "2.5 passes"), (1200.4, "1,200 passes")]
 )
 def test_passes_are_said_as_people_say_them(passes, said):
-    assert lines_of([report(0, passes=passes)])[-2].endswith(f", {said} over the data")
+    assert lines_of([report(0, passes=passes)])[-1].endswith(f", {said} over the data")
 
 
 def test_passes_are_left_out_where_they_are_not_known():
-    assert lines_of([report(0)])[-2] == "  800 fresh and 0 echoed examples"
+    assert lines_of([report(0)])[-1] == "  800 fresh and 0 echoed examples"
 
 
 def test_epochs_in_a_row_with_the_same_factor_share_a_line_with_their_common_idle_fraction():
@@ -86,7 +94,7 @@ def test_the_speed_up_is_told_only_where_there_was_echoing():
     told = "  about 2.25 times as fast as factor 1 (estimated from the measured costs)"
     assert told in lines_of([report(0, 3.0, speedup=2.25)])
     assert told not in lines_of([report(0, 1.0, speedup=2.25)])
-    assert len(lines_of([report(0, 3.0)])) == 4
+    assert len(lines_of([report(0, 3.0)])) == 3
 
 
 CACHED = {"cached_examples": 1200, "cache_bytes": 3 * 2**28, "cache_hold": "loaded", "cache_is_full": True}
@@ -118,8 +126,8 @@ CAME = "of the last epoch's fresh examples came from it"
 )
 def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in_the_last_epoch(values, said):
     before = report(0, cached_examples=7, cache_bytes=7, cache_hold="loaded", cache_hit_fraction=0.9)
-    text = summarize([before, report(1, **{**CACHED, **values})], "The advice.")
-    assert " ".join(text.split()).endswith(f" echoed examples the cache holds {said} The advice.")
+    text = summarize([before, report(1, **{**CACHED, **values})], VERDICT)
+    assert " ".join(text.split()).endswith(f" echoed examples the cache holds {said}")
 
 
 @pytest.mark.parametrize(
@@ -144,37 +152,48 @@ def test_the_line_about_the_cache_says_what_it_holds_and_what_it_was_good_for_in
     ],
 )
 def test_the_line_about_sharing_says_with_how_many_and_what_that_cost(values, said):
-    text = summarize([report(0, **values)], "The advice.")
-    assert " ".join(text.split()).endswith(f" echoed examples the reading was shared {said} The advice.")
-    assert "shared" not in summarize([report(0)], "The advice.")
+    text = summarize([report(0, **values)], VERDICT)
+    assert " ".join(text.split()).endswith(f" echoed examples the reading was shared {said}")
+    assert "shared" not in summarize([report(0)], VERDICT)
 
 
 def test_without_a_cache_nothing_is_said_of_one():
-    assert "cache" not in summarize([report(0)], "The advice.")
+    assert "cache" not in summarize([report(0)], VERDICT)
 
 
 def test_what_was_not_measured_is_not_said():
     unknown = EpochReport(0, 0, 1.0, fresh_examples=8, echoed_examples=0)
     assert lines_of([unknown]) == [
-        "lightning_echo: the time that steps waited for input could not be measured",
+        "  the time that steps waited for input could not be measured",
         "  epoch 0: factor 1",
         "  8 fresh and 0 echoed examples",
-        "  The advice.",
     ]
-    assert lines_of([]) == ["lightning_echo: no epoch was measured", "  The advice."]
+    assert lines_of([]) == ["  no epoch was measured"]
 
 
-def test_the_advice_comes_last_and_no_line_is_longer_than_120_columns():
+def test_the_verdict_comes_first_then_why_then_what_to_paste():
+    verdict = RunVerdict(
+        "Echo with factor 2.", ("idle 50 %", "a step works 10 ms and waits 10 ms", "x"), "EchoCallback(factor=2)"
+    )
+    assert summarize([report(0)], verdict).splitlines()[:4] == [
+        "lightning_echo: Echo with factor 2.",
+        "  why: idle 50 %; a step works 10 ms and waits 10 ms; x",
+        "  next: EchoCallback(factor=2)",
+        "  100 steps in 2 s: 1 s of work, 1 s waiting for input (idle 50 %); 0 s more for first batches",
+    ]
+
+
+def test_no_line_is_longer_than_120_columns():
     long = (
         "idle 60%, target 5%: the work after the insertion point takes 17.5 ms per batch by itself, a step 10 ms; "
         "echo at insertion_point="
     )
     reports = [report(epoch, 1.0 + epoch, steps=10**9, next_factor=9.0, message=long * 2) for epoch in range(3)]
-    lines = lines_of(reports, long * 3)
+    lines = summarize(reports, RunVerdict(long * 3, (long, long), "")).splitlines()
     assert max(map(len, lines)) <= 120
-    assert " ".join("\n".join(lines).split()).endswith(" ".join((long * 3).split()))
+    assert " ".join("\n".join(lines).split()).startswith("lightning_echo: " + " ".join((long * 3).split()))
     assert all(line.startswith("  ") for line in lines[1:])
-    assert sum(not line.startswith("   ") for line in lines) == 1 + 3 + 1 + 1  # what goes on is further in
+    assert sum(not line.startswith("   ") for line in lines) == 1 + 1 + 1 + 3 + 1  # what goes on is further in
 
 
 # ---------------------------------------------------------------------- the advice
@@ -288,10 +307,59 @@ def observed(factor, costs):
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_advice(situation):
     factor, its_costs, (recommended, reason), expected = SITUATIONS[situation]
-    said = advise(observed(factor, its_costs), Decision(recommended, reason, "the message"))
+    said = advise(observed(factor, its_costs), Decision(recommended, reason, "the message")).message
     assert said == expected
     assert said.endswith(".")
     assert said.count(". ") == 0, "one sentence"
+
+
+NEXT = {  # the situations in which there is something to paste
+    "starved": "EchoCallback(factor=2.09)",
+    "starved at a factor": "EchoCallback(factor=3.14)",
+    "starved by far": "EchoCallback(factor=110)",
+    "starved, but not enough to tell by how much": "EchoCallback(factor=1.13)",
+    "a cheaper source": "EchoCallback(factor=2.09)",
+    "a source that needs no echo": "EchoCallback()",
+    "at the maximum, from below": "EchoCallback(factor=8)",
+    "over the maximum": "EchoCallback(factor=8)",
+    "over a low maximum": "EchoCallback(factor=4)",
+    "at the minimum, from above": "EchoCallback(factor=3)",
+    "under the minimum": "EchoCallback(factor=2)",
+    "a larger factor brings too little": "EchoCallback(factor=2.5)",
+    "no factor has brought anything": "EchoCallback()",
+    "a larger factor brought too little, but not this one": "EchoCallback(factor=2)",
+    "no workers": "num_workers=1",
+    "no workers, but a factor that would do": "num_workers=1",
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_what_to_paste_is_a_line_of_python_and_nothing_where_nothing_changes(situation):
+    factor, its_costs, (recommended, reason), _ = SITUATIONS[situation]
+    line = advise(observed(factor, its_costs), Decision(recommended, reason, "the message")).next_line
+    assert line == NEXT.get(situation, "")
+    ast.parse(line)
+
+
+@pytest.mark.parametrize(("source", "cores", "workers"), [(0.04, 8, 4), (0.041, 8, 5), (0.04, 2, 2), (0.004, 8, 1)])
+def test_without_workers_as_many_are_advised_as_keep_up_with_a_step_of_10_ms_and_no_more_than_cores(source, cores, workers):
+    verdict = advise(observed(1, costs(source, workers=0)), Decision(1, Reason.no_workers, ""), cores)
+    assert verdict.next_line == f"num_workers={workers}"
+    assert verdict.message.startswith(f"Set num_workers to {workers} or more first, ")
+
+
+def test_three_figures_say_why():
+    starved = observed(1, costs(0.04))  # two workers: a batch every 20 ms
+    assert advise(starved, Decision(2.09, Reason.starved, "")).why == (
+        "idle 50 % (last 100 steps)",
+        "a step works 10 ms and waits 10 ms",
+        "a batch of fresh examples takes the host 20 ms",
+    )
+    assert advise(observed(2, None), Decision(2, Reason.fits, "")).why == (
+        "idle 0 % (last 100 steps)",
+        "a step works 10 ms and waits 0 ms",
+        "the echo factor was 2",
+    )
 
 
 def test_every_reason_that_a_recommendation_may_have_has_its_advice():
@@ -301,9 +369,11 @@ def test_every_reason_that_a_recommendation_may_have_has_its_advice():
 
 def test_advice_of_target_idle_s_own_messages_reads_as_a_sentence():
     slow = observed(1, costs(0.01, rest=0.03, collate=0.005, point="before_augmentation"))
-    assert advise(slow, TargetIdle().decide(slow)).startswith("At this insertion point no factor is enough; idle 55.6 %, target ")
+    assert advise(slow, TargetIdle().decide(slow)).message.startswith(
+        "At this insertion point no factor is enough; idle 55.6 %, target "
+    )
     seen = Observation(epoch=0, factor=2.0, steps=50, idle_fraction=0.3, step_seconds=0.02)
-    assert advise(seen, TargetIdle().decide(seen)).startswith("No advice: idle 30 %, target 5 %, but ")
+    assert advise(seen, TargetIdle().decide(seen)).message.startswith("No advice: idle 30 %, target 5 %, but ")
 
 
 def test_the_summary_says_which_steps_each_figure_is_of():
@@ -311,27 +381,29 @@ def test_the_summary_says_which_steps_each_figure_is_of():
     whole = [report(0, idle=0.6, steps=400), report(1, 2.0, idle=0.1, steps=100)]
     seen = Observation(epoch=1, factor=2.0, steps=1250, idle_fraction=0.1, step_seconds=0.02)
     said = " ".join(summarize(whole, advise(seen, Decision(2.0, Reason.fits, ""))).split())
-    assert said.startswith("lightning_echo: 500 steps in 10 s: 5 s of work, 5 s waiting for input (idle 50 %)")
-    assert said.endswith("the accelerator is busy 90 % of the time (last 1,250 steps).")
+    assert said.startswith(
+        "lightning_echo: Keep factor 2: the accelerator is busy 90 % of the time (last 1,250 steps). why: idle 10 %"
+    )
+    assert " 500 steps in 10 s: 5 s of work, 5 s waiting for input (idle 50 %)" in said
     unknown = Observation(epoch=1, factor=2.0, idle_fraction=0.1, step_seconds=0.02)
-    assert advise(unknown, Decision(2.0, Reason.fits, "")).endswith("busy 90 % of the time.")
+    assert advise(unknown, Decision(2.0, Reason.fits, "")).message.endswith("busy 90 % of the time.")
 
 
 def test_too_few_steps_give_no_advice():
     few = Observation(epoch=0, factor=1.0, steps=2)
-    assert advise(few, TargetIdle().decide(few)) == "Too few steps were measured for advice."
+    assert advise(few, TargetIdle().decide(few)) == RunVerdict("Too few steps were measured for advice.")
 
 
 def test_what_echoing_would_gain_is_told_from_the_measured_step_where_the_model_takes_the_host_for_faster():
     """The model says 12 ms for the host, a step was measured to take 20 ms: of these 10 are waited."""
     seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=costs(0.024))
-    assert ", about 2 times as fast:" in advise(seen, Decision(2.09, Reason.starved, ""))
+    assert ", about 2 times as fast:" in advise(seen, Decision(2.09, Reason.starved, "")).message
 
 
 def test_what_echoing_would_gain_is_not_told_where_the_costs_are_not_known():
     seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
     assert (
-        advise(seen, Decision(2.0, Reason.starved, ""))
+        advise(seen, Decision(2.0, Reason.starved, "")).message
         == f"Echo with factor 2: {BUSY} only 50 % of the time (last 50 steps){FIRST}."
     )
 
@@ -339,4 +411,4 @@ def test_what_echoing_would_gain_is_not_told_where_the_costs_are_not_known():
 def test_what_echoing_would_gain_is_never_a_loss():
     """The model takes the host for slower than it was."""
     seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02, costs=costs(0.2))
-    assert "Echo with factor 4, about 4 times as fast" in advise(seen, Decision(4.0, Reason.at_maximum, ""))
+    assert "Echo with factor 4, about 4 times as fast" in advise(seen, Decision(4.0, Reason.at_maximum, "")).message

@@ -37,6 +37,7 @@ def trainer_with(*loggers, global_step=0, bar=None):
         global_step=global_step,
         lightning_module=SimpleNamespace(automatic_optimization=True),
         callback_metrics={},
+        current_epoch=3,
         progress_bar_callback=bar,
     )
 
@@ -48,7 +49,14 @@ def trainer_with(*loggers, global_step=0, bar=None):
 def test_metrics_go_to_every_logger_at_the_step_that_lightning_logs_its_own_at(global_step, logged_at):
     loggers = [Logger(), Logger()]
     log_metrics(trainer_with(*loggers, global_step=global_step), {"echo/factor": 2.0, "echo/passes": 0.5})
-    assert [logger.metrics for logger in loggers] == [[(logged_at, {"echo/factor": 2.0, "echo/passes": 0.5})]] * 2
+    values = {"echo/factor": 2.0, "echo/passes": 0.5, "epoch": 3}
+    assert [logger.metrics for logger in loggers] == [[(logged_at, values)]] * 2
+
+
+def test_what_is_logged_after_an_epoch_carries_the_number_of_that_epoch():
+    logger = Logger()
+    log_metrics(trainer_with(logger), {"echo/factor": 2.0}, epoch=2)
+    assert logger.metrics == [(0, {"echo/factor": 2.0, "epoch": 2})]
 
 
 def test_metrics_are_among_the_callback_metrics_as_tensors_also_without_a_logger():
@@ -116,19 +124,17 @@ def items_of(bar):
 
 
 def test_the_text_is_among_the_bar_s_items_once_there_is_one():
-    bar, progress = Bar(v_num=3), ProgressText()
+    said = iter(["", "2.0x idle 3%", "3.0x"])
+    bar, progress = Bar(v_num=3), ProgressText(said.__next__)
     progress.show(trainer_with(bar=bar))
     assert items_of(bar) == {"v_num": 3}
-    progress.text = "2.0x idle 3%"
     assert items_of(bar) == {"v_num": 3, "echo": "2.0x idle 3%"}
-    progress.text = "3.0x"
     assert items_of(bar) == {"v_num": 3, "echo": "3.0x"}
 
 
 def test_the_bar_is_left_as_it_was():
-    bar, progress = Bar(loss=1), ProgressText()
+    bar, progress = Bar(loss=1), ProgressText(lambda: "2.0x")
     before = dict(vars(bar))
-    progress.text = "2.0x"
     progress.show(trainer_with(bar=bar))
     progress.hide()
     progress.hide()
@@ -137,13 +143,12 @@ def test_the_bar_is_left_as_it_was():
 
 
 def test_what_somebody_else_has_put_on_the_bar_is_asked_and_put_back():
-    bar, progress = Bar(), ProgressText()
+    bar, progress = Bar(), ProgressText(lambda: "2.0x")
 
     def others(trainer, pl_module):
         return {"others": 1}
 
     bar.get_metrics = others
-    progress.text = "2.0x"
     progress.show(trainer_with(bar=bar))
     assert items_of(bar) == {"others": 1, "echo": "2.0x"}
     progress.hide()
@@ -151,8 +156,7 @@ def test_what_somebody_else_has_put_on_the_bar_is_asked_and_put_back():
 
 
 def test_showing_it_twice_shows_it_once_and_another_bar_may_follow():
-    one, two, progress = Bar(one=1), Bar(two=2), ProgressText()
-    progress.text = "2.0x"
+    one, two, progress = Bar(one=1), Bar(two=2), ProgressText(lambda: "2.0x")
     for bar in (one, one, two):
         progress.show(trainer_with(bar=bar))
     assert "get_metrics" not in vars(one)
@@ -162,8 +166,7 @@ def test_showing_it_twice_shows_it_once_and_another_bar_may_follow():
 
 
 def test_a_trainer_without_a_bar_is_shown_nothing_and_the_bar_before_is_left_as_it_was():
-    bar, progress = Bar(loss=1), ProgressText()
-    progress.text = "2.0x"
+    bar, progress = Bar(loss=1), ProgressText(lambda: "2.0x")
     progress.show(trainer_with(bar=bar))
     progress.show(trainer_with())
     progress.hide()

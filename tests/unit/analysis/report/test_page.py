@@ -72,6 +72,9 @@ def test_it_says_what_the_text_says():
     assert ["fetch stall", "30", "38 %"] in found.rows
     assert ["num_workers=4", "34", "34 to 34", "41 %", "2.00x", "workers"] in found.rows  # as in test_text
     assert ["the real run", "68", "80", "72 to 88", "-15 %"] in found.rows
+    assert found.texts["p"][1].startswith(
+        "The accelerator is idle 75 % of the time. A step takes 80 ms; 20 ms if its batch is ready."
+    )
     assert "li" not in found.texts
 
 
@@ -108,5 +111,5 @@ def test_the_line_for_the_trainer_can_be_copied():
         ANALYSIS, stages=replace(CACHED, free_bytes=10**11)
     )  # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 22 / 0.95
     found = Reader(page(cached))
-    assert found.texts["code"] == ['EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
-    assert "code" not in Reader(page(ANALYSIS)).texts
+    assert found.texts["code"] == ["num_workers=4", 'EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
+    assert Reader(page(ANALYSIS)).texts["code"] == ["num_workers=4"], "the size of the cache is not known"

@@ -24,16 +24,24 @@ def sentences(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def test_it_begins_with_the_step_time_and_ends_with_the_verdict():
-    lines = report(ANALYSIS).splitlines()
-    assert lines[0] == "Stall analysis: the accelerator is busy 25 % of the time"
+def test_it_begins_with_the_verdict_why_and_what_to_paste_and_goes_on_with_the_step_time():
+    verdict, why, after, headline, step, *_ = report(ANALYSIS).split("\n\n")
+    assert sentences(verdict) == "Verdict " + ANALYSIS.verdict.message
+    assert why.splitlines() == [
+        "Why",
+        "  The accelerator is idle 75 % of the time.",
+        "  A step takes 80 ms; 20 ms if its batch is ready.",
+        "  The loader takes 68 ms per batch, with 2 workers on 4 cores.",  # 8 * (10 + 4 + 2) + 8, by two
+    ]
+    assert after.splitlines() == ["Next", "  num_workers=4"]
+    assert headline == "Stall analysis: the accelerator is busy 25 % of the time"
+    assert step.startswith("Step time")
     assert rows(ANALYSIS, "Step time") == [
         ["the real run, from step to step", "80", "72 to 88"],
         ["the same with its data in memory", "50", "50 to 50"],
         ["the step alone (ingestion)", "20", "20 to 20"],
         ["The accelerator is idle 75 % of the time, with batch size 8, num_workers 2, cores 4."],
     ]
-    assert sentences(report(ANALYSIS)).endswith("Verdict " + ANALYSIS.verdict.message)
 
 
 def test_it_is_said_where_workers_take_longer_beside_the_training():
@@ -192,11 +200,14 @@ def test_no_line_is_longer_than_a_hundred_columns():
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
-def test_the_line_for_the_trainer_stands_last_if_something_is_echoed_or_cached():
-    assert "For the Trainer" not in report(ANALYSIS), "the size of the cache is not known"
+def test_the_line_to_paste_is_whole_if_something_is_echoed_or_cached():
+    assert "EchoCallback" not in report(ANALYSIS), "the size of the cache is not known"
     cached = replace(
         ANALYSIS, stages=replace(CACHED, free_bytes=10**11)
     )  # 0.7 leave 1.07 * (136 - 80 * 0.7) / 4 = 21.4 ms, for 22 / 0.95
     lines = report(cached).splitlines()
-    assert lines[-2:] == ["For the Trainer", '  EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})']
+    assert lines[lines.index("Next") :][1:3] == [
+        "  num_workers=4",
+        '  EchoCallback(factor=1, cache={"size": "701MiB", "hold": "raw"})',
+    ]
     assert max(map(len, lines)) <= 100
