@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from lightning_echo.measuring.report import EpochReport
+from lightning_echo.measuring.run_verdict import RunVerdict
 
 __all__ = ["FILE_NAME", "VERSION", "FactorUse", "RunSummary"]
 
@@ -42,6 +43,7 @@ class RunSummary:
         reports: An `EpochReport` for each epoch.
         decisions: The factors of the run, in order. The first is that of its beginning.
         packages: Versions of the packages by name.
+        verdict: The verdict on the run; None in a file of an older version.
 
     Example:
         >>> summary = RunSummary([EpochReport(0, 10, 2.0, 40, 40)], [FactorUse(0, 0, 2.0)], {"lightning_echo": "0.1.0"})
@@ -52,6 +54,7 @@ class RunSummary:
     reports: Sequence[EpochReport] = ()
     decisions: Sequence[FactorUse] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
+    verdict: RunVerdict | None = None
 
     def to_json(self) -> str:
         """Returns the text of the file."""
@@ -75,6 +78,7 @@ class RunSummary:
         try:
             reports = [EpochReport(**report) for report in found["reports"]]
             decisions = [FactorUse(**use) for use in found["decisions"]]
+            verdict = RunVerdict.from_plain(found["verdict"]) if found.get("verdict") is not None else None
         except (KeyError, TypeError) as error:
             raise ValueError(f"the {FILE_NAME} is damaged: {error}") from error
-        return cls(reports, decisions, found.get("packages", {}))
+        return cls(reports, decisions, found.get("packages", {}), verdict)

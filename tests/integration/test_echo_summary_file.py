@@ -39,7 +39,7 @@ def test_it_tells_the_reports_the_decisions_and_the_versions(tmp_path: Path) -> 
     callback = scripted(Scripted(TOLD, first=5, every=30))
     logged(tmp_path, callback)
     found = json.loads((tmp_path / "run" / "echo_summary.json").read_text())
-    assert found.keys() == {"version", "reports", "decisions", "packages"}
+    assert found.keys() == {"version", "reports", "decisions", "packages", "verdict"}
     assert found["version"] == 1
     assert found["reports"] == [report.state() for report in callback.reports]
     decisions = [(use["step"], use["batch"], use["factor"]) for use in found["decisions"]]

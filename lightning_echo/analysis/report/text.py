@@ -2,53 +2,20 @@
 
 from __future__ import annotations
 
-from textwrap import fill, wrap
-
-from lightning_echo.analysis.report.tables import Table, headline, tables
+from lightning_echo.analysis.report.tables import headline, tables
 from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.reporting.table import as_sentence, as_text
 
 __all__ = ["report"]
-
-_COLUMNS = 100
-_INDENT = "  "
-_GAP = "  "
-_BAR = 30  # width of a bar for the whole step time
-_NARROWEST = 12  # least width of the first column; longer text goes on in the next line
 
 
 def report(analysis: StallAnalysis) -> str:
     """Returns a report as plain text."""
-    blocks = [headline(analysis), *map(_table, tables(analysis))]
+    blocks = [headline(analysis), *map(as_text, tables(analysis))]
     if analysis.notes:
-        blocks.append("\n".join(["Notes", *map(_sentence, analysis.notes)]))
+        blocks.append("\n".join(["Notes", *map(as_sentence, analysis.notes)]))
     verdict = analysis.verdict
-    blocks.append("\n".join(["Verdict", _sentence(verdict.message)]))
+    blocks.append("\n".join(["Verdict", as_sentence(verdict.message)]))
     if verdict.setting.line:
-        blocks.append("\n".join(["For the Trainer", _sentence(verdict.setting.line)]))
+        blocks.append("\n".join(["For the Trainer", as_sentence(verdict.setting.line)]))
     return "\n\n".join(blocks)
-
-
-def _table(table: Table) -> str:
-    rows = [table.columns, *table.rows]
-    bars = ["", *(_bar(share) for share in table.shares)] if table.shares else [""] * len(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    others = len(_INDENT) + sum(len(_GAP) + width for width in widths[1:]) + max(map(len, bars))
-    widths[0] = max(_NARROWEST, min(widths[0], _COLUMNS - others))
-    lines = [line for row, bar in zip(rows, bars, strict=True) for line in _row(row, widths, bar)]
-    return "\n".join([table.title, *lines, *map(_sentence, table.remarks)])
-
-
-def _row(cells: tuple[str, ...], widths: list[int], bar: str) -> list[str]:
-    """Returns the lines of a row: the figures stand at the right, beside the first line of the words."""
-    words = wrap(cells[0], widths[0], subsequent_indent=_INDENT) or [""]
-    figures = "".join(_GAP + cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    lines = [f"{words[0].ljust(widths[0])}{figures}{bar}", *words[1:]]
-    return [f"{_INDENT}{line}".rstrip() for line in lines]
-
-
-def _bar(share: float) -> str:
-    return _GAP + "#" * round(_BAR * share)
-
-
-def _sentence(text: str) -> str:
-    return fill(text, _COLUMNS, initial_indent=_INDENT, subsequent_indent=2 * _INDENT, break_on_hyphens=False)

@@ -2,7 +2,9 @@
 
 import json
 
-from lightning_echo.measuring.echo_summary import VERSION, FactorUse, RunSummary
+import pytest
+
+from lightning_echo.measuring.echo_summary import VERSION, FactorUse, RunSummary, RunVerdict
 from lightning_echo.measuring.report import EpochReport
 
 REPORT = EpochReport(0, 10, 2.0, 40, 40, idle_fraction=0.25, reason="starved", message="idle 25 %")
@@ -25,4 +27,28 @@ def test_other_programs_find_plain_names():
             {"step": None, "batch": 90, "factor": 2.0, "reason": "", "message": ""},
         ],
         "packages": {"torch": "2.9"},
+        "verdict": None,
     }
+
+
+def test_the_verdict_is_read_as_it_was_written():
+    verdict = RunVerdict("Echo with factor 2.", ("idle 50 %", "6 of 8 cores are free"), "EchoCallback(factor=2)")
+    summary = RunSummary([REPORT], USES, verdict=verdict)
+    assert json.loads(summary.to_json())["verdict"] == {
+        "message": "Echo with factor 2.",
+        "why": ["idle 50 %", "6 of 8 cores are free"],
+        "next_line": "EchoCallback(factor=2)",
+    }
+    assert RunSummary.from_json(summary.to_json()) == summary
+
+
+def test_a_file_of_an_older_version_has_no_verdict():
+    older = json.loads(RunSummary([REPORT], USES).to_json())
+    del older["verdict"]
+    assert RunSummary.from_json(json.dumps(older)) == RunSummary([REPORT], USES)
+
+
+def test_a_verdict_that_lacks_a_field_is_named_as_damage():
+    damaged = json.loads(RunSummary([REPORT], USES).to_json()) | {"verdict": {"message": "Echo."}}
+    with pytest.raises(ValueError, match=r"echo_summary\.json is damaged: 'why'"):
+        RunSummary.from_json(json.dumps(damaged))
