@@ -14,10 +14,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["BLUE", "GREEN", "ORANGE", "PINK", "SKY", "VERMILION", "as_svg", "new_figure", "save"]
+__all__ = ["BLUE", "GREEN", "ORANGE", "PINK", "SKY", "VERMILION", "as_svg", "check_matplotlib", "new_figure", "save"]
 
 ORANGE, SKY, GREEN, BLUE, VERMILION, PINK = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 _DOTS_PER_INCH = 120
+
+
+def check_matplotlib(user: str = "figures") -> None:
+    """Makes sure that something can be drawn.
+
+    Args:
+        user: What needs it, for the message.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        message = f"{user} need matplotlib, which is not installed: pip install 'lightning-echo[report]'"
+        raise ModuleNotFoundError(message) from error
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -30,11 +46,9 @@ def new_figure(width: float, height: float) -> Figure:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        message = "figures need matplotlib, which is not installed: pip install 'lightning-echo[report]'"
-        raise ModuleNotFoundError(message) from error
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, facecolor="white")
     figure.set_layout_engine("constrained", h_pad=0.12)
     return figure

@@ -36,6 +36,7 @@ th:first-child, td:first-child { padding-left: 0; text-align: left; min-width: 1
 td:first-child { white-space: normal; overflow-wrap: anywhere; }
 .numbered td:first-child, .numbered th:first-child { min-width: 0; }
 p, li { overflow-wrap: anywhere; }
+.why { margin: 0.2rem 0; }
 .remark { font-size: 0.9rem; opacity: 0.8; margin: 0.4rem 0; }
 @media (max-width: 40rem) { table { font-size: 0.85rem; } th, td { padding-left: 0.7rem; } }
 </style>
@@ -62,9 +63,8 @@ class HtmlPage:
         figure_words: What the figure shows, for those who cannot see it.
         tables: Below the figure.
         verdict: What to do; empty: nothing is said.
-        why: What it rests on.
-        line_words: What the line is for.
-        line: A line to paste; empty: there is none.
+        why: The figures that it rests on, in words.
+        lines: What to paste.
         notes: Sentences at the end.
     """
 
@@ -74,15 +74,14 @@ class HtmlPage:
     tables: Sequence[Table]
     verdict: str = ""
     why: Sequence[str] = ()
-    line_words: str = ""
-    line: str = ""
+    lines: Sequence[str] = ()
     notes: Sequence[str] = ()
 
     def text(self) -> str:
         """Returns the page."""
         above = [f'<p class="verdict">{escape(self.verdict)}</p>'] if self.verdict else []
-        above += [f"<ul>\n{_each('li', self.why)}\n</ul>"] if self.why else []
-        above += [f"<p>{escape(self.line_words)}: <code>{escape(self.line)}</code></p>"] if self.line else []
+        above += [f'<p class="why">{escape(words)}</p>' for words in self.why]
+        above += [f"<p>Next: <code>{escape(line)}</code></p>" for line in self.lines]
         return _PAGE.substitute(
             headline=escape(self.headline),
             verdict="".join(f"\n{each}" for each in above),

@@ -10,7 +10,7 @@ from lightning_echo.reporting import figure
 from lightning_echo.reporting.html_page import HtmlPage
 from lightning_echo.reporting.run_plot import draw
 from lightning_echo.reporting.run_tables import headline, tables
-from lightning_echo.reporting.table import as_sentence, as_text
+from lightning_echo.reporting.table import as_block, as_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,11 +22,12 @@ _MOST_ROWS = 40  # of a table in a terminal
 
 def report(summary: RunSummary) -> str:
     """Returns a run as plain text, in lines of at most 100 columns."""
-    blocks, verdict = [headline(summary)], summary.verdict
+    blocks, verdict = [], summary.verdict
     if verdict is not None:
-        blocks.append("\n".join(["Verdict", *map(as_sentence, (verdict.message, *verdict.why))]))
+        blocks += [as_block("Verdict", [verdict.message]), as_block("Why", verdict.why)]
         blocks += [f"Next\n  {verdict.next_line}"] if verdict.next_line else []  # not wrapped, since it is to be pasted
-    return "\n\n".join([*blocks, *map(as_text, tables(summary, _MOST_ROWS))])
+    blocks += [headline(summary), *map(as_text, tables(summary, _MOST_ROWS))]
+    return "\n\n".join(filter(None, blocks))
 
 
 def page(summary: RunSummary) -> str:
@@ -43,8 +44,7 @@ def page(summary: RunSummary) -> str:
         tables=tables(summary),
         verdict="" if verdict is None else verdict.message,
         why=() if verdict is None else verdict.why,
-        line_words="Next",
-        line="" if verdict is None else verdict.next_line,
+        lines=[verdict.next_line] if verdict is not None and verdict.next_line else [],
     ).text()
 
 

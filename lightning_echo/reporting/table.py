@@ -5,10 +5,11 @@ The first cell of a row holds words, the other cells hold figures.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill, wrap
 
-__all__ = ["Table", "as_sentence", "as_text"]
+__all__ = ["Table", "as_block", "as_sentence", "as_text"]
 
 _COLUMNS = 100
 _INDENT = "  "
@@ -52,6 +53,17 @@ def as_text(table: Table) -> str:
     widths[0] = max(_NARROWEST, min(widths[0], _COLUMNS - others))
     lines = [line for row, bar in zip(rows, bars, strict=True) for line in _row(row, widths, bar)]
     return "\n".join([table.title, *lines, *map(as_sentence, table.remarks)])
+
+
+def as_block(title: str, sentences: Sequence[str]) -> str:
+    """Returns sentences under a title; an empty text if there is none.
+
+    >>> print(as_block("Why", ["idle 40 % of the time", "6 of 8 cores are free"]))
+    Why
+      idle 40 % of the time
+      6 of 8 cores are free
+    """
+    return "\n".join([title, *map(as_sentence, sentences)]) if sentences else ""
 
 
 def as_sentence(text: str) -> str:

@@ -24,8 +24,7 @@ def page(analysis: StallAnalysis) -> str:
         figure_words="Parts of the step time, and speed-up by echo factor, as in the tables",
         tables=tables(analysis),
         verdict=analysis.verdict.message,
-        line_words="For the Trainer",
-        line=analysis.verdict.setting.line,
+        lines=[line] if (line := analysis.verdict.setting.line) else [],
         notes=analysis.notes,
     ).text()
 
