@@ -1,4 +1,7 @@
-"""The picture of a run, at its end: `log_picture` gives it to those loggers that take figures, by their own methods."""
+"""The picture of a run, at its end: `log_picture` gives it to those loggers that take figures, by their own methods.
+
+Lightning closes loggers after the hooks of callbacks, also where a training was interrupted, so that a figure still arrives.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,6 @@ def log_picture(trainer: pl.Trainer, summary: RunSummary) -> None:
 
 def _to_tensorboard(logger: Any, figure: Figure, step: int) -> None:
     logger.experiment.add_figure(_NAME, figure, step)
-    logger.experiment.flush()  # Lightning has closed the file already if the training was interrupted
 
 
 def _to_wandb(logger: Any, figure: Figure, step: int) -> None:

@@ -15,6 +15,9 @@ from lightning_echo.reporting.table import Table
 __all__ = ["headline", "tables"]
 
 _COUNTED = "Examples and passes are counted from the beginning of the run, up to the end of the epoch."
+_START = "start s"
+_STARTS = f"{_START}: the wait for the first batch of an epoch in which workers had to start, in seconds."
+_MILLION, _MOST_DIGITS = 10**6, 10**7  # from ten millions on, examples are counted in millions
 
 
 def headline(summary: RunSummary) -> str:
@@ -48,17 +51,18 @@ def _epochs(reports: Sequence[EpochReport]) -> Table:
         ("factor", lambda report: f"{report.factor:.4g}"),
         ("idle", lambda report: _percent(report.idle_fraction)),
         ("examples/s", lambda report: _digits(report.examples_per_second)),
-        ("fresh", lambda report: f"{report.fresh_examples:,}"),
-        ("echoed", lambda report: f"{report.echoed_examples:,}"),
+        ("fresh", lambda report: _count(report.fresh_examples)),
+        ("echoed", lambda report: _count(report.echoed_examples)),
         ("passes", lambda report: _digits(report.passes)),
-        ("first batch s", lambda report: _digits(report.first_batch_seconds)),
+        (_START, lambda report: _digits(report.first_batch_seconds)),
         ("cache hits", lambda report: _percent(report.cache_hit_fraction)),
-        ("missed", lambda report: "" if report.missed_examples is None else f"{report.missed_examples:,}"),
+        ("missed", lambda report: _count(report.missed_examples)),
     ]
     cells = [[cell(report) for report in reports] for _, cell in columns]
     kept = [number for number, column in enumerate(cells) if any(column)]
     rows = tuple(zip(*(cells[number] for number in kept), strict=True))
-    return Table("Epochs", tuple(columns[number][0] for number in kept), rows, (_COUNTED,))
+    headings = tuple(columns[number][0] for number in kept)
+    return Table("Epochs", headings, rows, (_COUNTED, _STARTS) if _START in headings else (_COUNTED,))
 
 
 def _factors(uses: Sequence[FactorUse]) -> Table:
@@ -89,6 +93,12 @@ def _last_of(table: Table, most_rows: int | None) -> Table:
         return table
     remark = f"{number_of(left_out, 'earlier row is', 'earlier rows are')} left out here; the page (--html) has all."
     return Table(table.title, table.columns, table.rows[left_out:], (remark, *table.remarks))
+
+
+def _count(examples: int | None) -> str:
+    if examples is None:
+        return ""
+    return f"{examples:,}" if examples < _MOST_DIGITS else f"{examples / _MILLION:,.0f} M"
 
 
 def _percent(share: float | None) -> str:

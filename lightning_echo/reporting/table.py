@@ -50,7 +50,7 @@ def as_text(table: Table) -> str:
     bars = ["", *(_bar(share) for share in table.shares)] if table.shares else [""] * len(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     others = len(_INDENT) + sum(len(_GAP) + width for width in widths[1:]) + max(map(len, bars))
-    widths[0] = max(_NARROWEST, min(widths[0], _COLUMNS - others))
+    widths[0] = min(widths[0], max(_NARROWEST, _COLUMNS - others))
     lines = [line for row, bar in zip(rows, bars, strict=True) for line in _row(row, widths, bar)]
     return "\n".join([table.title, *lines, *map(as_sentence, table.remarks)])
 
