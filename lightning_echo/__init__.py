@@ -40,6 +40,7 @@ The folders and files. Each imports only those that stand before it:
     loading/        `EchoLoader`: epochs, their length, the state
     config.py       `EchoConfig`: the options as a value
     measuring/      clocks, costs, controllers
+    reporting/      tables, text, pages and pictures of what was measured
     training/       Lightning's side: the training loader of a run, echoed
     datamodule.py   `EchoDataModule`
     monitoring/     what a training waits for, measured in its hooks; the decision; the log
@@ -48,7 +49,7 @@ The folders and files. Each imports only those that stand before it:
     attachment.py   how `EchoCallback` puts echoing into a run
     callback.py     `EchoCallback`
     cli.py          `EchoCLI`
-    __main__.py     ``python -m lightning_echo report``: shows a saved analysis
+    __main__.py     ``python -m lightning_echo report``: shows a run, or a saved analysis
 
 ``lightning_echo/README.md`` explains the method, the folders, their files, and the way of one batch through them.
 """

@@ -1,6 +1,6 @@
 """``python -m lightning_echo``: commands that need no model and no data, and not Lightning.
 
-* ``report analysis.json`` shows a saved stall analysis as text, as a page or as a picture. It can be read on any machine.
+* ``report run_dir`` shows what a training or a stall analysis has left, as text, as a page or as a picture, on any machine.
 * ``shared`` shows the processes of this user that read for several trainings.
 """
 
@@ -10,10 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lightning_echo.analysis.report.page import save_page
-from lightning_echo.analysis.report.plot import save_png
-from lightning_echo.analysis.report.text import report
-from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.analysis.report.saved import read_saved
 from lightning_echo.sharing.serving import shared_readers
 
 __all__ = ["main"]
@@ -35,20 +32,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(shared_readers())
         return 0
     try:
-        analysis = StallAnalysis.from_json(options.analysis)
+        saved = read_saved(options.path)
     except (OSError, ValueError) as error:
         return _fail(error)
     if options.html is None and options.png is None:
-        print(report(analysis))
+        print(saved.text())
         return 0
-    for path, save in ((options.html, save_page), (options.png, save_png)):
+    for path, save in ((options.html, saved.save_page), (options.png, saved.save_png)):
         if path is None:
             continue
         try:
-            save(analysis, path)
+            save(path)
         except (OSError, ModuleNotFoundError) as error:
             return _fail(error)
         print(f"written: {path}")
+    if saved.beside:
+        print(saved.beside)
     return 0
 
 
@@ -60,9 +59,13 @@ def _parser() -> argparse.ArgumentParser:
         help="show the processes that read for several trainings",
         description="Shows the readers of this user: name, data, trainings, examples per second, and for whom a reader waits.",
     )
-    command = commands.add_parser("report", help="show a saved stall analysis", description="Shows a stall analysis.")
+    command = commands.add_parser(
+        "report", help="show a run or a stall analysis", description="Shows what a training or a stall analysis has left."
+    )
     command.add_argument(
-        "analysis", help="a file that StallAnalysis.to_json has written; shown as text, unless --html or --png is given"
+        "path",
+        metavar="run_dir",
+        help="a run's log directory, its echo_summary.json, or a saved analysis; shown as text, unless --html or --png is given",
     )
     command.add_argument("--html", metavar="FILE", help="write a page to read in a browser")
     command.add_argument("--png", metavar="FILE", help="write a picture of the figures")

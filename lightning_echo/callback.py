@@ -9,7 +9,7 @@ asks a `Controller`, `AskingSteps` says when within an epoch, and an `EpochRepor
 ``on_train_batch_*``   clocks; logs counts every ``log_every_n_steps``; after some steps decides, sets the factor
 ``on_train_epoch_end`` measures, decides, logs, sets the factor
 ``on_fit_end``         prints and logs the summary
-``teardown``           takes echoing away, writes ``echo_summary.json``
+``teardown``           takes echoing away, writes ``echo_summary.json``, logs the picture of the run
 ====================== ======================================================================================
 """
 
@@ -48,6 +48,7 @@ from lightning_echo.monitoring.logged import (
     steps_taken,
     write_summary,
 )
+from lightning_echo.monitoring.logger_figures import check_can_plot, log_picture
 from lightning_echo.monitoring.logger_texts import log_text
 from lightning_echo.monitoring.run_meter import RunMeter
 from lightning_echo.training.collection import Echoed, EchoLoaders, echoed_in, parts_of
@@ -142,6 +143,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             collection that is echoed (see `EchoDataModule`). If neither ``echo`` nor an option is given, a controller drives
             the `EchoLoader` or `EchoDataModule` that the run has.
         summary: Whether to print a summary at the end of ``fit``, and to give it to loggers that take texts.
+        plot: Whether to log a picture of the run at the end of ``fit``: to TensorBoard, Weights & Biases, MLflow.
 
     Attributes:
         attachment: Puts echoing into the run; its ``echo`` has the loader in use and its factor.
@@ -151,6 +153,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     Raises:
         TypeError: An argument has a wrong type.
         ValueError: An option has an impossible value, ``echo`` names no loader, or two arguments say the same thing.
+        ModuleNotFoundError: ``plot=True``, and matplotlib is not installed.
 
     Example:
         >>> from lightning import Trainer
@@ -172,6 +175,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         share: ShareOptions = None,
         echo: dict[str, EchoConfig] | EchoConfig | None = None,
         summary: bool = True,
+        plot: bool = False,
     ) -> None:
         if controller is not None and not isinstance(controller, Controller):
             raise TypeError(
@@ -194,7 +198,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
                 f"factor='auto' stands for a controller, TargetIdle() with its defaults, but controller={controller!r} is given, "
                 "too: leave one of the two out"
             )
-        self.controller, self.summary = TargetIdle() if is_auto else controller, summary
+        check_can_plot(plot)
+        self.controller, self.summary, self.plot = TargetIdle() if is_auto else controller, summary, plot
         self.attachment = Attachment(config)
         self.reports: list[EpochReport] = []
         self.decisions: list[FactorUse] = []
@@ -284,9 +289,12 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
         No rank must wait for another here, because one may have failed alone.
         """
-        if self._log_directory is not None and trainer.is_global_zero and (self.reports or len(self.decisions) > 1):
+        if (self.reports or len(self.decisions) > 1) and trainer.is_global_zero:
             self._note_factor()
-            write_summary(self._log_directory, RunSummary(self.reports, self.decisions, package_versions(), self.verdict))
+            found = RunSummary(self.reports, self.decisions, package_versions(), self.verdict)
+            write_summary(self._log_directory, found)
+            if self.plot:
+                log_picture(trainer, found)
 
     def _stop_measuring(self) -> None:
         """Leaves the Trainer's profiler and progress bar as they were."""

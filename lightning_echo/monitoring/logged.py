@@ -104,8 +104,13 @@ def package_versions() -> dict[str, str]:
     return {"lightning_echo": lightning_echo.__version__, "lightning": lightning.__version__, "torch": str(torch.__version__)}
 
 
-def write_summary(directory: str, summary: RunSummary) -> None:
-    """Writes ``echo_summary.json``, local or remote. It warns if that is impossible: no training must fail for it."""
+def write_summary(directory: str | None, summary: RunSummary) -> None:
+    """Writes ``echo_summary.json``, local or remote, if there is a place for it.
+
+    It warns if that is impossible: no training must fail for it.
+    """
+    if directory is None:
+        return
     path = os.path.join(directory, FILE_NAME)
     try:
         files = get_filesystem(directory)

@@ -27,6 +27,7 @@ LEVELS = (
     "loading",
     "config",
     "measuring",
+    "reporting",
     "training",
     "datamodule",
     "monitoring",
@@ -37,7 +38,7 @@ LEVELS = (
     "cli",
     "__main__",
 )
-MOST_FILES = dict.fromkeys(LEVELS, 13) | {"loading": 14}
+MOST_FILES = dict.fromkeys(LEVELS, 13) | {"loading": 14, "measuring": 14}
 METHOD = LEVELS[: LEVELS.index("loading") + 1]  # data echoing itself
 FOREIGN = (
     "lightning",
@@ -219,7 +220,7 @@ def test_in_an_analysis_only_what_trains_knows_lightning():
         assert not {module.split(".")[0] for module in imported} & set(FOREIGN), path
         for module in imported:
             if module.startswith("lightning_echo."):
-                assert module.split(".")[1] in (*METHOD, "analysis", "measuring"), f"{path} imports {module}"
+                assert module.split(".")[1] in (*METHOD, "analysis", "measuring", "reporting"), f"{path} imports {module}"
 
 
 def test_a_saved_analysis_is_read_without_lightning():

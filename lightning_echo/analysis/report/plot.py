@@ -1,14 +1,10 @@
 """A report as a picture: the parts of the step time, and the speed-up by echo factor at each insertion point.
 
-* matplotlib is an optional package. Its global state (pyplot, the current figure) is not used.
-* The colours are those of Okabe and Ito, which colour-blind people can tell apart.
-* Each line is thinner than the one before, so that lines that coincide are still seen.
-* The background is white, so that the picture can be read on a dark page, too.
+Each line is thinner than the one before, so that lines that coincide are still seen.
 """
 
 from __future__ import annotations
 
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +14,8 @@ from lightning_echo.analysis.report.tables import milliseconds, shares_of_step
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.insertion import POINTS
 from lightning_echo.measuring.words import percent
+from lightning_echo.reporting import figure as figures
+from lightning_echo.reporting.figure import BLUE, GREEN, ORANGE, PINK, SKY, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["as_svg", "draw", "save_png"]
 
-_PART_COLORS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")
+_PART_COLORS = (BLUE, SKY, ORANGE, VERMILION)
 _POINT_COLORS = dict(  # one colour is spare
-    zip((point.value for point in POINTS), ("#E69F00", "#D55E00", "#009E73", "#0072B2", "#CC79A7", "#56B4E9"), strict=False)
+    zip((point.value for point in POINTS), (ORANGE, VERMILION, GREEN, BLUE, PINK, SKY), strict=False)
 )
 _LARGEST_FACTOR = 8.0
 _STEPS = 56  # points of a line: one for each eighth of a factor, so that its bend is at the right place
@@ -39,13 +37,7 @@ def draw(analysis: StallAnalysis) -> Figure:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        message = "figures need matplotlib, which is not installed: pip install 'lightning-echo[report]'"
-        raise ModuleNotFoundError(message) from error
-    figure = Figure(figsize=(8, 6.4), facecolor="white")
-    figure.set_layout_engine("constrained", h_pad=0.12)
+    figure = figures.new_figure(8, 6.4)
     above, below = figure.subplots(2, 1, height_ratios=(1, 5))
     _draw_parts(above, analysis)
     _draw_speedups(below, analysis)
@@ -59,20 +51,12 @@ def save_png(analysis: StallAnalysis, path: str | Path) -> None:
         ModuleNotFoundError: matplotlib is not installed.
         OSError: The file cannot be written.
     """
-    draw(analysis).savefig(path, format="png", dpi=120)
+    figures.save(draw(analysis), path)
 
 
 def as_svg(analysis: StallAnalysis) -> str:
-    """Returns the figure as an SVG element for a page. It refers to nothing outside itself, and is the same in each process."""
-    figure = draw(analysis)
-    import matplotlib
-
-    written = StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "lightning_echo"}):
-        figure.savefig(written, format="svg", metadata=nothing)
-    svg = written.getvalue()
-    return svg[svg.index("<svg") :].strip()
+    """Returns the figure as an SVG element for a page."""
+    return figures.as_svg(draw(analysis))
 
 
 def _draw_parts(axes: Axes, analysis: StallAnalysis) -> None:

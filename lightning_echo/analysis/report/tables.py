@@ -1,12 +1,8 @@
-"""The tables of a report, as values: text and page show the same figures in the same words.
-
-The first cell of a row holds words, the other cells hold figures.
-"""
+"""The tables of a report, as values: text and page show the same figures in the same words."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from lightning_echo.analysis.caches import cached_example, fitting_fraction, possible_holds, size_for
 from lightning_echo.analysis.measured import Spread
@@ -14,32 +10,14 @@ from lightning_echo.analysis.predict import TrainingSetting, costs_of, predict
 from lightning_echo.analysis.report.questions import HELD, in_words, questions
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.measuring.words import busy, fewer_fresh, number_of, percent, three_digits
+from lightning_echo.reporting.table import Table
 
-__all__ = ["Table", "figures", "headline", "milliseconds", "shares_of_step", "tables"]
+__all__ = ["figures", "headline", "milliseconds", "shares_of_step", "tables"]
 
 _NOTABLE_CONTENTION = 1.2
 _LARGEST_BUFFER = (
     "Echo with as large a buffer_size as memory allows beside the cache: the further apart the uses of an example, the better."
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table.
-
-    Attributes:
-        title: Text above the table.
-        columns: Heading of each column.
-        rows: Cells of each row, one for each column.
-        remarks: Sentences below the table.
-        shares: For each row its share of the whole, for a bar beside it; empty if the rows are not parts of a whole.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    remarks: tuple[str, ...] = ()
-    shares: tuple[float, ...] = ()
 
 
 def headline(analysis: StallAnalysis) -> str:

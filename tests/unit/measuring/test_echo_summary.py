@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from lightning_echo.measuring.echo_summary import VERSION, FactorUse, RunSummary
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.summary import RunVerdict
@@ -11,21 +13,12 @@ USES = [FactorUse(0, 0, 1.0), FactorUse(66, {"a": 72, "b": 66}, 3.0, "starved", 
 
 
 def test_it_is_read_as_it_was_written():
-    for verdict in (None, RunVerdict("Echo.", ("idle 67 %", "b"), "EchoCallback(factor=2)")):
-        summary = RunSummary([REPORT], USES, {"torch": "2.9"}, verdict)
-        assert RunSummary.from_json(summary.to_json()) == summary
-
-
-def test_a_file_of_before_has_no_verdict():
-    older = json.loads(RunSummary([REPORT], USES).to_json())
-    del older["verdict"]
-    assert RunSummary.from_json(json.dumps(older)).verdict is None
+    summary = RunSummary([REPORT], USES, {"torch": "2.9"})
+    assert RunSummary.from_json(summary.to_json()) == summary
 
 
 def test_other_programs_find_plain_names():
-    found = json.loads(
-        RunSummary([REPORT], USES, {"torch": "2.9"}, RunVerdict("Echo.", ("idle 67 %",), "EchoCallback()")).to_json()
-    )
+    found = json.loads(RunSummary([REPORT], USES, {"torch": "2.9"}).to_json())
     assert found == {
         "version": VERSION,
         "reports": [REPORT.state()],
@@ -35,5 +28,28 @@ def test_other_programs_find_plain_names():
             {"step": None, "batch": 90, "factor": 2.0, "reason": "", "message": ""},
         ],
         "packages": {"torch": "2.9"},
-        "verdict": {"message": "Echo.", "why": ["idle 67 %"], "next_line": "EchoCallback()"},
+        "verdict": None,
     }
+
+
+def test_the_verdict_is_read_as_it_was_written():
+    verdict = RunVerdict("Echo with factor 2.", ("idle 50 %", "6 of 8 cores are free"), "EchoCallback(factor=2)")
+    summary = RunSummary([REPORT], USES, verdict=verdict)
+    assert json.loads(summary.to_json())["verdict"] == {
+        "message": "Echo with factor 2.",
+        "why": ["idle 50 %", "6 of 8 cores are free"],
+        "next_line": "EchoCallback(factor=2)",
+    }
+    assert RunSummary.from_json(summary.to_json()) == summary
+
+
+def test_a_file_of_an_older_version_has_no_verdict():
+    older = json.loads(RunSummary([REPORT], USES).to_json())
+    del older["verdict"]
+    assert RunSummary.from_json(json.dumps(older)) == RunSummary([REPORT], USES)
+
+
+def test_a_verdict_that_lacks_a_field_is_named_as_damage():
+    damaged = json.loads(RunSummary([REPORT], USES).to_json()) | {"verdict": {"message": "Echo."}}
+    with pytest.raises(ValueError, match=r"echo_summary\.json is damaged: 'why'"):
+        RunSummary.from_json(json.dumps(damaged))

@@ -1,0 +1,159 @@
+"""``EchoCallback(plot=True)``: the picture of a run is in the loggers' own files, never unasked, and no training fails for it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from trainer_runs import Data, Killed, SaveAt, fit
+
+from lightning_echo import EchoCallback
+
+pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+
+STEPS = 6  # of an epoch: 22 examples in batches of 4
+SIZE = (960, 636)  # 8 inches of 120 dots; three panels of 1.5 inches, 0.8 around them
+
+# Of MLflow's SQLite store: SQLAlchemy 2.1 deprecates what MLflow 3.17 calls.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
+
+@pytest.fixture(autouse=True)
+def _loggers_that_stay_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Loggers write nothing outside the folder, and ask nobody on a network."""
+    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for name in ("WANDB_SILENT", "WANDB_DISABLE_GIT", "MLFLOW_DISABLE_TELEMETRY", "MLFLOW_ALLOW_FILE_STORE"):
+        monkeypatch.setenv(name, "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.chdir(tmp_path)
+    yield
+    if (wandb := sys.modules.get("wandb")) is not None:
+        wandb.teardown()  # ends the process that W&B writes with
+
+
+def train(loggers: Any, *callbacks: Any, plot: bool = True, **options: Any) -> Any:
+    callback = EchoCallback(factor=2, insertion_point="after_augmentation", plot=plot)
+    return fit(Data(), logger=loggers, callbacks=[callback, *callbacks], **{"max_epochs": 2, "log_every_n_steps": 2, **options})
+
+
+def of_tensorboard(folder: Path) -> list[tuple[int, bytes]]:
+    """The step and the PNG of each picture of the run."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "run")).Reload()
+    if "echo/run" not in events.Tags()["images"]:
+        return []
+    return [(event.step, event.encoded_image_string) for event in events.Images("echo/run")]
+
+
+def tensorboard(folder: Path) -> TensorBoardLogger:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    return TensorBoardLogger(folder, name="", version="run")
+
+
+def assert_is_the_picture(png: bytes) -> None:
+    """A PNG of the picture's width, with its title, in which the colours of the lines of three panels are seen."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    assert image.width == SIZE[0]
+    assert image.height >= SIZE[1]
+    colors = {color for _, color in image.getcolors(maxcolors=2**20) or []}
+    assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73), (0x56, 0xB4, 0xE9)} <= colors
+
+
+def test_tensorboard_has_it_at_the_last_step(tmp_path: Path) -> None:
+    train(tensorboard(tmp_path))
+    ((step, png),) = of_tensorboard(tmp_path)
+    assert step == 2 * STEPS - 1
+    assert_is_the_picture(png)
+
+
+def test_an_interrupted_training_leaves_it_too(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train(tensorboard(tmp_path), SaveAt(tmp_path, [STEPS + 2], dies=True))
+    ((step, png),) = of_tensorboard(tmp_path)
+    assert step == STEPS + 2 - 1
+    assert_is_the_picture(png)
+
+
+def test_it_is_never_there_unasked(tmp_path: Path) -> None:
+    train(tensorboard(tmp_path), plot=False)
+    assert of_tensorboard(tmp_path) == []
+
+
+@pytest.mark.parametrize("uri", ["file:{}/mlruns", "sqlite:///{}/mlflow.db"])
+def test_mlflow_has_it_among_the_artifacts(uri: str, tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    if uri.startswith("sqlite"):
+        pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
+    artifacts = (tmp_path / "artifacts").as_uri()
+    logger = MLFlowLogger("digits", tracking_uri=uri.format(tmp_path), artifact_location=artifacts)
+    train(logger)
+    found = logger.experiment.list_artifacts(logger.run_id, "echo")
+    assert [each.path for each in found if each.path.endswith(".png")] == ["echo/run.png"]
+    assert_is_the_picture((tmp_path / "artifacts" / str(logger.run_id) / "artifacts" / "echo" / "run.png").read_bytes())
+
+
+def test_weights_and_biases_has_it_among_the_files_that_it_would_send(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    logger = WandbLogger(project="digits", save_dir=tmp_path, offline=True)
+    train(logger)
+    logger.experiment.finish()
+    (path,) = tmp_path.glob("wandb/offline-run-*/files/media/images/echo/run_*.png")
+    assert_is_the_picture(path.read_bytes())
+
+
+def test_it_is_said_once_which_loggers_take_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        train([CSVLogger(tmp_path, name="a"), CSVLogger(tmp_path, name="b"), tensorboard(tmp_path)])
+    said = [record.getMessage() for record in caplog.records if "plot=True" in record.getMessage()]
+    assert said == ["lightning_echo: plot=True logs to TensorBoard, W&B and MLflow; CSVLogger takes no figure"]
+    assert len(of_tensorboard(tmp_path)) == 1
+
+
+def test_a_logger_that_fails_is_a_warning_and_the_next_one_has_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ConnectionError("no route to host")
+
+    first, second = TensorBoardLogger(tmp_path / "first"), tensorboard(tmp_path)
+    monkeypatch.setattr(first.experiment, "add_figure", fails)
+    said = r"TensorBoardLogger did not take the picture of the run: ConnectionError\('no route to host'\)"
+    with pytest.warns(UserWarning, match=said):
+        run = train([first, second])
+    assert run.trainer.state.finished
+    assert len(of_tensorboard(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("options", [{"loggers": False}, {"loggers": True, "fast_dev_run": 2}])
+def test_without_a_logger_there_is_none_and_no_error(options: Any, tmp_path: Path) -> None:
+    run = train(**options, default_root_dir=tmp_path)
+    assert run.trainer.state.finished
+    assert list(tmp_path.rglob("*.png")) == list(tmp_path.rglob("events.*")) == []
+
+
+def test_another_rank_draws_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Second(pl.Callback):
+        def on_fit_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+            monkeypatch.setattr(type(trainer), "is_global_zero", False)
+
+    train(tensorboard(tmp_path), Second())
+    assert of_tensorboard(tmp_path) == []
+
+
+def test_without_matplotlib_it_is_refused_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ModuleNotFoundError, match=r"plot=True.* matplotlib.*pip install 'lightning-echo\[report\]'"):
+        EchoCallback(plot=True)
+    assert not EchoCallback().plot
