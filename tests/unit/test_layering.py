@@ -31,6 +31,7 @@ LEVELS = (
     "datamodule",
     "monitoring",
     "analysis",
+    "doctor",
     "checkpoints",
     "attachment",
     "callback",
