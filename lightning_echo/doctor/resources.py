@@ -9,10 +9,10 @@ from lightning_echo.doctor.findings import Finding, error, ok, warning
 from lightning_echo.doctor.machine import Machine, cores_of, memory_of
 from lightning_echo.protecting.memory import bytes_in_words
 
-__all__ = ["check_resources", "whole_cores"]
+__all__ = ["SHARED_MEMORY", "check_resources", "whole_cores"]
 
 _LITTLE_MEMORY = 2**30
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 _LITTLE_SHARED_MEMORY = 256 * 2**20  # Docker gives a container 64 MiB
 
 
@@ -62,7 +62,7 @@ def _memory(machine: Machine) -> Finding:
 def _shared_memory(machine: Machine) -> Finding:
     if not machine.platform.startswith("linux"):
         return ok("shared_memory", "This system has no /dev/shm.", size_bytes=None, free_bytes=None)
-    space = machine.space_of(_SHARED_MEMORY)
+    space = machine.space_of(SHARED_MEMORY)
     if space is None:
         return error(
             "shared_memory",
