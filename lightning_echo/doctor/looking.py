@@ -27,6 +27,7 @@ from lightning_echo.splitting.cut import SplitRefused
 __all__ = ["FirstBatch", "Looked", "first_batch", "look"]
 
 _FACTOR = 2.0  # echoing at all; the default buffer hardly depends on it
+_NO_BATCH = object()
 _IMPOSSIBLE = " is impossible here: "
 
 
@@ -123,7 +124,9 @@ def first_batch(loader: Iterable[Any], clock: Callable[[], float] = time.perf_co
     """
     started = clock()
     with users_code("reading the first batch"):
-        batch = next(iter(loader))
+        batch = next(iter(loader), _NO_BATCH)
+        if batch is _NO_BATCH:
+            raise LookupError("the loader ends before its first batch")
     return FirstBatch(clock() - started, nbytes(batch), _count_tensors(batch))
 
 

@@ -163,6 +163,7 @@ def _check_needs_nothing(found: Any, name: str) -> None:
 
 
 def _check_package(found: Any) -> None:
+    """Refuses a data module of ``pytorch_lightning``, or its class, with the way out of that."""
     try:
         refuse_other_package("data", found)
     except TypeError as error:
@@ -177,9 +178,9 @@ def _section(path: str) -> dict[str, Any]:
     try:
         document = OmegaConf.load(path)
         for key in ("data", "fit.data"):  # the second where a file holds the options of several subcommands
-            section = OmegaConf.select(document, key)
-            if section is not None:
-                found: Any = OmegaConf.to_container(section, resolve=True)
+            found: Any = OmegaConf.select(document, key)
+            if found is not None:
+                found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
                 break
         else:
             raise ValueError(f"--config {path}: there is no data: in it, with the class_path and the init_args of a data module")
@@ -194,24 +195,24 @@ def _section(path: str) -> dict[str, Any]:
 
 def _built(section: dict[str, Any], path: str, known: Any) -> pl.LightningDataModule:
     """Builds a data module as a LightningCLI does; ``known`` is its class where the file does not name it."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    parser = ArgumentParser(exit_on_error=False)
+    arguments = section
     if known is None:
-        if "class_path" not in section:
+        module, _, name = str(section.get("class_path", "")).rpartition(".")
+        if not module:
             raise ValueError(
-                f"--config {path}: data: has no class_path: name the class of the data module, too, "
+                f"--config {path}: data: has no class_path such as my_data.ImageData: name the class of the data module, too, "
                 f"lightning-echo doctor my_data:ImageData --config {path}"
             )
-        parser.add_subclass_arguments(pl.LightningDataModule, "data", required=True)
-    elif inspect.isclass(known) and issubclass(known, pl.LightningDataModule):
-        parser.add_class_arguments(known, "data")
-    else:
-        raise ValueError(f"beside --config the data must be given as the class of a LightningDataModule, got {known!r}")
+        known, arguments = _look_up(f"{module}:{name}"), section.get("init_args") or {}
+    if not (inspect.isclass(known) and issubclass(known, pl.LightningDataModule)):
+        _check_package(known)
+        raise ValueError(f"--config {path}: the data must be of a class of LightningDataModule, got {known!r}")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(known, "data")
     try:
-        parsed = parser.parse_object({"data": section})
+        parsed = parser.parse_object({"data": arguments})
     except (ArgumentError, TypeError, KeyError) as error:
-        raise ValueError(f"--config {path}: {said(error)}") from error
+        raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from error
     with users_code(f"making the data module of {path}"):
         instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the name before jsonargparse 4.49
         built: pl.LightningDataModule = instantiate(parsed).data
