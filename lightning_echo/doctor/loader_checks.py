@@ -128,7 +128,7 @@ def _start_method(loader: Any) -> str:
 def _split(looked: Looked) -> Finding:
     early, raw = (earliest(needs) for needs in (Needs.split, Needs.raw_items))
     found, after_reading = looked.possible.get(early), raw in looked.possible
-    figures = {"before_augmentation": found is not None, "after_read": after_reading}
+    figures: dict[str, Any] = {early.value: found is not None, raw.value: after_reading}
     if found is not None:
         also = " It can be cut after reading, too." if after_reading else ""
         sentence = f"The data set can be split: an echo reuses {_listed(found.reused)} and redoes {_listed(found.redone)}.{also}"

@@ -6,16 +6,16 @@ from typing import Any
 
 from lightning_echo.doctor.findings import Figure, Finding, error, ok, warning
 from lightning_echo.doctor.looking import FirstBatch, Looked
-from lightning_echo.insertion import InsertionPoint
+from lightning_echo.insertion import Needs, earliest
 from lightning_echo.protecting.memory import bytes_in_words
 
 __all__ = ["check_memory", "check_queues"]
 
 _MOST_OF_FREE = 0.75  # what a cache may take, as the analysis advises; the rest is for the buffer and for the training
 _WEIGHED = {
-    InsertionPoint.after_read: "as it is read",
-    InsertionPoint.before_augmentation: "decoded",
-    InsertionPoint.after_augmentation: "after all transforms",
+    earliest(Needs.raw_items): "as it is read",
+    earliest(Needs.split): "decoded",
+    earliest(Needs.examples): "after all transforms",
 }
 
 
