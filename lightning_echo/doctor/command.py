@@ -103,5 +103,5 @@ def _of_loader(loader: Any, machine: Machine) -> list[Finding]:
         return [*found, check_first_batch(failed), *check_traps(looked, None, Surroundings.of_this_process())]
     space = machine.space_of(SHARED_MEMORY) if machine.platform.startswith("linux") else None
     queues = check_queues(looked, first, None if space is None else space[1])
-    found += [check_first_batch(first), *([] if queues is None else [queues])]
+    found += [check_first_batch(first, getattr(loader, "batch_size", None)), *([] if queues is None else [queues])]
     return [*found, *check_traps(looked, first, Surroundings.of_this_process())]

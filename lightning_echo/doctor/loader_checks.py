@@ -17,6 +17,7 @@ from lightning_echo.protecting.memory import bytes_in_words
 
 __all__ = ["check_first_batch", "check_loader"]
 
+_ON_DEVICE = "Augment on the device, in on_after_batch_transfer, or make it a data set that is read by index."
 _STAGED = "Make it a StagedDataset, or name the cut: StagedDataset.of(dataset, augment=...)."
 
 
@@ -34,13 +35,18 @@ def check_loader(looked: Looked, cores: int) -> list[Finding]:
     return [*found, _split(looked), _points(looked)]
 
 
-def check_first_batch(first: FirstBatch | UserCodeError) -> Finding:
-    """Returns what there is to say of the first batch."""
+def check_first_batch(first: FirstBatch | UserCodeError, batch_size: int | None = None) -> Finding:
+    """Returns what there is to say of the first batch.
+
+    Args:
+        first: The batch, or what the user's code raised in its place.
+        batch_size: Examples in a batch; None if that is not known.
+    """
     if isinstance(first, UserCodeError):
         return error("first_batch", f"{first}.", "Mend it; with num_workers=0 the traceback is the shortest.", seconds=None)
-    sentence = (
-        f"The first batch took {first.seconds:.3g} seconds and has {bytes_in_words(first.bytes)} in {first.tensors} tensors."
-    )
+    each = f", about {bytes_in_words(first.bytes / batch_size)} for an example" if batch_size else ""
+    weight = f"Its tensors ({first.tensors}) have {bytes_in_words(first.bytes)}{each}."
+    sentence = f"The first batch took {first.seconds:.3g} seconds. {weight}"
     return ok("first_batch", sentence, seconds=first.seconds, batch_bytes=first.bytes, tensors=first.tensors)
 
 
@@ -94,7 +100,7 @@ def _pickled(looked: Looked) -> Finding:
         return ok(
             "pickle", f"It can be pickled ({bytes_in_words(size)}): workers may be spawned, and reading be shared.", **figures
         )
-    sharing = "nor can reading be shared" if failed_for_sharing else "but reading can be shared"
+    sharing = "and reading cannot be shared" if failed_for_sharing else "but reading can be shared"
     sentence = f"It cannot be pickled ({failed}): workers can only be forked, {sharing}."
     way_out = (
         "Define functions at the top of a module instead of lambdas, and open files at the first read instead of in __init__."
@@ -134,7 +140,8 @@ def _split(looked: Looked) -> Finding:
         sentence = f"The data set can be split: an echo reuses {_listed(found.reused)} and redoes {_listed(found.redone)}.{also}"
         return ok("split", sentence, **figures)
     sentence = f"The data set cannot be split before its augmentation: {looked.refused[early].rstrip('.')}."
-    return warning("split", sentence, f"If it augments, echoes would repeat that augmentation. {_STAGED}", **figures)
+    way_out = _STAGED if looked.source.rebuilds else _ON_DEVICE
+    return warning("split", sentence, f"If it augments, echoes would repeat that augmentation. {way_out}", **figures)
 
 
 def _points(looked: Looked) -> Finding:

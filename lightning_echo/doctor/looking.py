@@ -28,6 +28,7 @@ __all__ = ["FirstBatch", "Looked", "first_batch", "look"]
 
 _FACTOR = 2.0  # echoing at all; the default buffer hardly depends on it
 _NO_BATCH = object()
+_WAY_OUT = ". Use "
 _IMPOSSIBLE = " is impossible here: "
 
 
@@ -140,7 +141,9 @@ def _points_of(source: Source) -> tuple[dict[InsertionPoint, Choice], dict[Inser
             said, impossible, reason = str(error).partition(_IMPOSSIBLE)
             if not impossible or said != point.option:
                 raise  # the user's
-            refused[point] = error.__cause__.reason if isinstance(error.__cause__, SplitRefused) else reason
+            refused[point] = (
+                error.__cause__.reason if isinstance(error.__cause__, SplitRefused) else reason.partition(_WAY_OUT)[0]
+            )
     return possible, refused
 
 

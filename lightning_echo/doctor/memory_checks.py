@@ -64,7 +64,7 @@ def _weight(looked: Looked) -> Finding:
         for point in _WEIGHED
     }
     if not known:
-        return ok("example_bytes", "What an example weighs is not known before it is read in a training.", **figures)
+        return ok("example_bytes", "What an example weighs is not known before a batch is read.", **figures)
     listed = ", ".join(f"{bytes_in_words(size)} {words}" for words, size in known.items())
     return ok("example_bytes", f"An example weighs {listed}.", **figures)
 

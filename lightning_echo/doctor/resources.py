@@ -108,4 +108,6 @@ def _openmp(machine: Machine) -> Finding:
         sentence = f"torch will use {machine.affinity} threads for the {cores} cores that the container's quota allows."
         return warning("openmp", sentence, way_out, wait_policy=policy, threads=None)
     said = f"OMP_NUM_THREADS={threads or '(not set)'}, OMP_WAIT_POLICY={policy or '(not set)'}."
+    if policy.lower() != "passive":
+        said += " If workers and training compete for cores, OMP_WAIT_POLICY=passive makes waiting threads leave theirs."
     return ok("openmp", said, wait_policy=policy, threads=number)

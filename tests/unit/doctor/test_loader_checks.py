@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 import torch
-from loaders_with_traps import Batches, Holding, Unreadable, good_loader
+from loaders_with_traps import Batches, Holding, Stream, Unreadable, good_loader
 from torch.utils.data import TensorDataset
 
 from lightning_echo.doctor.findings import Status
@@ -74,6 +74,12 @@ def test_a_data_set_that_cannot_be_split_has_the_reason_and_a_way_out():
     }
 
 
+def test_a_stream_is_not_advised_to_become_a_staged_data_set():
+    found = findings(good_loader(Stream(), shuffle=None))["split"]
+    assert found.sentence.endswith("before its augmentation: the data set is a stream, which has no index.")
+    assert "StagedDataset" not in found.way_out
+
+
 def test_an_example_that_cannot_be_read_is_an_error_with_the_message():
     found = findings(good_loader(Unreadable()))
     assert found["example"].status is Status.error
@@ -89,7 +95,8 @@ def test_a_loader_that_is_no_dataloader_has_workers_of_its_own():
 
 def test_a_first_batch_is_told_with_its_seconds_or_its_exception():
     found = check_first_batch(FirstBatch(seconds=2.5, bytes=2048, tensors=2))
-    assert found.sentence == "The first batch took 2.5 seconds and has 2 KiB in 2 tensors."
+    assert found.sentence == "The first batch took 2.5 seconds. Its tensors (2) have 2 KiB."
     assert found.figures == {"seconds": 2.5, "batch_bytes": 2048, "tensors": 2}
+    assert check_first_batch(FirstBatch(2.5, 2048, 2), 4).sentence.endswith("have 2 KiB, about 512 bytes for an example.")
     failed = check_first_batch(UserCodeError("reading the first batch", OSError("disk")))
     assert (failed.status, failed.sentence) == (Status.error, "reading the first batch raised OSError: disk.")

@@ -30,7 +30,7 @@ def test_examples_are_weighed_as_they_are_read_decoded_and_after_all_transforms(
 
 def test_what_a_stream_holds_is_not_known():
     found = findings(good_loader(Stream(), shuffle=None))
-    assert "not known" in found["example_bytes"].sentence
+    assert "not known before" in found["example_bytes"].sentence
     assert found["buffer"].figures["items_in_free_memory"] is None
     assert found["cache"].figures == {"possible": False}
 
