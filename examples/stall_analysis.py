@@ -1,6 +1,6 @@
 """What a training waits for: the image folder of image_folder.py, analyzed; then what the analysis advises is tried.
 
-Writes analysis.json, of which `python -m lightning_echo report analysis.json --html analysis.html` makes a page.
+Writes analysis.json, of which `lightning-echo report analysis.json --html analysis.html` makes a page.
 """
 
 import tempfile

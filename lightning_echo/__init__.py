@@ -45,11 +45,12 @@ The folders and files. Each imports only those that stand before it:
     datamodule.py   `EchoDataModule`
     monitoring/     what a training waits for, measured in its hooks; the decision; the log
     analysis/       `StallAnalyzer`: where the time of a training goes
+    doctor/         what on this machine, or of a data module, would go wrong
     checkpoints.py  checkpoints between runs with and without echoing
     attachment.py   how `EchoCallback` puts echoing into a run
     callback.py     `EchoCallback`
     cli.py          `EchoCLI`
-    __main__.py     ``python -m lightning_echo report``: shows a run, or a saved analysis
+    __main__.py     ``lightning-echo``, the command: ``doctor``, ``report``, ``shared``
 
 ``lightning_echo/README.md`` explains the method, the folders, their files, and the way of one batch through them.
 """
@@ -58,28 +59,27 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lightning_echo.caching.cache_config import CacheConfig
-from lightning_echo.caching.cached_dataset import CachedDataset
-from lightning_echo.caching.node_cache import CacheCounts
-from lightning_echo.config import EchoConfig
-from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.loader import EchoLoader
-from lightning_echo.loading.state import EchoCounts, EchoStateError
-from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
-from lightning_echo.measuring.guard import MetricGuard
-from lightning_echo.measuring.schedule import FactorSchedule
-from lightning_echo.measuring.target_idle import TargetIdle
-from lightning_echo.sharing.serving import serve
-from lightning_echo.sharing.share_config import ShareConfig
-from lightning_echo.splitting.staged import StagedDataset
-
 if TYPE_CHECKING:
     from lightning_echo.analysis.analyzer import StallAnalyzer
     from lightning_echo.analysis.result import StallAnalysis
+    from lightning_echo.caching.cache_config import CacheConfig
+    from lightning_echo.caching.cached_dataset import CachedDataset
+    from lightning_echo.caching.node_cache import CacheCounts
     from lightning_echo.callback import EchoCallback
     from lightning_echo.cli import EchoCLI
+    from lightning_echo.config import EchoConfig
     from lightning_echo.datamodule import EchoDataModule
+    from lightning_echo.insertion import InsertionPoint
+    from lightning_echo.loading.loader import EchoLoader
+    from lightning_echo.loading.state import EchoCounts, EchoStateError
+    from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
+    from lightning_echo.measuring.guard import MetricGuard
     from lightning_echo.measuring.metrics import EchoCounter, IdleFraction
+    from lightning_echo.measuring.schedule import FactorSchedule
+    from lightning_echo.measuring.target_idle import TargetIdle
+    from lightning_echo.sharing.serving import serve
+    from lightning_echo.sharing.share_config import ShareConfig
+    from lightning_echo.splitting.staged import StagedDataset
 
 __version__ = "0.1.0"
 __all__ = [
@@ -119,20 +119,39 @@ if not logging.getLogger().hasHandlers():
     _logger.propagate = False
 
 _IMPORTED_WHEN_ASKED = {
+    "CacheConfig": "caching.cache_config",
+    "CacheCounts": "caching.node_cache",
+    "CachedDataset": "caching.cached_dataset",
+    "Controller": "measuring.control",
+    "Decision": "measuring.control",
     "EchoCLI": "cli",
     "EchoCallback": "callback",
+    "EchoConfig": "config",
     "EchoCounter": "measuring.metrics",
+    "EchoCounts": "loading.state",
     "EchoDataModule": "datamodule",
+    "EchoLoader": "loading.loader",
+    "EchoStateError": "loading.state",
+    "FactorSchedule": "measuring.schedule",
     "IdleFraction": "measuring.metrics",
+    "InsertionPoint": "insertion",
+    "MetricGuard": "measuring.guard",
+    "Observation": "measuring.control",
+    "Reason": "measuring.control",
+    "ShareConfig": "sharing.share_config",
+    "StagedDataset": "splitting.staged",
     "StallAnalysis": "analysis.result",
     "StallAnalyzer": "analysis.analyzer",
+    "TargetIdle": "measuring.target_idle",
+    "serve": "sharing.serving",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the classes that need Lightning or torchmetrics when they are asked for.
+    """Imports a public name when it is asked for.
 
-    A spawned worker imports this package, but needs neither: without them it starts seconds sooner.
+    A spawned worker imports this package, but needs neither Lightning nor torchmetrics: without them it starts seconds sooner.
+    ``lightning-echo --help`` does not even need torch.
     """
     if name in _IMPORTED_WHEN_ASKED:
         return getattr(import_module(f"lightning_echo.{_IMPORTED_WHEN_ASKED[name]}"), name)

@@ -1,7 +1,10 @@
-"""``python -m lightning_echo``: commands that need no model and no data, and not Lightning.
+"""``lightning-echo``, also ``python -m lightning_echo``: the commands that need no training program.
 
+* ``doctor`` says what on this machine, or of a data module, would go wrong.
 * ``report run_dir`` shows what a training or a stall analysis has left, as text, as a page or as a picture, on any machine.
 * ``shared`` shows the processes of this user that read for several trainings.
+
+Each command imports what it needs when it runs: ``--help`` and ``--version`` import neither torch nor Lightning.
 """
 
 from __future__ import annotations
@@ -10,12 +13,36 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lightning_echo.analysis.report.saved import read_saved
-from lightning_echo.sharing.serving import shared_readers
+from lightning_echo import __version__
 
 __all__ = ["main"]
 
 _FAILED = 2  # argparse ends with this status, too
+_EXAMPLES = """examples:
+  lightning-echo doctor                             what on this machine would go wrong
+  lightning-echo doctor --config train.yaml         the same, and of the data of a configuration
+  lightning-echo report lightning_logs/version_0    what a training has left: verdict, figures, epochs
+  lightning-echo shared                             the processes that read for several trainings
+"""
+_DOCTOR_EXAMPLES = """examples:
+  lightning-echo doctor                        this machine and what is installed
+  lightning-echo doctor --config train.yaml    and the data module under data: in a LightningCLI's file
+  lightning-echo doctor my_data:ImageData      and a LightningDataModule, its class, or a function that returns a DataLoader
+  lightning-echo doctor my_data:ImageData --json > doctor.json
+
+A program with EchoCLI has the same command: python train.py doctor --config train.yaml
+
+The exit status is 1 if there is an error, 0 if there is none, and 2 if the command itself is wrong.
+"""
+_REPORT_EXAMPLES = """examples:
+  lightning-echo report lightning_logs/version_0                   a run, by its echo_summary.json
+  lightning-echo report lightning_logs/version_0 --html run.html --png run.png
+  lightning-echo report analysis.json                              a saved stall analysis
+"""
+_SHARED_EXAMPLES = """examples:
+  lightning-echo shared
+  watch lightning-echo shared
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,9 +55,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(arguments)
+    if options.command == "doctor":
+        return _doctor(options)
     if options.command == "shared":
+        from lightning_echo.sharing.serving import shared_readers
+
         print(shared_readers())
         return 0
+    return _report(options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from lightning_echo.doctor.command import run
+
+    try:
+        return run(options.data, config=options.config, as_json=options.json)
+    except ValueError as error:
+        return _fail(error)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from lightning_echo.analysis.report.saved import read_saved
+
     try:
         saved = read_saved(options.path)
     except (OSError, ValueError) as error:
@@ -52,15 +98,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m lightning_echo", description="Data echoing for PyTorch Lightning.")
-    commands = parser.add_subparsers(required=True, metavar="command", dest="command")
-    commands.add_parser(
-        "shared",
-        help="show the processes that read for several trainings",
-        description="Shows the readers of this user: name, data, trainings, examples per second, and for whom a reader waits.",
+    parser = argparse.ArgumentParser(
+        prog="lightning-echo",
+        description="Data echoing for PyTorch Lightning.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command = commands.add_parser(
-        "report", help="show a run or a stall analysis", description="Shows what a training or a stall analysis has left."
+    parser.add_argument("--version", action="version", version=f"lightning-echo {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command", dest="command")
+    command = _added(commands, "doctor", "say what would go wrong on this machine, or with a data module", _DOCTOR_EXAMPLES)
+    command.add_argument(
+        "data", nargs="?", metavar="module:name", help="a LightningDataModule, its class, or a function that returns a DataLoader"
+    )
+    command.add_argument("--config", metavar="FILE", help="a YAML file of a LightningCLI, of which data: is built")
+    command.add_argument("--json", action="store_true", help="print a document for programs")
+    _added(
+        commands,
+        "shared",
+        "show the processes that read for several trainings",
+        _SHARED_EXAMPLES,
+        "Shows the readers of this user: name, data, trainings, examples per second, and for whom a reader waits.",
+    )
+    command = _added(
+        commands,
+        "report",
+        "show a run or a stall analysis",
+        _REPORT_EXAMPLES,
+        "Shows what a training or a stall analysis has left.",
     )
     command.add_argument(
         "path",
@@ -70,6 +134,23 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--html", metavar="FILE", help="write a page to read in a browser")
     command.add_argument("--png", metavar="FILE", help="write a picture of the figures")
     return parser
+
+
+def _added(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    purpose: str,
+    examples: str,
+    description: str | None = None,
+) -> argparse.ArgumentParser:
+    """Adds a command whose help ends with examples."""
+    return commands.add_parser(
+        name,
+        help=purpose,
+        description=description or f"{purpose[0].upper()}{purpose[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def _fail(error: Exception) -> int:

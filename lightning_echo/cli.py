@@ -16,10 +16,13 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning_echo.analysis.command import Analyzes, analyzing
 from lightning_echo.callback import EchoCallback
 from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, read_loaders
+from lightning_echo.doctor.examining import examining
 from lightning_echo.measuring.control import Controller
 from lightning_echo.training.share_command import sharing
 
 __all__ = ["EchoCLI", "EchoOptions"]
+
+_COMMANDS = ("analyze", "share", "doctor")
 
 
 @dataclass
@@ -83,8 +86,8 @@ class EchoCLI(LightningCLI):
     The data may come from a data module or from the model's own ``train_dataloader``.
 
     The subcommand ``analyze`` takes the same configuration as ``fit`` and tells where the time of a step goes
-    (`StallAnalyzer`). ``share --name sweep`` reads for the trainings that share that name (`serve`). Neither exists if
-    ``trainer_class`` is a function instead of a class.
+    (`StallAnalyzer`). ``share --name sweep`` reads for the trainings that share that name (`serve`). ``doctor`` says what of the
+    data, or on this machine, would go wrong. None of them exists if ``trainer_class`` is a function instead of a class.
 
     Arguments are those of ``LightningCLI``.
 
@@ -99,16 +102,16 @@ class EchoCLI(LightningCLI):
     """
 
     def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
-        """Sets the parser up with ``analyze`` and ``share``, which LightningCLI looks for in the Trainer's class."""
+        """Sets the parser up with the subcommands above, which LightningCLI looks for in the Trainer's class."""
         users_class = self.trainer_class
         if isinstance(users_class, type):
-            self.trainer_class = sharing(analyzing(users_class))
+            self.trainer_class = _with_commands(users_class)
         super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
         self.trainer_class = users_class
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # static in LightningCLI, which asks an instance
-        """Returns the subcommands of ``LightningCLI``, ``analyze`` and ``share``."""
-        names = ("analyze", "share") if isinstance(self.trainer_class, type) else ()
+        """Returns the subcommands of ``LightningCLI`` and those of this class."""
+        names = _COMMANDS if isinstance(self.trainer_class, type) else ()
         own = {name: {"model", "datamodule"} for name in names}
         return {**super().subcommands(), **own}
 
@@ -145,9 +148,9 @@ class EchoCLI(LightningCLI):
                 )
             kwargs["callbacks"] = callbacks
         subcommand = self.config_init.get("subcommand")
-        if subcommand not in ("analyze", "share") or not isinstance(self.trainer_class, type):
+        if subcommand not in _COMMANDS or not isinstance(self.trainer_class, type):
             return super().instantiate_trainer(**kwargs)
-        self.trainer_class = sharing(analyzing(self.trainer_class))
+        self.trainer_class = _with_commands(self.trainer_class)
         given = copy.deepcopy(_trainer_options(config.trainer))
         trainer = super().instantiate_trainer(**kwargs)
         if isinstance(trainer, Analyzes):
@@ -160,15 +163,23 @@ class EchoCLI(LightningCLI):
         return config[subcommand] if subcommand else config
 
 
+def _with_commands(trainer_class: type[Trainer]) -> type[Trainer]:
+    """Returns a subclass of a Trainer's class with the subcommands of this package as methods."""
+    return examining(sharing(analyzing(trainer_class)))
+
+
 def _with_flag_values(arguments: list[str]) -> list[str]:
-    """Gives the flag ``--verify`` a value: jsonargparse wants one for every option.
+    """Gives flags a value, ``--verify`` and doctor's ``--json``: jsonargparse wants one for every option.
 
     >>> _with_flag_values(["analyze", "--verify", "--data.size=3"])
     ['analyze', '--verify=true', '--data.size=3']
+    >>> _with_flag_values(["doctor", "--json"])
+    ['doctor', '--json=true']
     """
+    flags = ("--verify", "--json") if "doctor" in arguments else ("--verify",)
     following = [*arguments[1:], "-"][: len(arguments)]
     return [
-        "--verify=true" if argument == "--verify" and after.startswith("-") else argument
+        f"{argument}=true" if argument in flags and after.startswith("-") else argument
         for argument, after in zip(arguments, following, strict=True)
     ]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["free_memory_bytes"]
+__all__ = ["control_groups", "free_memory_bytes"]
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60  # version 1 writes a number near 2**63 where there is no limit
@@ -40,7 +40,9 @@ def free_memory_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | Non
         proc: Where the kernel shows processes.
         cgroups: Where the kernel shows control groups.
     """
-    found = [free for free in (_free_of_machine(proc), *_free_of_groups(proc, cgroups)) if free is not None]
+    groups = control_groups("memory", proc, cgroups)
+    limited = (_free_of_group(group, _VERSION_2 if is_version_2 else _VERSION_1) for group, is_version_2 in groups)
+    found = [free for free in (_free_of_machine(proc), *limited) if free is not None]
     return min(found, default=None)
 
 
@@ -56,8 +58,14 @@ def _free_of_machine(proc: Path) -> int | None:
         return None
 
 
-def _free_of_groups(proc: Path, cgroups: Path) -> Iterator[int | None]:
-    """What each control group around the process leaves, of those that limit memory."""
+def control_groups(controller: str, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Iterator[tuple[Path, bool]]:
+    """Returns the folder of each control group around the process that may have limits, and whether it is of version 2.
+
+    Args:
+        controller: What is limited: ``"memory"`` or ``"cpu"``.
+        proc: Where the kernel shows processes.
+        cgroups: Where the kernel shows control groups.
+    """
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -65,15 +73,15 @@ def _free_of_groups(proc: Path, cgroups: Path) -> Iterator[int | None]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2, where all controllers are in one tree; beside version 1 it is often a folder of its own
-            trees, names = [cgroups, cgroups / "unified"], _VERSION_2
-        elif "memory" in controllers.split(","):
-            trees, names = [cgroups / "memory"], _VERSION_1
+            trees = [cgroups, cgroups / "unified"]
+        elif controller in controllers.split(","):
+            trees = [cgroups / controller]
         else:
             continue
         # In a container the path may be one of the machine, which is not to be seen there: the tree's root is its own group then.
         inside = Path(path.lstrip("/"))
         for tree in trees:
-            yield from (_free_of_group(tree / group, names) for group in (inside, *inside.parents))
+            yield from ((tree / group, not controllers) for group in (inside, *inside.parents))
 
 
 def _free_of_group(group: Path, names: _Names) -> int | None:

@@ -108,7 +108,7 @@ def status_of(name: str) -> dict[str, Any] | None:
 
 
 def shared_readers() -> str:
-    """Returns the text of ``python -m lightning_echo shared``: what all readers of this user do."""
+    """Returns the text of ``lightning-echo shared``: what all readers of this user do."""
     before = {name: said for name in names() if (said := status_of(name)) is not None}
     if not before:
         return "nobody reads for several trainings"

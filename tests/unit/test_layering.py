@@ -32,6 +32,7 @@ LEVELS = (
     "datamodule",
     "monitoring",
     "analysis",
+    "doctor",
     "checkpoints",
     "attachment",
     "callback",

@@ -1,10 +1,14 @@
-"""``python -m lightning_echo report``: what it prints and writes, and how it ends."""
+"""``lightning-echo``: what its commands print and write, and how they end."""
 
+import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
+import lightning_echo
 from lightning_echo.__main__ import main
 from lightning_echo.analysis.measured import MeasuredStages, Spread
 from lightning_echo.analysis.report.text import report
@@ -86,7 +90,7 @@ def test_other_commands_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert "usage: python -m lightning_echo" in capsys.readouterr().err
+    assert "usage: lightning-echo" in capsys.readouterr().err
 
 
 def test_as_a_program_it_ends_with_the_status(tmp_path):
@@ -99,6 +103,8 @@ def test_as_a_program_it_ends_with_the_status(tmp_path):
 def test_it_needs_neither_lightning_nor_for_text_matplotlib(saved):
     program = f"""
 import sys
+from importlib.metadata import entry_points
+import lightning_echo
 from lightning_echo.__main__ import main
 assert main(["report", {saved!r}]) == 0
 print("loaded:", *sorted({{"lightning", "matplotlib"}} & set(sys.modules)))
@@ -108,3 +114,30 @@ print("loaded:", *sorted({{"lightning", "matplotlib", "matplotlib.pyplot"}} & se
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     loaded = [line for line in ended.stdout.splitlines() if line.startswith("loaded:")]
     assert loaded == ["loaded:", "loaded: matplotlib"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["doctor", "--help"], ["report", "--help"], ["shared", "--help"]]
+)
+def test_version_and_help_need_neither_torch_nor_lightning(arguments):
+    program = f"""
+import sys
+from importlib.metadata import entry_points
+import lightning_echo
+from lightning_echo.__main__ import main
+try:
+    main({arguments!r})
+except SystemExit as ended:
+    assert ended.code == 0
+print("loaded:", *sorted({{"lightning", "torch", "numpy"}} & set(sys.modules)))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    *shown, loaded = ended.stdout.splitlines()
+    assert loaded == "loaded:"
+    assert shown == [f"lightning-echo {lightning_echo.__version__}"] or "examples:" in shown
+
+
+def test_the_script_of_the_package_is_this_command():
+    project = (Path(lightning_echo.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    (target,) = re.findall(r'^\[project.scripts\]\nlightning-echo = "(.*)"$', project, flags=re.MULTILINE)
+    assert EntryPoint("lightning-echo", target, "console_scripts").load() is main

@@ -1,0 +1,107 @@
+"""The doctor's command: all checks in a row, printed. An exception in the user's code is a finding, too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from typing import Any
+
+from lightning_echo.doctor.findings import Finding, Status, as_document, as_text, error, worst
+from lightning_echo.doctor.machine import Machine, memory_of
+from lightning_echo.doctor.resources import SHARED_MEMORY, check_resources, whole_cores
+from lightning_echo.doctor.versions import check_versions
+
+__all__ = ["examine", "run"]
+
+_MEND = "Mend it, or run the doctor where it works: a data module that needs its Trainer is built by 'python train.py doctor'."
+
+
+def run(data: str | None = None, *, config: str | None = None, as_json: bool = False, machine: Machine | None = None) -> int:
+    """Prints what is found, of the machine and of the user's data.
+
+    Args:
+        data: ``module:name`` of the user's data, see `data_of`.
+        config: A YAML file of a LightningCLI. With neither, only the machine is looked at.
+        as_json: Whether to print a document for programs.
+        machine: The machine; None: this one.
+
+    Returns:
+        The exit status: 1 if there is an error, else 0.
+
+    Raises:
+        ValueError: There is no such data.
+    """
+    if data is None and config is None:
+        return examine(None, as_json=as_json, machine=machine)
+
+    def get() -> Any:
+        from lightning_echo.doctor.target import data_of
+
+        return data_of(data, config)
+
+    return examine(get, as_json=as_json, machine=machine)
+
+
+def examine(get: Callable[[], Any] | None, *, as_json: bool, machine: Machine | None = None) -> int:
+    """Does the same for data that a function returns. What the user's code prints goes to the standard error.
+
+    Args:
+        get: Returns a data module, a model with a training loader, or loaders; None: only the machine is looked at.
+        as_json: As in `run`.
+        machine: As in `run`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ValueError: ``get`` raises it.
+    """
+    machine = Machine() if machine is None else machine
+    findings: list[Finding] = [*check_versions(machine), *check_resources(machine)]
+    if get is not None:
+        with redirect_stdout(sys.stderr):
+            findings += _of_data(get, machine)
+    print(as_document(findings) if as_json else as_text(findings))
+    return 1 if worst(findings) is Status.error else 0
+
+
+def _of_data(get: Callable[[], Any], machine: Machine) -> list[Finding]:
+    from lightning_echo.doctor.target import UserCodeError, training_loaders
+    from lightning_echo.doctor.traps import check_hooks
+
+    try:
+        data = get()
+        loaders = training_loaders(data)
+    except UserCodeError as failed:
+        return [replace(error("data", f"{failed}.", _MEND), about="data")]
+    found = [replace(finding, about="data") for finding in check_hooks(data)]
+    for name, loader in loaders.items():
+        about = f"data, loader {name!r}" if name else "data"
+        found += [replace(finding, about=about) for finding in _of_loader(loader, machine)]
+    return found
+
+
+def _of_loader(loader: Any, machine: Machine) -> list[Finding]:
+    from lightning_echo.doctor.loader_checks import check_first_batch, check_loader
+    from lightning_echo.doctor.looking import first_batch, look
+    from lightning_echo.doctor.memory_checks import check_memory, check_queues
+    from lightning_echo.doctor.target import UserCodeError, users_code
+    from lightning_echo.doctor.traps import Surroundings, check_traps
+
+    try:
+        with users_code("looking at the loader"):
+            looked = look(loader)
+    except UserCodeError as failed:
+        reason = str(failed.error) if isinstance(failed.error, TypeError | ValueError) else str(failed)
+        return [error("loader", f"This loader cannot be echoed: {reason}.", "Change it as the sentence says.")]
+    found = [*check_loader(looked, whole_cores(machine)), *check_memory(looked, memory_of(machine)[1])]
+    try:
+        first = first_batch(loader)
+    except UserCodeError as failed:
+        return [*found, check_first_batch(failed), *check_traps(looked, None, Surroundings.of_this_process())]
+    space = machine.space_of(SHARED_MEMORY) if machine.platform.startswith("linux") else None
+    queues = check_queues(looked, first, None if space is None else space[1])
+    found += [check_first_batch(first, getattr(loader, "batch_size", None)), *([] if queues is None else [queues])]
+    return [*found, *check_traps(looked, first, Surroundings.of_this_process())]
