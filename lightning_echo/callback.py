@@ -285,7 +285,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
         No rank must wait for another here, because one may have failed alone.
         """
-        if trainer.is_global_zero and (self.reports or len(self.decisions) > 1):
+        if (self.reports or len(self.decisions) > 1) and trainer.is_global_zero:
             self._note_factor()
             found = RunSummary(self.reports, self.decisions, package_versions())
             write_summary(self._log_directory, found)
