@@ -46,6 +46,12 @@ def test_a_factor_begins_with_its_first_batch():
     assert panel(RUN, FACTOR).lines[0].get_drawstyle() == "steps-post"
 
 
+def test_epochs_of_different_lengths_are_equally_wide():
+    uses = (USES[0], FactorUse(50, 54, 2.0), FactorUse(75, 100, 3.0))  # of 100 batches after the first 50
+    summary = replace(RUN, reports=(FIRST, replace(SECOND, steps=100)), decisions=uses)
+    assert points(panel(summary, FACTOR)) == [(0, 1), (1 + 4 / 100, 2), (1.5, 3), (2, 3)]
+
+
 def test_only_a_factor_that_was_decided_on_within_an_epoch_is_marked():
     axes = panel(RUN, FACTOR)
     assert points(axes, 1) == [(0.5, 2)]
@@ -97,11 +103,13 @@ def test_shares_are_level_over_their_epoch():
 
 
 def test_an_epoch_without_a_value_and_one_without_a_report_leave_a_gap():
-    reports = (FIRST, replace(SECOND, idle_fraction=None), replace(SECOND, epoch=4, idle_fraction=0.25))
-    found = points(panel(replace(RUN, reports=reports), IDLE))
-    drawn = [(at, value) for at, value in found if not math.isnan(value)]
-    assert drawn == [(0, 50), (1, 50), (4, 25), (5, 25)]
-    assert len(found) > len(drawn)
+    later = replace(SECOND, epoch=4, idle_fraction=0.25)
+    for reports in ((FIRST, later), (FIRST, replace(SECOND, idle_fraction=None), replace(later, epoch=2))):
+        found = points(panel(replace(RUN, reports=reports), IDLE))
+        begin = reports[-1].epoch
+        assert [math.isnan(value) for _, value in found][:2] == [False, False]
+        assert math.isnan(found[2][1])  # between them nothing is drawn
+        assert found[:2] + found[-2:] == [(0, 50), (1, 50), (begin, 25), (begin + 1, 25)]
 
 
 def test_examples_rise_to_their_count_at_the_end_of_an_epoch():
