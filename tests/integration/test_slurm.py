@@ -1,7 +1,7 @@
 """A job under Slurm whose time is over goes on exactly where it was: `examples/slurm.sh` with Lightning's own handler of signals.
 
-Slurm is not there. Two small programs stand in for what the job asks of it: `srun` starts one task, and `scontrol requeue` notes what
-was asked and ends the task, as Slurm ends a job that it will start again.
+Slurm is not there. Two small programs stand in for what the job asks of it: `srun` starts one task, and `scontrol requeue` notes
+what was asked and ends the task, as Slurm ends a job that it will start again.
 """
 
 from __future__ import annotations
@@ -76,5 +76,8 @@ def test_a_job_that_is_requeued_in_mid_epoch_twice_ends_as_one_that_nobody_inter
     requeued = Slurm(tmp_path / "requeued")
     found = [requeued.start(signal_after) for signal_after in (FIRST, SECOND, 0)]
     assert requeued.asked.read_text().splitlines() == ["requeue 4711"] * 2
-    assert [path.name for path in sorted((tmp_path / "requeued" / "runs").glob("*.ckpt"))] == ["hpc_ckpt_1.ckpt", "hpc_ckpt_2.ckpt"]
+    assert [path.name for path in sorted((tmp_path / "requeued" / "runs").glob("*.ckpt"))] == [
+        "hpc_ckpt_1.ckpt",
+        "hpc_ckpt_2.ckpt",
+    ]
     assert found == [expected[:FIRST], expected[FIRST:SECOND], expected[SECOND:]]
