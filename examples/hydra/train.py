@@ -9,9 +9,9 @@
 A run's log folder is Hydra's output folder, with echo_summary.json in it.
 
 Sharing (docs/sharing.md) needs trainings that run side by side. Hydra's own launcher runs the jobs of --multirun one by one, so
-that each job of the last line above reads all data again. All that its jobs have in common is the process that reads: it stays for
-`linger_seconds`, and reads ahead until its window is full. The second job need not start it: it waited 0.4 s for its first batch,
-where the first job waited 14 s (two busy cores). To read the data once for both, start them side by side:
+that each job of the last line above reads all data again. All that its jobs have in common is the process that reads: it stays
+for `linger_seconds`, and reads ahead until its window is full. The second job need not start it: it waited 0.4 s for its first
+batch, where the first job waited 14 s (two busy cores). To read the data once for both, start them side by side:
 
     python train.py echo=shared model.rate=0.01 & python train.py echo=shared model.rate=0.003 & wait
 
