@@ -15,8 +15,8 @@ batch, where the first job waited 14 s (two busy cores). To read the data once f
 
     python train.py echo=shared model.rate=0.01 & python train.py echo=shared model.rate=0.003 & wait
 
-or let a launcher do so. hydra-joblib-launcher 1.2.0 works (its last release is of 2022, no test runs it); its processes must find
-spirals.py, too:
+or let a launcher do so. hydra-joblib-launcher 1.2.0, its latest release, did so when tried; no test runs it. Its processes must
+find spirals.py, too:
 
     PYTHONPATH=. python train.py --multirun hydra/launcher=joblib hydra.launcher.n_jobs=2 echo=shared model.rate=0.01,0.003
 """
