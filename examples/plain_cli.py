@@ -17,4 +17,5 @@ from lightning.pytorch.cli import LightningCLI
 from waves import WaveClassifier
 
 if __name__ == "__main__":
-    LightningCLI(WaveClassifier)
+    # A job that Slurm starts again (slurm.sh) has the same log folder, with the configuration in it.
+    LightningCLI(WaveClassifier, save_config_kwargs={"overwrite": True})

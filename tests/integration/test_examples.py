@@ -162,7 +162,7 @@ CONFIGS = {
 @pytest.mark.program
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_cli_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_the_run(
-    config: str, run_here: Start, tmp_path: Path
+    config: str, run_here: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     program = CONFIGS[config]
     first = outcome(run_here(program, "fit", "--config", str(EXAMPLES / config), NOTHING_SAVED, cwd=tmp_path))
@@ -171,6 +171,9 @@ def test_a_cli_program_echoes_by_its_yaml_file_and_the_saved_config_reproduces_t
     (saved,) = tmp_path.rglob("config.yaml")
     (tmp_path / "again").mkdir()
     assert outcome(run_here(program, "fit", "--config", str(saved), cwd=tmp_path / "again")) == first
+    with pytest.raises(SystemExit):
+        run_here(program, "fit", "--config", str(EXAMPLES / config), NOTHING_SAVED, "--print_config", cwd=tmp_path)
+    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(saved.read_text())
 
 
 @pytest.mark.program
