@@ -35,8 +35,10 @@ from lightning_echo.analysis.probing.fits import PreparedLoader, RepeatedBatch, 
 from lightning_echo.analysis.probing.phases import CHUNKS, LoaderPhases, measure_loader
 from lightning_echo.analysis.probing.process import process_state_restored
 from lightning_echo.analysis.probing.ranks import gathered
+from lightning_echo.analysis.probing.steps import StepNumber
 from lightning_echo.analysis.probing.streams import measure_stream
 from lightning_echo.analysis.probing.transfers import Transfers, transfers_noted, transfers_skipped
+from lightning_echo.analysis.progress import Progress
 from lightning_echo.analysis.report.questions import in_words
 from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
 from lightning_echo.caching.free_memory import free_memory_bytes
@@ -45,11 +47,11 @@ from lightning_echo.monitoring.cores import usable_cores
 
 __all__ = ["StallAnalyzer"]
 
-_FEWEST_STEPS = 4
 _END_HOOKS = ("on_train_epoch_end", "on_train_end", "on_fit_end")
 _HANDED_OVER = _COPIED = 8  # number of batches whose hand-over and whose copy are timed
 _NOT_COPIED = "{what}: too large to be copied, so that edits in place remain after the analysis"
 _PHASES = 14  # runs and fits; each may take this share of the time
+_TRAININGS = 4  # phases after those of the loader
 
 
 class StallAnalyzer:
@@ -60,7 +62,7 @@ class StallAnalyzer:
         datamodule: A data module, or a training loader. None: the model's own ``train_dataloader``. Echoing around it is taken
             off.
         trainer_kwargs: Options of ``Trainer``. Those that write, validate or end the training are left out, callbacks too.
-        say: Gets a message for each phase. Default: Lightning's log, on the first rank.
+        say: Gets a message for each phase, with the time left. Default: Lightning's log, on the first rank.
 
     Example:
         >>> from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
@@ -82,48 +84,47 @@ class StallAnalyzer:
         self._trainer_kwargs = dict(trainer_kwargs or {})
         self._tell = say or (lambda message: rank_zero_info(f"lightning_echo: analyzing: {message}"))
         self._training: ShortTraining | None = None
+        self._progress = Progress(1.0, _PHASES, self._tell)
         self._steps = 0
-        self._begun = 0.0
         self._free_bytes: int | None = None
 
-    def run(self, steps: int = 100, seconds: float = 60.0) -> StallAnalysis:
+    def run(self, steps: int | None = None, seconds: float = 60.0) -> StallAnalysis:
         """Measures this many steps in each phase, or as many as the time allows.
 
         Args:
-            steps: At least 4, and no more than the training loader has batches.
+            steps: At least 4, and no more than the training loader has batches. None: 100, or as many as it has.
             seconds: About how long the analysis may take. Two batches in each phase are waited for in any case.
 
         Raises:
             MisconfigurationException: There is no training loader, or it is not a ``DataLoader``.
-            ValueError: The loader has fewer batches than steps, or a value is impossible.
+            ValueError: The loader has fewer batches than steps, or fewer than 4; or a value is impossible.
             Exception: The model or the data set raises it.
         """
-        if steps < _FEWEST_STEPS:
-            raise ValueError(f"steps must be >= {_FEWEST_STEPS}, got {steps!r}")
+        number = StepNumber(steps, self._tell)
         if not seconds > 0:
             raise ValueError(f"seconds must be > 0, got {seconds!r}")
-        share, self._steps, self._begun = seconds / _PHASES, steps, time.perf_counter()
+        share, self._progress = seconds / _PHASES, Progress(seconds, _PHASES, self._tell)
         self._free_bytes = free_memory_bytes()  # before the analysis takes some itself
         with process_state_restored():
             model, data = _copy_of(self._model), TrainingData(self._data)
             loader = self._prepare(model, data)
-            phases = self._loader_alone(loader, steps, share)
+            self._steps, phases = self._loader_alone(loader, number, share)
             self._training = ShortTraining(model, data, loader, phases, self._trainer_kwargs, share)
-            return StallAnalysis.of_ranks(gathered(self._train(self._training, steps)))
+            return StallAnalysis.of_ranks(gathered(self._train(self._training, self._steps)))
 
     def _train(self, training: ShortTraining, steps: int) -> StallAnalysis:
         """Measures the trainings, and returns the analysis of this rank."""
         phases, workers = training.phases, max(training.loader.num_workers, 1)
-        self._say("hand-over and copy")
+        self._progress.phase("hand-over and copy", to_come=_TRAININGS)
         hand_over, transfers = _time_hand_over(training), _time_transfers(training)
-        self._say("ingestion rate: the step alone")
+        self._progress.phase("ingestion rate: the step alone")
         # If no hook was called, the strategy transfers batches in its own way, and this batch is still on the host.
         with transfers_skipped([training.model, *training.data.instances] if transfers.seconds else []):
             ingestion = training.clock(RepeatedBatch(transfers.batch, steps), steps)
         stages = _measured_stages(training, hand_over, Spread.of(transfers.seconds or [0.0]), ingestion)
-        self._say("the training, its data in memory")
+        self._progress.phase("the training, its data in memory")
         cached = None if phases.in_memory is None else Spread.of(training.clock(phases.in_memory, steps).seconds, workers)
-        self._say("the training as it is")
+        self._progress.phase("the training as it is")
         drop_pages(phases.files)
         real = Spread.of(training.clock(phases.real, steps).seconds, workers)
         stages = replace(stages, contention=contention(stages, (cached or real).median), free_bytes=self._free_bytes)
@@ -148,18 +149,15 @@ class StallAnalyzer:
         if self._training is None:
             raise RuntimeError("nothing was analyzed yet: call run() first")
         tried = TrainingSetting(**setting) if setting else analysis.verdict.setting
-        self._say(f"trying {in_words(tried)}")
+        self._progress.phase(f"trying {in_words(tried)}", to_come=0)
         with process_state_restored():
             measured = try_setting(self._training, tried, self._steps)
         slowest = max(gathered(measured), key=lambda each: each.median)
         return analysis.with_check(CheckedSetting(tried, slowest))
 
-    def _say(self, message: str) -> None:
-        self._tell(f"{message} ({time.perf_counter() - self._begun:.0f} s)")
-
     def _prepare(self, model: pl.LightningModule, data: TrainingData) -> DataLoader[Any]:
         """Returns the training loader as Lightning prepares it."""
-        self._say("what the Trainer makes of the data")
+        self._progress.phase("what the Trainer makes of the data")
         first = PreparedLoader()
         fit(model, data.as_given(model), 1, first, self._trainer_kwargs)
         if not first.was_here:
@@ -177,13 +175,13 @@ class StallAnalyzer:
             )
         return loader
 
-    def _loader_alone(self, loader: DataLoader[Any], steps: int, most_seconds: float) -> LoaderPhases:
+    def _loader_alone(self, loader: DataLoader[Any], number: StepNumber, most_seconds: float) -> tuple[int, LoaderPhases]:
+        """Returns the number of steps of a phase, and what was measured of the loader."""
         if not Source(loader).rebuilds or loader.batch_sampler is None:
-            return measure_stream(loader, steps, _size_of(loader), most_seconds, self._say)
-        batches = [list(indices) for indices in islice(iter(loader.batch_sampler), CHUNKS * steps)]
-        if (shortest := min(gathered(len(batches)))) < steps:
-            raise ValueError(f"steps must be at most {shortest}, the batches of the training loader, got {steps}")
-        return measure_loader(loader, batches, steps, most_seconds, self._say)
+            return measure_stream(loader, number, _size_of(loader), most_seconds, self._progress.phase)
+        batches = [list(indices) for indices in islice(iter(loader.batch_sampler), CHUNKS * number.most)]
+        steps = number.within(min(gathered(len(batches))))
+        return steps, measure_loader(loader, batches, steps, most_seconds, self._progress.phase)
 
 
 def _copy_of(model: pl.LightningModule) -> pl.LightningModule:

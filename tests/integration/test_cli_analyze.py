@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import PropertyMock
 
 import lightning.pytorch as pl
 import pytest
 import torch
+import yaml
+from analyses import ANALYSIS
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
-from lightning_echo import EchoCallback, EchoCLI, StagedDataset
+from lightning_echo import CacheConfig, EchoCallback, EchoCLI, StagedDataset
+from lightning_echo.analysis.analyzer import StallAnalyzer
 from lightning_echo.analysis.command import Analyzes
+from lightning_echo.analysis.predict import TrainingSetting
 from lightning_echo.analysis.result import StallAnalysis
 from lightning_echo.analysis.verdict import VerdictKind
 
+FEW_STEPS = ("--trainer.max_steps=2", "--trainer.limit_val_batches=0")
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
 
@@ -65,7 +72,8 @@ def run(*arguments: str, model: type = Model, data: type = Data, **options: Any)
 
 
 def test_it_prints_a_report_and_saves_the_analysis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    run("analyze", "--steps=10", "--data.batch_size=8", "--verify", "--html=page.html", "--png=picture.png")
+    files = ("--html=page.html", "--png=new/picture.png", "--apply=advice.yaml")
+    run("analyze", "--steps=10", "--data.batch_size=8", "--verify", *files)
     analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
     assert (analysis.stages.batch_size, analysis.stages.workers) == (8, 1)
     assert [each.setting for each in analysis.checked] == [analysis.verdict.setting]
@@ -73,9 +81,10 @@ def test_it_prints_a_report_and_saves_the_analysis(capsys: pytest.CaptureFixture
     assert "Tried: predicted against measured" in said
     verdict, *_, written = said.removeprefix("Verdict\n").split("\n\n")
     assert " ".join(verdict.split()) == analysis.verdict.message
-    assert written == "Written: analysis.json, page.html, picture.png\n"
+    assert written == f"Written: {tmp_path / 'analysis.json'}, page.html, new/picture.png, advice.yaml\n"
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "new" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert yaml.safe_load((tmp_path / "advice.yaml").read_text()).get("echo", {}) == analysis.verdict.setting.options
 
 
 class SlowlyRead(StagedDataset):
@@ -111,7 +120,7 @@ def test_where_a_cache_is_advised_the_cache_is_tried(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_echo.analysis.analyzer._cores_of_rank", lambda: 1)  # more workers would be enough
-    run("analyze", "--steps=8", "--verify", model=SlowModel, data=SlowData)
+    run("analyze", "--steps=8", "--verify", "--apply=advice.yaml", model=SlowModel, data=SlowData)
     analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
     setting = analysis.verdict.setting
     assert (analysis.verdict.kind, setting.hold) == (VerdictKind.cache, "raw")
@@ -121,6 +130,8 @@ def test_where_a_cache_is_advised_the_cache_is_tried(
     tried = said.split("Tried: predicted against measured")[1].split("\n\n")[0]
     assert f"{100 * setting.cached_fraction:.0f} % of the data set in a cache of raw items" in " ".join(tried.split())
     assert setting.line in " ".join(said.split())
+    loader = run("fit", "--config=advice.yaml", *FEW_STEPS, model=SlowModel, data=SlowData).trainer.train_dataloader
+    assert (loader.factor, loader.cache) == (1, CacheConfig(setting.cache_size, hold="raw"))
 
 
 @pytest.mark.filterwarnings("ignore:.*configure_optimizers. will be overridden")
@@ -197,3 +208,87 @@ def test_the_time_it_may_take_is_said_on_the_command_line() -> None:
 
 def refuse(*args: Any) -> None:
     raise ValueError("there is no second storage here")
+
+
+def test_without_a_number_there_are_as_many_steps_as_batches_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        run("analyze", "--data.batch_size=50")
+    assert "lightning_echo: analyzing: 8 steps in each phase: the training loader has no more batches" in caplog.messages
+    phases = [message for message in caplog.messages if message.endswith(" s left)")]
+    assert len(phases) > 8
+    assert all(message.startswith("lightning_echo: analyzing: ") for message in phases)
+
+
+def test_a_number_of_steps_that_is_given_and_too_large_is_refused() -> None:
+    with pytest.raises(ValueError, match="steps must be at most 8, the batches of the training loader, got 9: give fewer steps"):
+        run("analyze", "--data.batch_size=50", "--steps=9")
+
+
+@pytest.fixture
+def analyzed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is measured: the analysis is there."""
+    monkeypatch.setattr(StallAnalyzer, "run", lambda *args: ANALYSIS)
+
+
+@pytest.mark.usefixtures("analyzed_at_once")
+def test_an_analysis_overwrites_no_other(tmp_path: Path) -> None:
+    first = tmp_path / "analysis.json"
+    first.write_text("mine")
+    for _ in range(2):
+        run("analyze")
+    assert first.read_text() == "mine"
+    for name in ("analysis_1.json", "analysis_2.json"):
+        assert StallAnalysis.from_json(tmp_path / name) == ANALYSIS
+
+
+@pytest.mark.usefixtures("analyzed_at_once")
+def test_it_lies_in_the_log_directory_of_the_configuration(tmp_path: Path) -> None:
+    logger = (
+        "--trainer.logger=lightning.pytorch.loggers.CSVLogger",
+        "--trainer.logger.save_dir=logs",
+        "--trainer.logger.name=run",
+    )
+    for _ in range(2):
+        run("analyze", *logger)
+    found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*"))
+    assert found == ["logs/run/version_0/analysis.json", "logs/run/version_1/analysis.json"]
+
+
+@pytest.mark.parametrize("option", ["json", "html", "png", "apply"])
+def test_a_file_that_exists_is_refused_before_anything_is_measured(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StallAnalyzer, "run", lambda *args: pytest.fail("it was measured"))
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(ValueError, match=f"{option} must be a new file, got 'mine', which exists"):
+        run("analyze", f"--{option}=mine")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def advise(setting: TrainingSetting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the analysis that is there advise a setting."""
+    verdict = replace(ANALYSIS.verdict, setting=setting)
+    monkeypatch.setattr(StallAnalysis, "verdict", PropertyMock(return_value=verdict))
+
+
+@pytest.mark.usefixtures("analyzed_at_once")
+def test_fit_takes_the_advice_beside_its_own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = {"cached_fraction": 0.5, "hold": "loaded", "cache_size": "2MiB"}
+    advise(TrainingSetting(workers=3, factor=2.5, insertion_point="before_augmentation", **cached), monkeypatch)
+    own = {"data": {"batch_size": 10}, "echo": {"factor": 4, "buffer_size": 20}}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(own))
+    run("analyze", "--config=base.yaml", "--apply=advice.yaml")
+    loader = run("fit", "--config=base.yaml", "--config=advice.yaml", *FEW_STEPS).trainer.train_dataloader
+    assert (loader.factor, loader.insertion_point) == (2.5, "before_augmentation")
+    assert loader.cache == CacheConfig("2MiB", hold="loaded")
+    assert (loader.buffer_size, loader.loader.batch_size) == (20, 10)  # what the advice does not speak of
+    assert "Set num_workers=3 where your program sets it" in (tmp_path / "advice.yaml").read_text()
+
+
+@pytest.mark.usefixtures("analyzed_at_once")
+def test_fit_takes_the_file_if_there_is_nothing_to_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advise(TrainingSetting(), monkeypatch)
+    run("analyze", "--apply=advice.yaml")
+    assert "There is nothing to set" in (tmp_path / "advice.yaml").read_text()
+    loader = run("fit", "--echo.factor=4", "--config=advice.yaml", *FEW_STEPS).trainer.train_dataloader
+    assert loader.factor == 4

@@ -135,8 +135,10 @@ def test_a_cli_program_with_an_echo_group_echoes_by_one_option(run_here: Start, 
 @pytest.mark.program
 def test_a_cli_program_with_an_echo_group_analyzes_by_the_same_configuration(run_here: Start, tmp_path: Path) -> None:
     config = str(EXAMPLES / "echo_cli.yaml")  # batches of 64: eight of them
-    printed = run_here("echo_cli.py", "analyze", "--config", config, "--steps=8", cwd=tmp_path)
-    analysis = StallAnalysis.from_json(tmp_path / "analysis.json")
+    printed = run_here("echo_cli.py", "analyze", "--config", config, cwd=tmp_path)
+    (saved,) = tmp_path.rglob("analysis.json")
+    assert saved == tmp_path / "lightning_logs" / "version_0" / "analysis.json"
+    analysis = StallAnalysis.from_json(saved)
     assert (analysis.stages.batch_size, analysis.stages.workers) == (64, 1)
     assert "last loss" not in printed  # which the model says at the end of a training
 

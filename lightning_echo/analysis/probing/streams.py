@@ -16,6 +16,7 @@ from lightning_echo.analysis.measured import Spread
 from lightning_echo.analysis.probing.part_runs import FirstBatches, fewest_batches
 from lightning_echo.analysis.probing.phases import LoaderPhases
 from lightning_echo.analysis.probing.ranks import gathered
+from lightning_echo.analysis.probing.steps import StepNumber
 from lightning_echo.insertion import Needs, points_from
 
 __all__ = ["measure_stream"]
@@ -28,40 +29,41 @@ _NO_TIME = Spread.exactly(0.0)
 
 
 def measure_stream(
-    loader: DataLoader[Any], steps: int, batch_size: int, most_seconds: float, say: Callable[[str], None]
-) -> LoaderPhases:
+    loader: DataLoader[Any], steps: StepNumber, batch_size: int, most_seconds: float, say: Callable[[str], None]
+) -> tuple[int, LoaderPhases]:
     """Measures the loader as a whole, whatever makes its batches.
 
     Args:
         loader: The user's loader.
-        steps: Largest number of batches.
+        steps: How many batches are measured; the stream may turn out to have fewer.
         batch_size: Number of examples in a batch.
         most_seconds: The phase ends with the first batch after this time, but not before `fewest_batches`.
         say: Gets a message for each phase.
 
+    Returns:
+        The number of steps of a phase, and what was measured.
+
     Raises:
-        ValueError: The loader has fewer batches than steps.
+        ValueError: The loader has too few batches.
         Exception: The data set raises it.
     """
     say("the loader: as a whole")
     seconds: list[float] = []
     ended = True
     begin = last = time.perf_counter()
-    for _ in FirstBatches(loader, steps):
+    for _ in FirstBatches(loader, steps.most):
         now = time.perf_counter()
         seconds.append(now - last)
         last = now
         if now - begin > most_seconds and len(seconds) >= fewest_batches(loader.num_workers):
             ended = False
             break
-    shortest = min(gathered(len(seconds) if ended else steps))  # so that all ranks raise the error
-    if shortest < steps:
-        raise ValueError(f"steps must be at most {shortest}, the batches of the training loader, got {steps}")
+    most = steps.within(min(gathered(len(seconds) if ended else steps.most)))  # so that all ranks raise the error
     workers = max(loader.num_workers, 1)
     counted = seconds[min(workers, len(seconds) - 1) :]  # the workers start during the batches before
     per_example = workers / batch_size
     is_opaque = loader.batch_size is None or type(loader).__iter__ is not DataLoader.__iter__  # it yields no single examples
-    return LoaderPhases(
+    return most, LoaderPhases(
         read=_NO_TIME,
         read_cached=_NO_TIME,
         decode=Spread.of([each * per_example for each in counted], period=workers),
