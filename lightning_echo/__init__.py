@@ -29,6 +29,7 @@ What to use:
 
 The folders and files. Each imports only those that stand before it:
 
+    log.py          the one logger
     insertion.py    the insertion points: one table
     planning/       which example is used when: arithmetic without torch or data
     protecting/     copies, differences and random states: nothing of the user's is changed
@@ -53,7 +54,6 @@ The folders and files. Each imports only those that stand before it:
 ``lightning_echo/README.md`` explains the method, the folders, their files, and the way of one batch through them.
 """
 
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,7 @@ from lightning_echo.config import EchoConfig
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.loading.state import EchoCounts, EchoStateError
+from lightning_echo.log import set_up
 from lightning_echo.measuring.control import Controller, Decision, Observation, Reason
 from lightning_echo.measuring.guard import MetricGuard
 from lightning_echo.measuring.schedule import FactorSchedule
@@ -109,13 +110,7 @@ __all__ = [
     "serve",
 ]
 
-# As Lightning does for its own logger: a run with default settings shows what was chosen. If the program has set up logging
-# itself, its settings count.
-_logger = logging.getLogger(__name__)
-_logger.setLevel(logging.INFO)
-if not logging.getLogger().hasHandlers():
-    _logger.addHandler(logging.StreamHandler())
-    _logger.propagate = False
+set_up()
 
 _IMPORTED_WHEN_ASKED = {
     "EchoCLI": "cli",

@@ -21,7 +21,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_echo.attachment import Attachment
 from lightning_echo.checkpoints import adapt_checkpoint
@@ -49,6 +48,7 @@ from lightning_echo.monitoring.logged import (
 )
 from lightning_echo.monitoring.run_meter import RunMeter
 from lightning_echo.training.collection import Echoed, EchoLoaders, echoed_in, parts_of
+from lightning_echo.training.rank_zero import rank_zero_info
 from lightning_echo.training.refusals import refuse_second_fit
 from lightning_echo.training.training_echo import TrainingEcho
 

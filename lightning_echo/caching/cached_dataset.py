@@ -12,7 +12,6 @@ its file together.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,14 +25,13 @@ from lightning_echo.caching.cached_reads import CachedReads, Caching
 from lightning_echo.caching.example_store import ExampleStore
 from lightning_echo.caching.loader_cache import LoaderCache
 from lightning_echo.caching.node_cache import CacheCounts, NodeCache
+from lightning_echo.log import LOGGER
 from lightning_echo.protecting.generators import TRANSFORMS
 from lightning_echo.splitting.describe import Description, data_sets_inside, describe
 from lightning_echo.splitting.staged import StagedDataset
 from lightning_echo.splitting.stages import uncut_stages
 
 __all__ = ["CachedDataset"]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class CachedDataset(StagedDataset):
         if message := opening.open(together=False):
             warnings.warn(message, UserWarning, stacklevel=2)
         if line := opening.describe():
-            _log.info("%s", line)
+            LOGGER.info("%s", line)
         self.__dict__.update(_cached_inside=dataset, _cached_by=_Opened(opening.caching(), opening.of_node))
 
     @property

@@ -6,7 +6,6 @@ rank of a job, or which devices it has, is taken out of its environment. It outl
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import cloudpickle
 
 from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.fetching.source import Source
+from lightning_echo.log import LOGGER
 from lightning_echo.protecting.memory import bytes_in_words
 from lightning_echo.sharing.folder import log_of
 from lightning_echo.sharing.reader.loader_parts import parts_of
@@ -27,7 +27,6 @@ from lightning_echo.sharing.share_config import ShareConfig
 
 __all__ = ["ReaderError", "fitting_window", "payload_of", "start_reader"]
 
-_log = logging.getLogger("lightning_echo")
 
 _PROGRAM = "import sys; from lightning_echo.sharing.{}.process import main; main(sys.argv[1], int(sys.argv[2]))"
 _READS = "reads for all trainings of this name"
@@ -123,7 +122,7 @@ def start_reader(name: str, payload: Payload) -> None:
     """
     in_cluster = payload.options.get("cluster") is not None
     reads = "reads for all trainings of this name, or relays what another node reads," if in_cluster else _READS
-    _log.info("share=%r: a process that %s is started, which takes a few seconds", name, reads)
+    LOGGER.info("share=%r: a process that %s is started, which takes a few seconds", name, reads)
     read_end, write_end = os.pipe()
     try:
         with open(log_of(name), "wb") as log:

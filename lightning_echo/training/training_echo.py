@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_echo.config import EchoConfig
 from lightning_echo.insertion import Needs, earliest
@@ -31,6 +31,7 @@ from lightning_echo.training.lengths import (
     forecast,
     too_short_schedules,
 )
+from lightning_echo.training.rank_zero import rank_zero_info
 from lightning_echo.training.trainer_link import TrainerLink
 from lightning_echo.training.transfer import TransferHooks
 from lightning_echo.training.wrapping import Wrapping

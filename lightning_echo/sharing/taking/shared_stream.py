@@ -10,7 +10,6 @@ other one finds its place in the pass again: a pass ends there, or the training 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from lightning_echo.fetching.batches import count_examples
+from lightning_echo.log import LOGGER
 from lightning_echo.sharing.packing import END, unpack
 from lightning_echo.sharing.reader.stream_reading import At, first_item
 from lightning_echo.sharing.share_config import ShareConfig
@@ -30,7 +30,6 @@ from lightning_echo.sharing.window import Window
 
 __all__ = ["SharedBatches", "SharedStream", "SizedSharedStream"]
 
-_log = logging.getLogger("lightning_echo")
 
 _OVER: Any = object()
 _SAY_AGAIN_SECONDS = 10.0
@@ -131,7 +130,7 @@ class SharedStream(IterableDataset[Any]):
         """Goes to a place in the first pass of the reader."""
         self._at = At(wanted.number, 0)
         if wanted.offset:
-            _log.info("share=%r: goes on after %d items of its pass, which are read again", self._config.name, wanted.offset)
+            LOGGER.info("share=%r: goes on after %d items of its pass, which are read again", self._config.name, wanted.offset)
         while self._at.offset < wanted.offset:
             if (item := self._next()) is None or item.kind == END:
                 return
@@ -139,13 +138,13 @@ class SharedStream(IterableDataset[Any]):
     def _say_late(self, place: Place, *, is_resumed: bool) -> None:
         at_work = f"{place.others} other training{'s' if place.others > 1 else ''} at work"
         resumed = ", so that it does not go on where it stopped" if is_resumed else ""
-        _log.info("share=%r: enters beside %s%s", self._config.name, at_work, resumed)
+        LOGGER.info("share=%r: enters beside %s%s", self._config.name, at_work, resumed)
         if self._config.join == "pass":
             self._wait_for_pass()
             return
         self._early, self._at = self._next(), None
         if self._early is not None:
-            _log.info("share=%r: %s", self._config.name, self._gone_by(self._early.at.offset))
+            LOGGER.info("share=%r: %s", self._config.name, self._gone_by(self._early.at.offset))
 
     def _gone_by(self, items: int) -> str:
         """Returns what a training that comes within a pass does not get of it, for people."""
@@ -153,13 +152,15 @@ class SharedStream(IterableDataset[Any]):
 
     def _wait_for_pass(self) -> None:
         """Lets the rest of a pass go by."""
-        _log.info("share=%r: waits for the next pass", self._config.name)
+        LOGGER.info("share=%r: waits for the next pass", self._config.name)
         gone, say_at = 0, time.monotonic() + _SAY_AGAIN_SECONDS
         while (item := self._next()) is not None and item.kind != END:
             gone += 1
             if time.monotonic() > say_at:
                 say_at += _SAY_AGAIN_SECONDS
-                _log.info("share=%r: waits for the next pass; %s items of this one have gone by", self._config.name, f"{gone:,}")
+                LOGGER.info(
+                    "share=%r: waits for the next pass; %s items of this one have gone by", self._config.name, f"{gone:,}"
+                )
 
     # ------------------------------------------------------------------ taking
 
@@ -188,7 +189,7 @@ class SharedStream(IterableDataset[Any]):
                 (self._item,) = gone.args
                 expected, before, self._at = self._item, self._at, None
                 if before is not None and before.offset:
-                    _log.warning("share=%r: the rest of pass %d was lost with the reader", self._config.name, before.number)
+                    LOGGER.warning("share=%r: the rest of pass %d was lost with the reader", self._config.name, before.number)
                     return None
                 continue
             item = _Item(kind, data, At.cut_from(data))
