@@ -30,6 +30,7 @@ What to use:
 The folders and files. Each imports only those that stand before it:
 
     log.py          the one logger
+    saved.py        reading what was saved: errors name the field
     insertion.py    the insertion points: one table
     planning/       which example is used when: arithmetic without torch or data
     protecting/     copies, differences and random states: nothing of the user's is changed

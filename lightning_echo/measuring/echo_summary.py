@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from lightning_echo.measuring.report import EpochReport
+from lightning_echo.saved import FieldError, entry, record, rows
 
 __all__ = ["FILE_NAME", "VERSION", "FactorUse", "RunSummary"]
 
@@ -73,8 +75,8 @@ class RunSummary:
                 f"the {FILE_NAME} has version {version}, this lightning_echo knows up to {VERSION}: upgrade lightning_echo"
             )
         try:
-            reports = [EpochReport(**report) for report in found["reports"]]
-            decisions = [FactorUse(**use) for use in found["decisions"]]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the {FILE_NAME} is damaged: {error}") from error
-        return cls(reports, decisions, found.get("packages", {}))
+            reports = rows(found, "reports", partial(record, EpochReport))
+            decisions = rows(found, "decisions", partial(record, FactorUse))
+            return cls(reports, decisions, entry(found, "packages", dict, {}))
+        except FieldError as error:
+            raise ValueError(f"the {FILE_NAME} is damaged: {error}") from None

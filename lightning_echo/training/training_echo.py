@@ -22,6 +22,7 @@ from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.loading.state import EchoStateError, is_state
+from lightning_echo.saved import entry, state_of
 from lightning_echo.training.collection import Echoed, common_factor, echoed_in, names_in_words, parts_of
 from lightning_echo.training.lengths import (
     Attached,
@@ -333,7 +334,9 @@ class TrainingEcho:
             self._load(state)
 
     def _load(self, state: dict[str, Any]) -> None:
-        states = state["loaders"] if not is_state(state) and "loaders" in state else {"": state}
+        with state_of(self._owner_name):
+            several = entry(state, "loaders", dict | None, None)
+        states = {"": state} if is_state(state) or several is None else several
         if states.keys() != self._parts.keys():
             raise EchoStateError(
                 f"the state belongs to {names_in_words(states)}, but this run has {names_in_words(self._parts)}: resume with the "

@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 
 from lightning_echo.fetching.batches import count_examples
 from lightning_echo.log import LOGGER
+from lightning_echo.saved import EchoStateError, entry, state_of
 from lightning_echo.sharing.packing import END, unpack
 from lightning_echo.sharing.reader.stream_reading import At, first_item
 from lightning_echo.sharing.share_config import ShareConfig
@@ -93,15 +94,17 @@ class SharedStream(IterableDataset[Any]):
         """Goes on from a `state_dict`, when it enters.
 
         Raises:
-            ValueError: It is of another name, or of a run that did not share.
+            EchoStateError: It is of another name, of a run that did not share, or damaged.
         """
         if state.get("share") != self._config.name:
-            raise ValueError(
+            raise EchoStateError(
                 f"the state is of a run with share={state.get('share')!r}, and this loader has share={self._config.name!r}. "
                 f"Resume with the same, or start anew without the loader's state"
             )
-        self._at = None if state["pass"] is None else At(state["pass"], state["offset"])
-        self._saved_rows = state.get("rows")
+        with state_of(f"share={self._config.name!r}"):
+            number, offset = entry(state, "pass", int | None), entry(state, "offset", int)
+            self._saved_rows = entry(state, "rows", int | None, None)
+        self._at = None if number is None else At(number, offset)
 
     # ------------------------------------------------------------------ entering
 
@@ -312,9 +315,10 @@ class SharedBatches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a `state_dict`. Raises what `SharedStream.load_state_dict` raises."""
         self._stream.load_state_dict(state)
+        with state_of("the shared batches"):
+            self._count = entry(state, "count", int)
         self._parts.clear()
         self._over, self._loaded = None, state
-        self._count = state["count"]
 
     def _pass(self) -> Iterator[Any]:
         """Yields what is left of a pass."""
