@@ -172,7 +172,7 @@ KINDS = {
             "index": r"passes_over|stream|trainer|epoch_goes_on|.*uses_left",
             "memory": r"passes_over|stream|trainer|epoch_goes_on|.*uses_left",
             "batches": r"passes_over|stream|trainer|epoch_goes_on|.*uses_left",
-            "stream": r"passes_over|trainer|epoch_goes_on|.*uses_left",
+            "stream": r"passes_over|trainer|epoch_goes_on|.*uses_left|stream\.workers\.0\.stream\.at",
         }.items()
     },
     "TargetIdle": Kind(lambda: controlled().state_dict(), lambda state: TargetIdle().load_state_dict(state), may_lack=PARTS),
