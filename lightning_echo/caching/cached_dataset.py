@@ -92,7 +92,7 @@ class CachedDataset(StagedDataset):
         _check(dataset)
         opening = LoaderCache(config, dataset, None, None, uncut_stages, differs_in_workers=False)
         if message := opening.open(together=False):
-            warnings.warn(message, UserWarning, stacklevel=2)
+            warnings.warn(f"lightning_echo: {message}", UserWarning, stacklevel=2)
         if line := opening.describe():
             LOGGER.info("%s", line)
         self.__dict__.update(_cached_inside=dataset, _cached_by=_Opened(opening.caching(), opening.of_node))
@@ -129,7 +129,7 @@ class CachedDataset(StagedDataset):
         now = reads.lookups
         counted.add_lookups(now.hits - before.hits, now.misses - before.misses)
         if note := reads.take_note():
-            warnings.warn(note, UserWarning, stacklevel=3)
+            warnings.warn(f"lightning_echo: {note}", UserWarning, stacklevel=3)
         return reads
 
     def __getattr__(self, name: str) -> Any:

@@ -303,7 +303,7 @@ class EchoRun:
 
     def _open_cache(self, cache: LoaderCache) -> None:
         if message := cache.open(self._setting.part_in_cache()):
-            warnings.warn(self._prefix + message, UserWarning, stacklevel=3)  # on the rank that it is about
+            warnings.warn(f"lightning_echo: {self._prefix}{message}", UserWarning, stacklevel=3)  # on the rank that it is about
         self.delivery.add_lookups = cache.add_lookups
         if self._setting.rank_of_process() == 0 and (line := cache.describe()):
             LOGGER.info("%s%s", self._prefix, line)
@@ -474,7 +474,7 @@ class EchoRun:
     def warn(self, message: str) -> None:
         """Warns on rank 0."""
         if self._setting.rank_of_process() == 0:
-            warnings.warn(self._prefix + message, UserWarning, stacklevel=3)
+            warnings.warn(f"lightning_echo: {self._prefix}{message}", UserWarning, stacklevel=3)
 
     @property
     def _prefix(self) -> str:

@@ -64,7 +64,8 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], 
         ) from error
     if len(data) > _HEAVY_BYTES:
         warnings.warn(
-            f"share={config.name!r} sends {bytes_in_words(len(data))} of data to the reader's process: they are there twice. "
+            f"lightning_echo: share={config.name!r} "
+            f"sends {bytes_in_words(len(data))} of data to the reader's process: they are there twice. "
             f"Better {_by_hand(config.name)}, which sends nothing; or let the data set read its files there, not when it is made",
             UserWarning,
             stacklevel=2,
@@ -103,7 +104,8 @@ def fitting_window(config: ShareConfig) -> int:
     if free is None or asked <= free // 2:
         return asked
     warnings.warn(
-        f"share.window={config.window!r} is more than half of the free memory: the window has {bytes_in_words(free // 2)}",
+        f"lightning_echo: share.window={config.window!r} "
+        f"is more than half of the free memory: the window has {bytes_in_words(free // 2)}",
         UserWarning,
         stacklevel=2,
     )

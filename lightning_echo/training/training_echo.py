@@ -238,7 +238,8 @@ class TrainingEcho:
                 part.close()
         if before and before.keys() != self._parts.keys():
             rank_zero_warn(
-                f"train_dataloader returned {names_in_words(before)} before and returns {names_in_words(self._parts)} now: "
+                f"lightning_echo: train_dataloader "
+                f"returned {names_in_words(before)} before and returns {names_in_words(self._parts)} now: "
                 "loaders with a name from before go on, the others begin anew"
             )
         if self._waiting_state is not None:

@@ -70,7 +70,8 @@ def place_of_training(name: str) -> dict[str, str]:
         )
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         warnings.warn(
-            f"share={name!r} sends examples through a Ray cluster without tokens: whoever reaches its ports can read them "
+            f"lightning_echo: share={name!r} "
+            "sends examples through a Ray cluster without tokens: whoever reaches its ports can read them "
             "and run programs there. Before Ray is started, set RAY_AUTH_MODE=token on all nodes, and RAY_AUTH_TOKEN_PATH to a "
             "file that has the token and that nobody else can read (chmod 600)",
             UserWarning,

@@ -285,7 +285,7 @@ class Attachment:
             send(self._link.connection, {"ask": ask})
             while not poll.poll(1e3 * _AGAIN_SECONDS):
                 if self._is_stopped:
-                    raise Stopped
+                    raise Stopped("the training ends, and waits for nothing any more")
             answer = receive(self._link.connection)[0]
         except (Gone, OSError):  # the reader has ended: nothing of its window is overwritten any more
             self._agreed = item
@@ -304,7 +304,7 @@ class Attachment:
         say_at = time.perf_counter() + _SAY_AFTER_SECONDS
         while not self._has(item):
             if self._is_stopped:
-                raise Stopped
+                raise Stopped("the training ends, and waits for nothing any more")
             if self._held_from is not None:
                 self._tell(item)  # it may have been let go since
             now = time.perf_counter()
