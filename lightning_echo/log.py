@@ -15,7 +15,7 @@ LOGGER = logging.getLogger("lightning_echo")
 _PREFIX = "lightning_echo: "
 
 
-class FallbackHandler(logging.StreamHandler[TextIO]):
+class FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]  # which Python 3.10 does not take
     """Writes a line to stderr, if no other handler gets it.
 
     Example:
@@ -30,7 +30,7 @@ class FallbackHandler(logging.StreamHandler[TextIO]):
         logging.Handler.__init__(self)  # StreamHandler's would set the stream
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]  # as logging.lastResort: stderr may be another object tomorrow
+    def stream(self) -> TextIO:  # as logging.lastResort: stderr may be another object tomorrow
         """What ``sys.stderr`` is now."""
         return sys.stderr
 

@@ -151,7 +151,7 @@ class CachedDataset(StagedDataset):
 def _check(dataset: Any) -> None:
     name = type(dataset).__name__
     if isinstance(dataset, CachedDataset):
-        raise TypeError("CachedDataset: the data set is one already; its size is that of its cache")
+        raise TypeError("CachedDataset: the data set is a CachedDataset already: give that one the size")
     if isinstance(dataset, IterableDataset):
         raise TypeError(
             f"CachedDataset: {name} is a stream, whose examples have no index under which they could be found again. Copy it to "

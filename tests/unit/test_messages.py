@@ -23,7 +23,7 @@ CONTROL_FLOW = {"Closed", "NextReader", "OrdersDifferError", "PassOver"}
 # Python's own protocols, and methods that a subclass of ours has.
 PROTOCOLS = {"StopIteration", "NotImplementedError"}
 # Begin with a name that has a capital letter, which is no beginning of a sentence.
-NAMES = r"(CachedDataset|StagedDataset|EchoCallback|EchoDataModule|EchoLoader|Decision|Trainer)\b"
+NAMES = r"(CachedDataset|StagedDataset|EchoCallback|EchoDataModule|EchoLoader|Decision|StopIteration|Trainer)\b"
 
 
 class Message(NamedTuple):
