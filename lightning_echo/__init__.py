@@ -29,6 +29,8 @@ What to use:
 
 The folders and files. Each imports only those that stand before it:
 
+    log.py          the one logger
+    saved.py        reading what was saved: errors name the field
     insertion.py    the insertion points: one table
     planning/       which example is used when: arithmetic without torch or data
     protecting/     copies, differences and random states: nothing of the user's is changed
@@ -55,9 +57,10 @@ The folders and files. Each imports only those that stand before it:
 ``lightning_echo/README.md`` explains the method, the folders, their files, and the way of one batch through them.
 """
 
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from lightning_echo.log import set_up
 
 if TYPE_CHECKING:
     from lightning_echo.analysis.analyzer import StallAnalyzer
@@ -110,13 +113,7 @@ __all__ = [
     "serve",
 ]
 
-# As Lightning does for its own logger: a run with default settings shows what was chosen. If the program has set up logging
-# itself, its settings count.
-_logger = logging.getLogger(__name__)
-_logger.setLevel(logging.INFO)
-if not logging.getLogger().hasHandlers():
-    _logger.addHandler(logging.StreamHandler())
-    _logger.propagate = False
+set_up()
 
 _IMPORTED_WHEN_ASKED = {
     "CacheConfig": "caching.cache_config",

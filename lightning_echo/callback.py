@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_echo.attachment import Attachment
 from lightning_echo.checkpoints import adapt_checkpoint
@@ -51,7 +51,9 @@ from lightning_echo.monitoring.logged import (
 from lightning_echo.monitoring.logger_figures import check_can_plot, log_picture
 from lightning_echo.monitoring.logger_texts import log_text
 from lightning_echo.monitoring.run_meter import RunMeter
+from lightning_echo.saved import entry, inside, record, rows, state_of
 from lightning_echo.training.collection import Echoed, EchoLoaders, echoed_in, parts_of
+from lightning_echo.training.rank_zero import rank_zero_info
 from lightning_echo.training.refusals import refuse_second_fit
 from lightning_echo.training.training_echo import TrainingEcho
 
@@ -411,16 +413,25 @@ class EchoCallback(DecidesFactor, pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.attachment.trainer is not None and state_dict["attached"]:  # else the callback echoes only one of the two runs
-            self.attachment.echo.load_state_dict(state_dict["loader"])
-        self._epoch = state_dict["epoch"]
-        self._meter.load_state_dict(state_dict["meter"])
-        self._decider.load_state_dict(state_dict["controller"])
-        self._decider.load_recent_state(state_dict.get("recent", {}))  # older checkpoints have none
-        self._decider.load_metrics_state(state_dict.get("metrics", {}))
-        self.reports = [EpochReport(**report) for report in state_dict["reports"]]
-        self.decisions = [FactorUse(**use) for use in state_dict.get("decisions", [])]  # older checkpoints have none
-        self._asking.has_asked = state_dict.get("asked", bool(self.reports))
+        with state_of("EchoCallback"):
+            self._load(state_dict)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Reads the fields of a state; `entry` and the like name one that is missing or wrong. Older checkpoints lack some."""
+        is_attached, loader = entry(state, "attached", bool), entry(state, "loader", dict | None)
+        if self.attachment.trainer is not None and is_attached:  # else the callback echoes only one of the two runs
+            self.attachment.echo.load_state_dict(loader)
+        self._epoch = entry(state, "epoch", int)
+        with inside("meter"):
+            self._meter.load_state_dict(entry(state, "meter", dict))
+        with inside("controller"):
+            self._decider.load_state_dict(entry(state, "controller", dict))
+        with inside("recent"):
+            self._decider.load_recent_state(entry(state, "recent", dict, {}))
+        self._decider.load_metrics_state(entry(state, "metrics", dict, {}))
+        self.reports = rows(state, "reports", partial(record, EpochReport))
+        self.decisions = rows(state, "decisions", partial(record, FactorUse), [])
+        self._asking.has_asked = entry(state, "asked", bool, bool(self.reports))
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["callbacks"][self.state_key]["metrics"] = self._decider.metrics_state(trainer)

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 
 from lightning_echo.datamodule import EchoDataModule
 from lightning_echo.loading.state import is_state
+from lightning_echo.saved import entry, state_of
 
 __all__ = ["adapt_checkpoint"]
 
@@ -55,4 +56,6 @@ def _hand_on_state(checkpoint: dict[str, Any], datamodule: pl.LightningDataModul
         if _ECHOED not in checkpoint and name in checkpoint:
             datamodule.datamodule.load_state_dict(checkpoint[name])
     elif type(datamodule).__qualname__ not in checkpoint and _ECHOED in checkpoint:
-        datamodule.load_state_dict(checkpoint[_ECHOED]["datamodule"])
+        with state_of(_ECHOED):
+            users = entry(checkpoint[_ECHOED], "datamodule", dict)
+        datamodule.load_state_dict(users)

@@ -47,6 +47,7 @@ class EchoOptions(EchoConfig):
         controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
         loaders: In place of the options above, for a collection of loaders: the options of each loader that is echoed, by name.
         enabled: False switches echoing off, whatever the other options are, and goes on measuring.
+        summary: Whether to print a summary at the end of fit.
     """
 
     cache: CacheOptions = None
@@ -54,6 +55,7 @@ class EchoOptions(EchoConfig):
     controller: Controller | None = None
     loaders: dict[str, EchoConfig] | None = None
     enabled: bool = True
+    summary: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,17 +68,17 @@ class EchoOptions(EchoConfig):
     def callback(self) -> EchoCallback:
         """Returns the `EchoCallback` that these options ask for. With nothing but defaults it only measures."""
         if not self.enabled:
-            return EchoCallback()
+            return EchoCallback(summary=self.summary)
         config = EchoConfig(**self.as_options())
         if self.loaders is not None:
-            return EchoCallback(self.controller, echo=self.loaders)
-        return EchoCallback(self.controller, echo=None if config == EchoConfig() else config)
+            return EchoCallback(self.controller, echo=self.loaders, summary=self.summary)
+        return EchoCallback(self.controller, echo=None if config == EchoConfig() else config, summary=self.summary)
 
 
 class EchoCLI(LightningCLI):
     """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.factor auto``; and analyzes: ``analyze``.
 
-    The group ``echo`` holds the options of `EchoConfig`, ``controller``, ``loaders`` and ``enabled``:
+    The group ``echo`` holds the options of `EchoConfig`, ``controller``, ``loaders``, ``enabled`` and ``summary``:
 
     * With neither factor nor controller an `EchoCallback` only measures, and its advice says whether echoing would pay.
     * ``--echo.enabled false`` does the same, whatever the other options are.

@@ -156,7 +156,7 @@ def read_loaders(argument: str, given: Any) -> dict[str, EchoConfig]:
         if not isinstance(name, str) or not isinstance(value, EchoConfig | Mapping):
             raise TypeError(
                 f"{argument} must map names of loaders to an EchoConfig each, got {name!r}: {type(value).__name__} {value!r}: "
-                f"{example}; positions in a list are the names '0', '1', ..."
+                f"{example}; positions in a list are the names '0' and '1', and so on"
             )
     return {name: config_of(f"{argument}[{name!r}]", value) for name, value in given.items()}
 

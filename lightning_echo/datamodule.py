@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_echo.config import CacheOptions, EchoConfig, Options, ShareOptions, given_options, read_loaders, without_auto
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
+from lightning_echo.saved import entry, state_of
 from lightning_echo.training.refusals import is_in_fit
 from lightning_echo.training.stand_in import StandIn
 from lightning_echo.training.training_echo import TrainingEcho
@@ -256,8 +257,10 @@ class EchoDataModule(StandIn):
         return {"datamodule": self._inner.state_dict(), "loader": self._echo.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._inner.load_state_dict(state_dict["datamodule"])
-        self._echo.load_state_dict(state_dict["loader"])
+        with state_of("EchoDataModule"):
+            users, loader = entry(state_dict, "datamodule", dict), entry(state_dict, "loader", dict | None)
+        self._inner.load_state_dict(users)
+        self._echo.load_state_dict(loader)
 
     def __str__(self) -> str:
         factors = ", ".join(f"{name} factor {factor:g}".strip() for name, factor in self._echo.factors.items())

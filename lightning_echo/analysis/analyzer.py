@@ -23,7 +23,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from lightning_echo.analysis.checks import ShortTraining, try_setting
@@ -44,6 +43,7 @@ from lightning_echo.analysis.result import CheckedSetting, StallAnalysis
 from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.fetching.source import Source
 from lightning_echo.monitoring.cores import usable_cores
+from lightning_echo.training.rank_zero import rank_zero_info
 
 __all__ = ["StallAnalyzer"]
 

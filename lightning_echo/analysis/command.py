@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_echo.analysis.advice import advice_yaml
 from lightning_echo.analysis.analyzer import StallAnalyzer
@@ -17,6 +17,7 @@ from lightning_echo.analysis.report.page import save_page
 from lightning_echo.analysis.report.plot import save_png
 from lightning_echo.analysis.report.text import report
 from lightning_echo.analysis.result import StallAnalysis
+from lightning_echo.training.rank_zero import rank_zero_info
 
 __all__ = ["Analyzes", "analyzing"]
 

@@ -6,13 +6,14 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from lightning_echo.analysis.measured import CachedExample, MeasuredStages, Spread, check_at_least
+from lightning_echo.analysis.measured import MeasuredStages, Spread, check_at_least
 from lightning_echo.analysis.predict import Prediction, TrainingSetting, costs_of, predict
 from lightning_echo.analysis.verdict import Verdict, judge
+from lightning_echo.saved import FieldError, record
 
 __all__ = ["CheckedSetting", "RankSeconds", "StallAnalysis"]
 
@@ -249,35 +250,20 @@ class StallAnalysis:
             raise ValueError(f"{path} is no analysis: it is not JSON ({error})") from None
         version = state.pop("lightning_echo_analysis", None) if isinstance(state, dict) else None
         if not isinstance(version, int):
-            raise ValueError(f"{path} is no analysis: write one with StallAnalysis.to_json")
+            raise ValueError(
+                f"{path} is no analysis: write one with StallAnalysis.to_json (lightning_echo_analysis must be the version of "
+                f"the format, got {version!r})"
+            )
         if version > _VERSION:
             raise ValueError(
                 f"{path} has version {version} of the format, and only versions up to {_VERSION} are known: update lightning_echo"
             )
         try:
-            return _from_state(state)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is damaged: {error!r}") from None
+            saved = {name: value for name, value in state.items() if name != "advice"}  # which follows from the rest
+            return record(cls, saved, required=[each.name for each in fields(cls)])
+        except FieldError as error:
+            raise ValueError(f"{path} is damaged: {error}. Write another one with StallAnalysis.to_json") from None
 
 
 def _rate(examples: float, seconds: float) -> float:
     return examples / seconds if seconds else math.inf
-
-
-def _from_state(state: dict[str, Any]) -> StallAnalysis:
-    stages: dict[str, Any] = {
-        name: Spread(**value) if isinstance(value, dict) and name != "in_cache" else value
-        for name, value in state["stages"].items()
-    }
-    stages["points"] = tuple(stages["points"])
-    if (in_cache := state["stages"].get("in_cache")) is not None:
-        stages["in_cache"] = {hold: CachedExample(each["bytes"], Spread(**each["hit"])) for hold, each in in_cache.items()}
-    return StallAnalysis(
-        MeasuredStages(**stages),
-        Spread(**state["real"]),
-        None if state["cached"] is None else Spread(**state["cached"]),
-        dict(state["transforms"]),
-        tuple(state["notes"]),
-        tuple(RankSeconds(**rank) for rank in state["ranks"]),
-        tuple(CheckedSetting(TrainingSetting(**each["setting"]), Spread(**each["step_seconds"])) for each in state["checked"]),
-    )

@@ -12,7 +12,6 @@ its file together.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,14 +25,13 @@ from lightning_echo.caching.cached_reads import CachedReads, Caching
 from lightning_echo.caching.example_store import ExampleStore
 from lightning_echo.caching.loader_cache import LoaderCache
 from lightning_echo.caching.node_cache import CacheCounts, NodeCache
+from lightning_echo.log import LOGGER
 from lightning_echo.protecting.generators import TRANSFORMS
 from lightning_echo.splitting.describe import Description, data_sets_inside, describe
 from lightning_echo.splitting.staged import StagedDataset
 from lightning_echo.splitting.stages import uncut_stages
 
 __all__ = ["CachedDataset"]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,9 +92,9 @@ class CachedDataset(StagedDataset):
         _check(dataset)
         opening = LoaderCache(config, dataset, None, None, uncut_stages, differs_in_workers=False)
         if message := opening.open(together=False):
-            warnings.warn(message, UserWarning, stacklevel=2)
+            warnings.warn(f"lightning_echo: {message}", UserWarning, stacklevel=2)
         if line := opening.describe():
-            _log.info("%s", line)
+            LOGGER.info("%s", line)
         self.__dict__.update(_cached_inside=dataset, _cached_by=_Opened(opening.caching(), opening.of_node))
 
     @property
@@ -131,7 +129,7 @@ class CachedDataset(StagedDataset):
         now = reads.lookups
         counted.add_lookups(now.hits - before.hits, now.misses - before.misses)
         if note := reads.take_note():
-            warnings.warn(note, UserWarning, stacklevel=3)
+            warnings.warn(f"lightning_echo: {note}", UserWarning, stacklevel=3)
         return reads
 
     def __getattr__(self, name: str) -> Any:
@@ -153,7 +151,7 @@ class CachedDataset(StagedDataset):
 def _check(dataset: Any) -> None:
     name = type(dataset).__name__
     if isinstance(dataset, CachedDataset):
-        raise TypeError("CachedDataset: the data set is one already; its size is that of its cache")
+        raise TypeError("CachedDataset: the data set is a CachedDataset already: give that one the size")
     if isinstance(dataset, IterableDataset):
         raise TypeError(
             f"CachedDataset: {name} is a stream, whose examples have no index under which they could be found again. Copy it to "

@@ -233,7 +233,10 @@ class CachedReads:
             self.reading = f"reading examples {indices!r} of the data set in one call"
             raise
         if len(read) != len(indices):
-            raise ValueError(f"__getitems__ of the data set returned {len(read)} examples for {len(indices)} indices")
+            raise ValueError(
+                f"__getitems__ of the data set returned {len(read)} examples for {len(indices)} indices: "
+                "it must return one for each"
+            )
         return read
 
     def _load_one(self, stages: WatchedStages, index: Any) -> Any:

@@ -182,7 +182,7 @@ class PassReader:
         self._iterator = None
         if self._length is not None:
             raise RuntimeError(
-                f"the loader ended after {self._next - first} batches, but its length is {self._length}. Correct its __len__."
+                f"the loader ended after {self._next - first} batches, but its length is {self._length}. Correct its __len__"
             )
         if self._next == first:
             raise RuntimeError(

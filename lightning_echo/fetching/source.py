@@ -256,5 +256,8 @@ def _length_of(loader: Any, *, is_needed: bool) -> int | None:
             "Give its sampler (or its data set) a __len__ that says how many indices a pass has"
         ) from None
     if not length:
-        raise ValueError("loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples)")
+        raise ValueError(
+            "loader is empty: it has no batch (an empty data set, or drop_last=True with too few examples). "
+            "Give its data set examples, or set drop_last=False"
+        )
     return length

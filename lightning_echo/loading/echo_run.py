@@ -10,7 +10,6 @@ What never changes is in `Setting`. What changes is the seed, the factor (`RunFa
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 from dataclasses import replace
@@ -36,11 +35,10 @@ from lightning_echo.loading.schema import LeftOut
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import Conditions, EchoState, EchoStateError
 from lightning_echo.loading.succession import Beginning, predecessor_of
+from lightning_echo.log import LOGGER
 from lightning_echo.planning.hashing import named_seed
 
 __all__ = ["EchoRun"]
-
-_log = logging.getLogger("lightning_echo")
 
 
 class EchoRun:
@@ -287,7 +285,7 @@ class EchoRun:
         if setting.rank_of_process() == 0 and not self._has_described:
             self._has_described = True
             # As text: a handler that stores the record must not keep the loader and its workers alive.
-            _log.info("%s%s%s", self._prefix, setting.describe(self.factor.value), setting.remark())
+            LOGGER.info("%s%s%s", self._prefix, setting.describe(self.factor.value), setting.remark())
         pipeline = self._pipeline.start(started, setting.layout())
         self._saved_for = None
         return pipeline
@@ -305,10 +303,10 @@ class EchoRun:
 
     def _open_cache(self, cache: LoaderCache) -> None:
         if message := cache.open(self._setting.part_in_cache()):
-            warnings.warn(self._prefix + message, UserWarning, stacklevel=3)  # on the rank that it is about
+            warnings.warn(f"lightning_echo: {self._prefix}{message}", UserWarning, stacklevel=3)  # on the rank that it is about
         self.delivery.add_lookups = cache.add_lookups
         if self._setting.rank_of_process() == 0 and (line := cache.describe()):
-            _log.info("%s%s", self._prefix, line)
+            LOGGER.info("%s%s", self._prefix, line)
 
     def _state_to_start_from(self, state: EchoState) -> EchoState:
         """Returns the state to start from. If it has no plan, its `begin_at` says where the next plan begins."""
@@ -476,7 +474,7 @@ class EchoRun:
     def warn(self, message: str) -> None:
         """Warns on rank 0."""
         if self._setting.rank_of_process() == 0:
-            warnings.warn(self._prefix + message, UserWarning, stacklevel=3)
+            warnings.warn(f"lightning_echo: {self._prefix}{message}", UserWarning, stacklevel=3)
 
     @property
     def _prefix(self) -> str:

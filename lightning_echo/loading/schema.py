@@ -30,6 +30,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_ori
 
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.planning.ratio import MOST_FACTOR
+from lightning_echo.saved import EchoStateError
 
 __all__ = ["LEFT_OUT", "ROW", "EchoStateError", "Least", "LeftOut", "plain", "read", "require"]
 
@@ -38,10 +39,6 @@ Path = tuple[Any, ...]  # keys, numbers of list entries, and names of columns as
 
 _MOST = 2**62  # of anything that is counted
 _WAY_OUT = "Resume from another checkpoint, or start anew without the loader's state"
-
-
-class EchoStateError(ValueError):
-    """A state from which a run cannot continue."""
 
 
 class Least(NamedTuple):

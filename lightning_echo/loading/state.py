@@ -190,6 +190,10 @@ class EchoState:
             EchoStateError: This is no state of an `EchoLoader`, or it is of a later version, or it is damaged. The message names
                 the field that is missing, superfluous or wrong.
         """
+        if isinstance(state, dict) and "version" not in state and {"insertion_point", "layout"} & state.keys():
+            raise EchoStateError(
+                "the state is damaged: version is missing. Resume from another checkpoint, or start anew without it"
+            )
         if not isinstance(state, dict) or "version" not in state:
             raise EchoStateError(
                 f"state must be what EchoLoader.state_dict() returned, got {type(state).__name__}: {state!r:.100}"

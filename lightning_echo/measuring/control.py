@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.saved import entry
 
 __all__ = [
     "Controller",
@@ -185,7 +186,8 @@ def state_by_kind(controller: Controller) -> dict[str, Any]:
 
 def load_state_by_kind(controller: Controller, state: dict[str, Any]) -> None:
     """Restores the state that `state_by_kind` returned; it ignores the state of another class of controller."""
-    if (own := state.get(type(controller).__name__)) is not None:
+    name = type(controller).__name__
+    if (own := entry(state, name, dict | None, None)) is not None:
         controller.load_state_dict(own)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.summary import RunVerdict
+from lightning_echo.saved import FieldError, entry, record, rows
 
 __all__ = ["FILE_NAME", "VERSION", "FactorUse", "RunSummary"]
 
@@ -76,9 +78,9 @@ class RunSummary:
                 f"the {FILE_NAME} has version {version}, this lightning_echo knows up to {VERSION}: upgrade lightning_echo"
             )
         try:
-            reports = [EpochReport(**report) for report in found["reports"]]
-            decisions = [FactorUse(**use) for use in found["decisions"]]
-            verdict = None if found.get("verdict") is None else RunVerdict.from_plain(found["verdict"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the {FILE_NAME} is damaged: {error}") from error
-        return cls(reports, decisions, found.get("packages", {}), verdict)
+            reports = rows(found, "reports", partial(record, EpochReport))
+            decisions = rows(found, "decisions", partial(record, FactorUse))
+            verdict = entry(found, "verdict", RunVerdict | None, None)
+            return cls(reports, decisions, entry(found, "packages", dict, {}), verdict)
+        except FieldError as error:
+            raise ValueError(f"the {FILE_NAME} is damaged: {error}") from None

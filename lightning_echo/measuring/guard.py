@@ -16,6 +16,7 @@ from lightning_echo.measuring.control import (
     load_state_by_kind,
     state_by_kind,
 )
+from lightning_echo.saved import entry, state_of
 
 __all__ = ["MetricGuard"]
 
@@ -163,6 +164,7 @@ class MetricGuard(Controller):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        load_state_by_kind(self.controller, state_dict["controller"])
-        self._best, self._row = state_dict["best"], state_dict["row"]
-        self._ceiling, self._first_ceiling = state_dict["ceiling"], state_dict["first_ceiling"]
+        with state_of("MetricGuard"):
+            load_state_by_kind(self.controller, entry(state_dict, "controller", dict))
+            self._best, self._row = entry(state_dict, "best", float | None), entry(state_dict, "row", int)
+            self._ceiling, self._first_ceiling = (entry(state_dict, name, float) for name in ("ceiling", "first_ceiling"))

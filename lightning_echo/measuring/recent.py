@@ -16,6 +16,7 @@ from typing import Any
 
 from lightning_echo.measuring.control import Observation
 from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.saved import record
 
 __all__ = [
     "ENOUGH_STEPS",
@@ -70,19 +71,25 @@ class RecentSteps:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
-        self._joined = observation_from_state(state) if state else None
+        self._joined = observation_from_state(state) if state else None  # which raises a FieldError
+
+
+_MEASURED = ("epoch", "factor", "steps", "idle_fraction", "step_seconds")
 
 
 def observation_state(observation: Observation) -> dict[str, Any]:
     """Returns the measured part of an observation, in plain types."""
-    names, costs = ("epoch", "factor", "steps", "idle_fraction", "step_seconds"), observation.costs
-    return {**{name: getattr(observation, name) for name in names}, "costs": None if costs is None else asdict(costs)}
+    costs = observation.costs
+    return {**{name: getattr(observation, name) for name in _MEASURED}, "costs": None if costs is None else asdict(costs)}
 
 
 def observation_from_state(state: dict[str, Any]) -> Observation:
-    """Returns the observation that `observation_state` was made of, without its metrics."""
-    costs = state["costs"]
-    return Observation(**{**state, "costs": None if costs is None else PipelineCosts(**costs)})
+    """Returns the observation that `observation_state` was made of, without its metrics.
+
+    Raises:
+        FieldError: A field is missing, wrong or not known.
+    """
+    return record(Observation, state, required=(*_MEASURED, "costs"))
 
 
 def are_of_same_pipeline(one: PipelineCosts, other: PipelineCosts) -> bool:

@@ -121,8 +121,6 @@ def _check_uses(decisions: Sequence[FactorUse]) -> dict[int, FactorUse]:
     for use in decisions:
         if use.step is None:
             raise ValueError(f"factor {use.factor:g} from batch {use.batch} on was not decided on by the controller")
-        if isinstance(use.step, bool) or not isinstance(use.step, int):
-            raise ValueError(f"a step must be a number of batches, got {use.step!r}")
         if not 1 <= as_number("factor", use.factor) < math.inf:
             raise ValueError(f"a factor must be a finite number >= 1, got {use.factor!r}")
         uses[use.step] = use

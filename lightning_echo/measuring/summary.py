@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from textwrap import fill
-from typing import Any
 
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
@@ -36,23 +35,13 @@ class RunVerdict:
         next_line: What to paste; empty if nothing is to be changed, or if nothing was measured that says what.
 
     Example:
-        >>> verdict = RunVerdict("Do not echo.", ("idle 2 %",))
-        >>> RunVerdict.from_plain({"message": "Do not echo.", "why": ["idle 2 %"], "next_line": ""}) == verdict
-        True
+        >>> RunVerdict("Do not echo.", ("idle 2 %",)).next_line
+        ''
     """
 
     message: str
     why: tuple[str, ...] = ()
     next_line: str = ""
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> RunVerdict:
-        """Returns the verdict that a JSON file holds.
-
-        Raises:
-            KeyError: A field is missing.
-        """
-        return cls(values["message"], tuple(values["why"]), values["next_line"])
 
 
 def advise(observation: Observation, recommended: Decision, cores: int = 1) -> RunVerdict:

@@ -21,6 +21,7 @@ from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.recent import RecentSteps
 from lightning_echo.measuring.trials import TakenBack, Trials, share_gained
 from lightning_echo.measuring.words import percent
+from lightning_echo.saved import entry, inside, state_of
 
 __all__ = ["AIM", "LARGE_FACTOR", "NO_GAIN_HELPS", "TARGET", "TargetIdle", "recommend", "round_up"]
 
@@ -216,10 +217,11 @@ class TargetIdle(Controller):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._slowness, self._least_slowness = state_dict["slowness"], state_dict["least_slowness"]
-        self._recent.load_state_dict(state_dict.get("recent", {}))  # older checkpoints have none
-        self._lately.load_state_dict(state_dict.get("lately", {}))
-        self._trials.load_state_dict(state_dict.get("trials", {}))
+        with state_of("TargetIdle"):
+            self._slowness, self._least_slowness = (entry(state_dict, name, float) for name in ("slowness", "least_slowness"))
+            for name, part in (("recent", self._recent), ("lately", self._lately), ("trials", self._trials)):
+                with inside(name):
+                    part.load_state_dict(entry(state_dict, name, dict, {}))  # older checkpoints have none
 
 
 def recommend(observation: Observation, target: float = TARGET) -> Decision:

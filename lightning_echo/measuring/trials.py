@@ -33,6 +33,7 @@ from lightning_echo.measuring.recent import (
     observation_state,
     wait_per_step,
 )
+from lightning_echo.saved import entry, inside, rows
 
 __all__ = ["TakenBack", "Trials", "share_gained"]
 
@@ -140,12 +141,11 @@ class Trials:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; an empty state is that of a run without raises."""
-        self._before_raises = [observation_from_state(before) for before in state.get("raised", [])]
-        self._taken_back = None
-        if (saved := state.get("held")) is not None:
-            before, tried, is_refuted = saved
-            self._taken_back = TakenBack(observation_from_state(before), observation_from_state(tried), is_refuted)
-        self._stretches = [observation_from_state(stretch) for stretch in state.get("stretches", [])]
+        self._before_raises = rows(state, "raised", observation_from_state, [])
+        held = entry(state, "held", tuple[Any, Any, bool] | None, None)
+        with inside("held"):
+            self._taken_back = held and TakenBack(observation_from_state(held[0]), observation_from_state(held[1]), held[2])
+        self._stretches = rows(state, "stretches", observation_from_state, [])
 
 
 def share_gained(before: Observation, now: Observation) -> float | None:

@@ -23,6 +23,7 @@ from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.metrics import JobSteps
 from lightning_echo.measuring.recent import RecentSteps
 from lightning_echo.measuring.target_idle import recommend
+from lightning_echo.saved import entry, inside
 from lightning_echo.training.collection import Echoed, EchoLoaders, common_factor, parts_of
 from lightning_echo.training.lengths import check_factor_during_training
 
@@ -154,6 +155,8 @@ class Decider:
 
     def load_metrics_state(self, state: dict[str, tuple[float, bool]]) -> None:
         """Restores what `metrics_state` returned."""
+        with inside("metrics"):
+            state = {name: entry(state, name, tuple[float, bool]) for name in state}
         self._logged_before = {name: torch.tensor(value) for name, (value, _) in state.items()}
         self._logged_last = {name: self._logged_before[name] for name, (_, is_new) in state.items() if not is_new}
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_echo.measuring.echo_summary import RunSummary
 from lightning_echo.monitoring.logged import steps_taken
 from lightning_echo.reporting.figure import check_matplotlib
 from lightning_echo.reporting.run_report import picture
+from lightning_echo.training.rank_zero import rank_zero_info
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

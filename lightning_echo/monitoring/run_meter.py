@@ -30,6 +30,7 @@ from lightning_echo.monitoring.loader_meter import NOT_KNOWN, LoaderMeter, Secon
 from lightning_echo.monitoring.profiler_tap import ProfilerTap
 from lightning_echo.monitoring.run_counts import Examples, RunCounts
 from lightning_echo.monitoring.share_meter import ShareMeter, ShareUse
+from lightning_echo.saved import FieldError, entry
 from lightning_echo.training.collection import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
 
 __all__ = ["EpochMeasures", "RunMeter"]
@@ -265,18 +266,26 @@ class RunMeter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; must be called before `start`."""
+        """Restores what `state_dict` returned; must be called before `start`.
+
+        Raises:
+            FieldError: A field is missing or wrong.
+        """
         self.idle.reset()
-        self.counts.load(state["counts"])
-        self.part_counts = {name: RunCounts() for name in state.get("parts", {})}
+        self.counts.load(entry(state, "counts", tuple[int, int]))
+        parts = entry(state, "parts", dict[str, tuple[int, int]], {})  # older checkpoints have none
+        self.part_counts = {name: RunCounts() for name in parts}
         for name, counts in self.part_counts.items():
-            counts.load(state["parts"][name])
-        self._at_epoch_start = Examples(*state["at_epoch_start"])
-        self.idle.update(*state["per_step"])
-        self._stretch_start = state.get("stretch_start", 0)  # older checkpoints have none
-        saved = state["stages"] or {}
-        by_name = saved if isinstance(saved, dict) else {"": saved}  # checkpoints from before collections have one loader's
-        self._saved_seconds = {name: SecondsPerBatch(*seconds) for name, seconds in by_name.items()}
+            counts.load(parts[name])
+        self._at_epoch_start = Examples(*entry(state, "at_epoch_start", tuple[int, int]))
+        per_step = entry(state, "per_step", Tensor)
+        if per_step.ndim != 2 or len(per_step) != 2:
+            raise FieldError("per_step", f"must have the shape (2, steps), got {tuple(per_step.shape)}")
+        self.idle.update(*per_step)
+        self._stretch_start = entry(state, "stretch_start", int, 0)  # older checkpoints have none
+        saved = entry(state, "stages", dict[str, SecondsPerBatch] | SecondsPerBatch | None) or {}
+        # Checkpoints from before collections have the seconds of one loader.
+        self._saved_seconds = {"": saved} if isinstance(saved, SecondsPerBatch) else saved
 
     # ------------------------------------------------------------------ inside
 

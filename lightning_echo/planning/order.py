@@ -194,7 +194,7 @@ class Order:
             if not more:
                 raise RuntimeError(
                     f"the sampler yielded too few items in pass {pass_number}: its length is {self.length}. "
-                    "Correct its __len__, or let its __iter__ yield that many."
+                    "Correct its __len__, or let its __iter__ yield that many"
                 )
             self.position += len(more)
             taken += more

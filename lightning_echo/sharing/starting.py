@@ -6,7 +6,6 @@ rank of a job, or which devices it has, is taken out of its environment. It outl
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import cloudpickle
 
 from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.fetching.source import Source
+from lightning_echo.log import LOGGER
 from lightning_echo.protecting.memory import bytes_in_words
 from lightning_echo.sharing.folder import log_of
 from lightning_echo.sharing.reader.loader_parts import parts_of
@@ -27,7 +27,6 @@ from lightning_echo.sharing.share_config import ShareConfig
 
 __all__ = ["ReaderError", "fitting_window", "payload_of", "start_reader"]
 
-_log = logging.getLogger("lightning_echo")
 
 _PROGRAM = "import sys; from lightning_echo.sharing.{}.process import main; main(sys.argv[1], int(sys.argv[2]))"
 _READS = "reads for all trainings of this name"
@@ -65,7 +64,8 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], 
         ) from error
     if len(data) > _HEAVY_BYTES:
         warnings.warn(
-            f"share={config.name!r} sends {bytes_in_words(len(data))} of data to the reader's process: they are there twice. "
+            f"lightning_echo: share={config.name!r} "
+            f"sends {bytes_in_words(len(data))} of data to the reader's process: they are there twice. "
             f"Better {_by_hand(config.name)}, which sends nothing; or let the data set read its files there, not when it is made",
             UserWarning,
             stacklevel=2,
@@ -104,7 +104,8 @@ def fitting_window(config: ShareConfig) -> int:
     if free is None or asked <= free // 2:
         return asked
     warnings.warn(
-        f"share.window={config.window!r} is more than half of the free memory: the window has {bytes_in_words(free // 2)}",
+        f"lightning_echo: share.window={config.window!r} "
+        f"is more than half of the free memory: the window has {bytes_in_words(free // 2)}",
         UserWarning,
         stacklevel=2,
     )
@@ -123,7 +124,7 @@ def start_reader(name: str, payload: Payload) -> None:
     """
     in_cluster = payload.options.get("cluster") is not None
     reads = "reads for all trainings of this name, or relays what another node reads," if in_cluster else _READS
-    _log.info("share=%r: a process that %s is started, which takes a few seconds", name, reads)
+    LOGGER.info("share=%r: a process that %s is started, which takes a few seconds", name, reads)
     read_end, write_end = os.pipe()
     try:
         with open(log_of(name), "wb") as log:

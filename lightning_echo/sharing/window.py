@@ -77,7 +77,7 @@ class Window:
         self._descriptor, self._can_write = descriptor, can_write
         size = os.fstat(descriptor).st_size
         if size < _HEADER_BYTES:
-            raise ValueError("this is no window: it is too small. Trainings that share must have the same lightning_echo")
+            raise ValueError(f"this is no window: it has {size} bytes. Trainings that share must have the same lightning_echo")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if can_write else 0)
         self._memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
         self._words: Any = np.frombuffer(self._memory, np.uint64, _HEADER_BYTES // 8)
@@ -85,7 +85,9 @@ class Window:
         rows = self.slots * _ROW * 8
         self._data_at = _HEADER_BYTES + _aligned(rows)
         if int(self._words[_MAGIC_AT]) != _MAGIC or self._data_at + self.workers * self.ring_bytes != size:
-            raise ValueError("this is no window of this version: trainings that share must have the same lightning_echo")
+            raise ValueError(
+                f"this is no window of this version (it has {size} bytes): trainings that share must have the same lightning_echo"
+            )
         self._rows: Any = np.frombuffer(self._memory, np.uint64, self.slots * _ROW, _HEADER_BYTES).reshape(self.slots, _ROW)
         self._bytes = memoryview(self._memory)
         self._row_words = self._bytes[_HEADER_BYTES : _HEADER_BYTES + rows].cast("Q")  # quicker than numpy

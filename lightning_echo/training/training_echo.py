@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_echo.config import EchoConfig
 from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.loading.state import EchoStateError, is_state
+from lightning_echo.saved import entry, state_of
 from lightning_echo.training.collection import Echoed, common_factor, echoed_in, names_in_words, parts_of
 from lightning_echo.training.lengths import (
     Attached,
@@ -31,6 +32,7 @@ from lightning_echo.training.lengths import (
     forecast,
     too_short_schedules,
 )
+from lightning_echo.training.rank_zero import rank_zero_info
 from lightning_echo.training.trainer_link import TrainerLink
 from lightning_echo.training.transfer import TransferHooks
 from lightning_echo.training.wrapping import Wrapping
@@ -236,7 +238,8 @@ class TrainingEcho:
                 part.close()
         if before and before.keys() != self._parts.keys():
             rank_zero_warn(
-                f"train_dataloader returned {names_in_words(before)} before and returns {names_in_words(self._parts)} now: "
+                f"lightning_echo: train_dataloader "
+                f"returned {names_in_words(before)} before and returns {names_in_words(self._parts)} now: "
                 "loaders with a name from before go on, the others begin anew"
             )
         if self._waiting_state is not None:
@@ -332,7 +335,9 @@ class TrainingEcho:
             self._load(state)
 
     def _load(self, state: dict[str, Any]) -> None:
-        states = state["loaders"] if not is_state(state) and "loaders" in state else {"": state}
+        with state_of(self._owner_name):
+            several = entry(state, "loaders", dict | None, None)
+        states = {"": state} if is_state(state) or several is None else several
         if states.keys() != self._parts.keys():
             raise EchoStateError(
                 f"the state belongs to {names_in_words(states)}, but this run has {names_in_words(self._parts)}: resume with the "

@@ -22,13 +22,14 @@ from typing import Any, TypeAlias
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_echo.fetching.batches import BatchUse
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.training.hooks import BoundHooks
+from lightning_echo.training.rank_zero import rank_zero_info
 from lightning_echo.training.stand_in import StandIn
 
 __all__ = ["TransferHooks"]

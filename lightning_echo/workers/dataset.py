@@ -295,7 +295,10 @@ class ExampleCache:
             add_note(error, f"(reading examples {indices!r} of the data set in one call)")
             raise
         if len(examples) != len(indices):
-            raise ValueError(f"__getitems__ of the data set returned {len(examples)} examples for {len(indices)} indices")
+            raise ValueError(
+                f"__getitems__ of the data set returned {len(examples)} examples for {len(indices)} indices: "
+                "it must return one for each"
+            )
         self._source_seconds += perf_counter() - started
         return list(examples)
 

@@ -29,7 +29,7 @@ def delivered(loader, passes):
     """The batches of so many passes, as plain values, each with its number of fresh examples."""
     batches, epochs = [], math.ceil(passes * loader.factor)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "example .* does not fit the split of the data set", UserWarning)
+        warnings.filterwarnings("ignore", ".*example .* does not fit the split of the data set", UserWarning)
         for _ in range(epochs):
             batches += [(plain_values(batch[0]), loader.last_batch_counts.fresh) for batch in loader]
     if counts := loader.cache_counts:
@@ -130,7 +130,7 @@ def assert_resumes(make, point, hold, workers, *, saved_with=True, resumed_with=
     for stop in (1, len(whole) // 2 + 1):
         first = loader_of(make(), point, hold if saved_with else None, **options)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "example .* does not fit the split of the data set", UserWarning)
+            warnings.filterwarnings("ignore", ".*example .* does not fit the split of the data set", UserWarning)
             left = stop
             while left:
                 left -= len(list(itertools.islice(iter(first), left)))
@@ -140,7 +140,7 @@ def assert_resumes(make, point, hold, workers, *, saved_with=True, resumed_with=
         resumed.load_state_dict(state)
         rest = []
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "example .* does not fit the split of the data set", UserWarning)
+            warnings.filterwarnings("ignore", ".*example .* does not fit the split of the data set", UserWarning)
             while len(rest) < len(whole) - stop:
                 rest += [(plain_values(batch[0]), resumed.last_batch_counts.fresh) for batch in resumed]
         resumed.close()

@@ -153,7 +153,7 @@ def test_each_of_several_loaders_has_its_own_figures_and_all_are_joined() -> Non
 
 def test_the_summary_says_what_is_held_and_what_it_was_good_for(caplog: pytest.LogCaptureFixture) -> None:
     loader = loader_of(Counted())
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+    with caplog.at_level(logging.INFO, logger="lightning_echo"):
         fit(Sleeper(0.0, loader), echo=EchoCallback(), max_epochs=2)
     counts = loader.cache_counts
     assert counts is not None

@@ -135,7 +135,7 @@ def test_a_point_that_auto_never_takes_is_taken_by_name() -> None:
 def test_the_group_has_all_options_of_a_config() -> None:
     cli = built()
     expected = {field.name: field.default for field in fields(EchoConfig)}
-    assert vars(cli.config.echo) == {**expected, "controller": None, "loaders": None, "enabled": True}
+    assert vars(cli.config.echo) == {**expected, "controller": None, "loaders": None, "enabled": True, "summary": True}
 
 
 @pytest.mark.parametrize("prefix", ["--echo.controller.init_args.", "--echo.controller."])

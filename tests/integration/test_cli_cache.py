@@ -76,7 +76,10 @@ def test_a_cache_is_partitioned_by_name_which_one_process_says_to_be_of_no_use()
         warnings.simplefilter("always", UserWarning)
         cli = run("fit", "--echo.cache.size=8MiB", "--echo.cache.partitioned", "true")
     said = [str(each.message) for each in caught if "partitioned" in str(each.message)]
-    assert said == ["cache.partitioned=True changes nothing here, since there is one process: each node has a cache of its own"]
+    assert said == [
+        "lightning_echo: cache.partitioned=True changes nothing here, "
+        "since there is one process: each node has a cache of its own"
+    ]
     assert cache_of(cli) == CacheConfig("8MiB", partitioned=True)
 
 

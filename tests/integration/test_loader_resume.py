@@ -145,7 +145,7 @@ SAMPLERS = {
 
 
 @pytest.mark.grid
-@pytest.mark.filterwarnings("ignore:(GlobalSampler|PartlyByGenerator) has neither state_dict")
+@pytest.mark.filterwarnings("ignore:lightning_echo. (GlobalSampler|PartlyByGenerator) has neither state_dict")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("sampler", list(SAMPLERS))
 def test_a_users_sampler_with_a_state_or_a_generator_is_resumed_exactly(sampler, point):

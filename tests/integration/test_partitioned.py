@@ -162,5 +162,8 @@ def test_an_order_that_turns_out_to_be_another_one_on_other_nodes_is_an_error_of
 
 def test_on_one_node_it_is_said_once_and_nothing_is_exchanged(job: Job) -> None:
     said = [message for messages in job.of("one_node", "said") for message in messages]
-    assert said == ["cache.partitioned=True changes nothing here, since the job has one node: each node has a cache of its own"]
+    assert said == [
+        "lightning_echo: cache.partitioned=True changes nothing here, "
+        "since the job has one node: each node has a cache of its own"
+    ]
     assert set(job.of("one_node", "received")) == {0}

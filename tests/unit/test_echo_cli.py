@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
@@ -30,6 +35,60 @@ def test_with_nothing_but_defaults_it_is_only_measured() -> None:
         callback = options.callback()
         assert callback.controller is None
         assert callback.attachment.echo.factor == 1
+
+
+def test_the_command_line_can_set_whatever_the_callback_can() -> None:
+    of_callback = {"loaders" if name == "echo" else name for name in signature(EchoCallback).parameters}
+    assert {each.name for each in fields(EchoOptions)} == of_callback | {"enabled"}
+
+
+@pytest.mark.parametrize("more", [[], ["--echo.factor=2"], ["--echo.enabled=false"], ["--echo.loaders={a: {factor: 2}}"]])
+@pytest.mark.parametrize("summary", [True, False])
+def test_the_summary_can_be_left_out(more: list[str], summary: bool) -> None:
+    (callback,) = callbacks_of(*more, f"--echo.summary={str(summary).lower()}")
+    assert callback.summary is summary
+
+
+# An argument in a file, and how it is seen in the callback that is built from it.
+IN_A_FILE: dict[str, tuple[dict[str, Any], Callable[[EchoCallback], Any], Any]] = {
+    "controller": (
+        {"controller": {"class_path": "lightning_echo.TargetIdle", "init_args": {"max_factor": 6}}},
+        lambda callback: (type(callback.controller), vars(callback.controller)["max_factor"]),
+        (TargetIdle, 6.0),
+    ),
+    "factor": ({"factor": 2.5}, lambda callback: config_of(callback).factor, 2.5),
+    "insertion_point": (
+        {"insertion_point": "after_batching"},
+        lambda callback: str(config_of(callback).insertion_point),
+        "after_batching",
+    ),
+    "buffer_size": ({"buffer_size": "4GiB"}, lambda callback: config_of(callback).buffer_size, "4GiB"),
+    "reuse": ({"reuse": "each"}, lambda callback: config_of(callback).reuse, "each"),
+    "epoch_length": ({"epoch_length": "full_pass"}, lambda callback: config_of(callback).epoch_length, "full_pass"),
+    "seed": ({"seed": 7}, lambda callback: config_of(callback).seed, 7),
+    "cache": ({"cache": "8GiB"}, lambda callback: config_of(callback).cache, "8GiB"),
+    "share": ({"share": "sweep"}, lambda callback: config_of(callback).share, "sweep"),
+    "echo": ({"echo": {"factor": 3.0, "seed": 1}}, lambda callback: config_of(callback), EchoConfig(3.0, seed=1)),
+    "summary": ({"summary": False}, lambda callback: callback.summary, False),
+}
+
+
+def config_of(callback: EchoCallback) -> EchoConfig:
+    """The options that the callback has for a loader."""
+    return callback.attachment.echo._wrapping.configs[""]
+
+
+def test_a_file_has_a_case_for_each_argument() -> None:
+    assert set(IN_A_FILE) == set(signature(EchoCallback).parameters)
+
+
+@pytest.mark.parametrize("name", IN_A_FILE)
+def test_a_callback_in_a_file_takes_each_argument(name: str, tmp_path: Path) -> None:
+    arguments, seen, expected = IN_A_FILE[name]
+    callbacks = [{"class_path": "lightning_echo.EchoCallback", "init_args": arguments}]
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
+    (callback,) = callbacks_of("--config", str(tmp_path / "train.yaml"))
+    assert seen(callback) == expected
 
 
 def test_options_are_those_of_the_callback() -> None:

@@ -16,6 +16,8 @@ import lightning_echo
 ROOT = Path(lightning_echo.__file__).parent
 # The folders, and the files beside them, from the bottom up: each imports what stands before it. lightning_echo/README.md.
 LEVELS = (
+    "log",
+    "saved",
     "insertion",
     "planning",
     "protecting",

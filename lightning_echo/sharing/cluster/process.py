@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
+from lightning_echo.log import LOGGER
 from lightning_echo.sharing.cluster.ray_cluster import joined
 from lightning_echo.sharing.cluster.relay import Relay
 from lightning_echo.sharing.reader.process import left_parent, serve_payload
 
 __all__ = ["main"]
 
-_log = logging.getLogger("lightning_echo")
 
 _GATHER_SECONDS = 20.0  # relays start, and come to Ray, in about ten
 
@@ -26,8 +24,8 @@ def main(name: str, status: int) -> None:
     options = payload.options
     with joined(name, options["cluster"], options["print"]) as far:
         if far is None:
-            _log.info("this node reads for all nodes")
+            LOGGER.info("this node reads for all nodes")
             serve_payload(name, status, payload, gather_seconds=_GATHER_SECONDS)
         else:
-            _log.info("the reader on %s reads for this node", far.where)
-            serve_payload(name, status, payload, Relay(far, options["window_bytes"], _log.warning))
+            LOGGER.info("the reader on %s reads for this node", far.where)
+            serve_payload(name, status, payload, Relay(far, options["window_bytes"], LOGGER.warning))

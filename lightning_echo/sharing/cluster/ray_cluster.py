@@ -6,7 +6,6 @@ Ray is imported in these functions alone, and used in the main processes of trai
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+from lightning_echo.log import LOGGER
 from lightning_echo.sharing.cluster.chunk import Chunk
 from lightning_echo.sharing.cluster.handing import Handing
 from lightning_echo.sharing.cluster.relay import FarLost
@@ -24,7 +24,6 @@ from lightning_echo.sharing.reader.server import Start
 
 __all__ = ["RayFar", "check_ray", "joined", "place_of_training"]
 
-_log = logging.getLogger("lightning_echo")
 
 _NAMESPACE = "lightning_echo"
 _MOST_CALLS = 64  # at the same time in an actor: two for each relay
@@ -71,7 +70,8 @@ def place_of_training(name: str) -> dict[str, str]:
         )
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         warnings.warn(
-            f"share={name!r} sends examples through a Ray cluster without tokens: whoever reaches its ports can read them "
+            f"lightning_echo: share={name!r} "
+            "sends examples through a Ray cluster without tokens: whoever reaches its ports can read them "
             "and run programs there. Before Ray is started, set RAY_AUTH_MODE=token on all nodes, and RAY_AUTH_TOKEN_PATH to a "
             "file that has the token and that nobody else can read (chmod 600)",
             UserWarning,
@@ -174,7 +174,7 @@ def _met(name: str, node: str, here: str, data_print: dict[str, str]) -> tuple[A
         except FarLost as error:  # it ends with a reader that has died, or its node is lost
             if time.monotonic() > end:
                 raise
-            _log.info("tries again: %s", error)
+            LOGGER.info("tries again: %s", error)
         time.sleep(_BETWEEN_TRIES_SECONDS)
 
 

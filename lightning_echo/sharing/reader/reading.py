@@ -142,7 +142,8 @@ class Preparation:
             examples = list(self._load_many(chunk.indices))
             if len(examples) != len(chunk.indices):
                 raise ValueError(
-                    f"__getitems__ of the data set returned {len(examples)} examples for {len(chunk.indices)} indices"
+                    f"__getitems__ of the data set returned {len(examples)} examples for {len(chunk.indices)} indices: "
+                    "it must return one for each"
                 )
         except Exception as error:  # as above
             add_note(error, f"(reading examples {chunk.indices!r} of the data set in one call)")

@@ -6,7 +6,6 @@ process does (``pidfd``), also where it has forked children that hold the socket
 
 from __future__ import annotations
 
-import logging
 import os
 import selectors
 import socket
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.fetching.source import Source
+from lightning_echo.log import LOGGER
 from lightning_echo.sharing.reader.loader_parts import unit_of
 from lightning_echo.sharing.reader.reading import Reading
 from lightning_echo.sharing.reader.stream_reading import StreamReading
@@ -27,7 +27,6 @@ from lightning_echo.sharing.wire import Gone, WireError, check_peer, receive, se
 
 __all__ = ["Elsewhere", "Reads", "Server", "Start"]
 
-_log = logging.getLogger("lightning_echo")
 
 _LOOK_SECONDS = 0.2
 _MOST_FIRST_WAIT_SECONDS = 30.0  # a reader waits for its first training so long, at least
@@ -179,7 +178,7 @@ class Server:
 
     def _hear_lost(self) -> None:
         assert self._lost is not None  # it is set before the socket is written to
-        _log.error("ends: %s", self._lost)  # now: who shows the end of the log when this reader has left does not wait
+        LOGGER.error("ends: %s", self._lost)  # now: who shows the end of the log when this reader has left does not wait
         raise RuntimeError(f"the reader's workers cannot go on: {self._lost}") from self._lost
 
     def _on_lost(self, error: BaseException) -> None:
@@ -197,7 +196,7 @@ class Server:
         try:
             pid = check_peer(connection)
         except PermissionError as error:
-            _log.warning("refused: %s", error)
+            LOGGER.warning("refused: %s", error)
             connection.close()
             return
         connection.setblocking(False)
@@ -224,7 +223,7 @@ class Server:
             self._last_left = time.monotonic()
             if peer.training in self._trainings.all:  # else the reader ends
                 self._trainings.all.remove(peer.training)
-                _log.info("%s has left", peer.training.label)
+                LOGGER.info("%s has left", peer.training.label)
                 self._move_low()
                 if len(self._trainings.entered) < len(self._trainings.all):
                     self._let_enter()
@@ -245,7 +244,7 @@ class Server:
         except (Gone, OSError):
             self._drop(peer)
         except (WireError, KeyError, TypeError, ValueError) as error:
-            _log.warning("process %s sends what is no message: %s", peer.pid, error)
+            LOGGER.warning("process %s sends what is no message: %s", peer.pid, error)
             self._drop(peer)
 
     def _answer(self, peer: _Peer, message: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ the same answer (``reader/agreeing.py``).
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import select
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_echo.log import LOGGER
 from lightning_echo.sharing.packing import unpack
 from lightning_echo.sharing.reader.process import Payload
 from lightning_echo.sharing.share_config import ShareConfig
@@ -30,7 +30,6 @@ from lightning_echo.sharing.wire import Gone, receive, send
 
 __all__ = ["Attachment", "Missed", "NextReader", "Waited"]
 
-_log = logging.getLogger("lightning_echo")
 
 _LOOK_SECONDS = 0.001  # who waits for an example looks so often
 _SAY_AFTER_SECONDS = 3.0  # a longer wait is worth a line
@@ -286,7 +285,7 @@ class Attachment:
             send(self._link.connection, {"ask": ask})
             while not poll.poll(1e3 * _AGAIN_SECONDS):
                 if self._is_stopped:
-                    raise Stopped
+                    raise Stopped("the training ends, and waits for nothing any more")
             answer = receive(self._link.connection)[0]
         except (Gone, OSError):  # the reader has ended: nothing of its window is overwritten any more
             self._agreed = item
@@ -305,7 +304,7 @@ class Attachment:
         say_at = time.perf_counter() + _SAY_AFTER_SECONDS
         while not self._has(item):
             if self._is_stopped:
-                raise Stopped
+                raise Stopped("the training ends, and waits for nothing any more")
             if self._held_from is not None:
                 self._tell(item)  # it may have been let go since
             now = time.perf_counter()
@@ -321,7 +320,7 @@ class Attachment:
                 self.waited.for_reading += passed
             if now > say_at:
                 say_at = now + _SAY_AGAIN_SECONDS
-                _log.info("share=%r: waits for %s", self._config.name, self._what(item, is_blocked))
+                LOGGER.info("share=%r: waits for %s", self._config.name, self._what(item, is_blocked))
 
     def _what(self, item: int, is_blocked: bool) -> str:
         """Returns what this training waits for, for people."""
@@ -411,7 +410,7 @@ class Attachment:
                 f"the reader of share={config.name!r} has died before its first example. The end of its log:\n"
                 f"{log_tail(config.name)}"
             )
-        _log.warning("share=%r: the reader has died; another one is started", config.name)
+        LOGGER.warning("share=%r: the reader has died; another one is started", config.name)
         first = max(self._next, link.place.item)  # this thread may be ahead of what the training takes
         wish = self.group.round_of(window.end_from(first)) if self._follow is None else self._follow(window, first)
         return self._connector.connect(wish, goes_on=True, expected=window.trainings, is_over=is_over)

@@ -7,7 +7,6 @@ keeps for each what it needs.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import socket
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from lightning_echo.log import LOGGER
 from lightning_echo.sharing.folder import FileLock, socket_of, starter_lock_of
 from lightning_echo.sharing.reader.process import Payload
 from lightning_echo.sharing.share_config import ShareConfig
@@ -29,7 +29,6 @@ from lightning_echo.sharing.wire import Gone, check_peer, new_socket, receive, s
 
 __all__ = ["Connector", "Group", "Link", "Place", "SharedDataDiffers", "Succession"]
 
-_log = logging.getLogger("lightning_echo")
 
 _BETWEEN_TRIES_SECONDS = 0.05
 _MOST_START_SECONDS = 60.0  # a reader that is being started is waited for so long at the end of a training
@@ -218,7 +217,7 @@ class Connector:
             message, descriptors = receive(connection)
         except TimeoutError:
             what = "the reader of another node, or " if config.cluster else ""
-            _log.info("share=%r: waits for %sother trainings (wait_for=%d)", config.name, what, config.wait_for)
+            LOGGER.info("share=%r: waits for %sother trainings (wait_for=%d)", config.name, what, config.wait_for)
             connection.settimeout(None)
             message, descriptors = receive(connection)
         if "refused" in message:

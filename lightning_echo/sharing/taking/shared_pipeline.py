@@ -11,7 +11,6 @@ the training's thread, and the random states are put back after it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +23,7 @@ from lightning_echo.fetching.layout import Launch, Layout, Start
 from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, ExampleRequests
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.worker_processes import WorkerProcesses
+from lightning_echo.log import LOGGER
 from lightning_echo.planning.plan import Plan
 from lightning_echo.planning.plans import make_plan, plan_from_state
 from lightning_echo.planning.shape import PlanShape
@@ -36,8 +36,6 @@ from lightning_echo.splitting.stages import uncut_stages
 from lightning_echo.workers.seconds import Report
 
 __all__ = ["SharedCounts", "SharedExamples", "SharedPipeline", "shared_shape"]
-
-_log = logging.getLogger("lightning_echo")
 
 
 @dataclass
@@ -210,7 +208,7 @@ class SharedPipeline:
             share = 100 * (1 - taken / self._layout.pass_length)
             at_work = f"{place.others} other training{'s' if place.others > 1 else ''} at work"
             resumed = ", so that it does not go on where it stopped" if wanted.position else ""
-            _log.info("share=%r: enters beside %s%s; it gets %.0f %% of this pass", self._name, at_work, resumed, share)
+            LOGGER.info("share=%r: enters beside %s%s; it gets %.0f %% of this pass", self._name, at_work, resumed, share)
         return start
 
     # ------------------------------------------------------------------ beginning
@@ -227,7 +225,7 @@ class SharedPipeline:
         missed = max(start.position - position, 0)
         self._counts.missed += missed
         if self._attachment.is_waited_for:  # it was stopped for longer than the reader after a dead one waits
-            _log.warning("share=%r: %d examples were missed, since the reader was replaced meanwhile", self._name, missed)
+            LOGGER.warning("share=%r: %d examples were missed, since the reader was replaced meanwhile", self._name, missed)
         return self._begin(start, delivered)
 
     def _begin(self, start: Start, number: int) -> IndexPipeline:

@@ -10,7 +10,6 @@ other one finds its place in the pass again: a pass ends there, or the training 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,6 +18,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from lightning_echo.fetching.batches import count_examples
+from lightning_echo.log import LOGGER
+from lightning_echo.saved import EchoStateError, entry, state_of
 from lightning_echo.sharing.packing import END, unpack
 from lightning_echo.sharing.reader.stream_reading import At, first_item
 from lightning_echo.sharing.share_config import ShareConfig
@@ -30,7 +31,6 @@ from lightning_echo.sharing.window import Window
 
 __all__ = ["SharedBatches", "SharedStream", "SizedSharedStream"]
 
-_log = logging.getLogger("lightning_echo")
 
 _OVER: Any = object()
 _SAY_AGAIN_SECONDS = 10.0
@@ -94,15 +94,17 @@ class SharedStream(IterableDataset[Any]):
         """Goes on from a `state_dict`, when it enters.
 
         Raises:
-            ValueError: It is of another name, or of a run that did not share.
+            EchoStateError: It is of another name, of a run that did not share, or damaged.
         """
         if state.get("share") != self._config.name:
-            raise ValueError(
+            raise EchoStateError(
                 f"the state is of a run with share={state.get('share')!r}, and this loader has share={self._config.name!r}. "
                 f"Resume with the same, or start anew without the loader's state"
             )
-        self._at = None if state["pass"] is None else At(state["pass"], state["offset"])
-        self._saved_rows = state.get("rows")
+        with state_of(f"share={self._config.name!r}"):
+            number, offset = entry(state, "pass", int | None), entry(state, "offset", int)
+            self._saved_rows = entry(state, "rows", int | None, None)
+        self._at = None if number is None else At(number, offset)
 
     # ------------------------------------------------------------------ entering
 
@@ -131,7 +133,7 @@ class SharedStream(IterableDataset[Any]):
         """Goes to a place in the first pass of the reader."""
         self._at = At(wanted.number, 0)
         if wanted.offset:
-            _log.info("share=%r: goes on after %d items of its pass, which are read again", self._config.name, wanted.offset)
+            LOGGER.info("share=%r: goes on after %d items of its pass, which are read again", self._config.name, wanted.offset)
         while self._at.offset < wanted.offset:
             if (item := self._next()) is None or item.kind == END:
                 return
@@ -139,13 +141,13 @@ class SharedStream(IterableDataset[Any]):
     def _say_late(self, place: Place, *, is_resumed: bool) -> None:
         at_work = f"{place.others} other training{'s' if place.others > 1 else ''} at work"
         resumed = ", so that it does not go on where it stopped" if is_resumed else ""
-        _log.info("share=%r: enters beside %s%s", self._config.name, at_work, resumed)
+        LOGGER.info("share=%r: enters beside %s%s", self._config.name, at_work, resumed)
         if self._config.join == "pass":
             self._wait_for_pass()
             return
         self._early, self._at = self._next(), None
         if self._early is not None:
-            _log.info("share=%r: %s", self._config.name, self._gone_by(self._early.at.offset))
+            LOGGER.info("share=%r: %s", self._config.name, self._gone_by(self._early.at.offset))
 
     def _gone_by(self, items: int) -> str:
         """Returns what a training that comes within a pass does not get of it, for people."""
@@ -153,13 +155,15 @@ class SharedStream(IterableDataset[Any]):
 
     def _wait_for_pass(self) -> None:
         """Lets the rest of a pass go by."""
-        _log.info("share=%r: waits for the next pass", self._config.name)
+        LOGGER.info("share=%r: waits for the next pass", self._config.name)
         gone, say_at = 0, time.monotonic() + _SAY_AGAIN_SECONDS
         while (item := self._next()) is not None and item.kind != END:
             gone += 1
             if time.monotonic() > say_at:
                 say_at += _SAY_AGAIN_SECONDS
-                _log.info("share=%r: waits for the next pass; %s items of this one have gone by", self._config.name, f"{gone:,}")
+                LOGGER.info(
+                    "share=%r: waits for the next pass; %s items of this one have gone by", self._config.name, f"{gone:,}"
+                )
 
     # ------------------------------------------------------------------ taking
 
@@ -188,7 +192,7 @@ class SharedStream(IterableDataset[Any]):
                 (self._item,) = gone.args
                 expected, before, self._at = self._item, self._at, None
                 if before is not None and before.offset:
-                    _log.warning("share=%r: the rest of pass %d was lost with the reader", self._config.name, before.number)
+                    LOGGER.warning("share=%r: the rest of pass %d was lost with the reader", self._config.name, before.number)
                     return None
                 continue
             item = _Item(kind, data, At.cut_from(data))
@@ -311,9 +315,10 @@ class SharedBatches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a `state_dict`. Raises what `SharedStream.load_state_dict` raises."""
         self._stream.load_state_dict(state)
+        with state_of("the shared batches"):
+            self._count = entry(state, "count", int)
         self._parts.clear()
         self._over, self._loaded = None, state
-        self._count = state["count"]
 
     def _pass(self) -> Iterator[Any]:
         """Yields what is left of a pass."""

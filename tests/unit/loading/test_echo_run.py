@@ -274,5 +274,5 @@ def test_the_name_of_one_of_several_begins_what_it_says_and_gives_it_a_seed_of_i
         epoch_of(run, 1)
         runs.append(run)
     assert runs[0].seed != runs[1].seed
-    with pytest.warns(UserWarning, match="^scans: watch out$"):
+    with pytest.warns(UserWarning, match="^lightning_echo: scans: watch out$"):
         runs[0].warn("watch out")

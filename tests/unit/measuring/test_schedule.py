@@ -146,7 +146,7 @@ def broken(**changes):
         ),
         (
             broken(decisions=[*broken()["decisions"], {"step": "5", "batch": 9, "factor": 2.0}]),
-            "a step must be a number of batches",
+            r"decisions\[1\]\.step must be an integer, got str '5'",
         ),
         (broken(decisions=[{"step": 0, "batch": 0, "factor": 0.5}]), "a factor must be a finite number >= 1, got 0.5"),
     ],

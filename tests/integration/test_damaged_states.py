@@ -1,0 +1,258 @@
+"""Whatever a state lacks is named: each kind of state is taken from a real run, and loses one field after the other.
+
+It either loads, because older versions did not save that field, or the error is ours and has the field's name. A value of another
+type is refused in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, replace
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+from damage import changed, places
+from measured_stages import STAGES
+from torch.utils.data import DataLoader, IterableDataset
+from trainer_runs import Data, fit
+
+from lightning_echo import EchoCallback, EchoDataModule, EchoLoader, EchoStateError, MetricGuard, StallAnalysis, TargetIdle
+from lightning_echo.analysis.measured import CachedExample, Spread
+from lightning_echo.analysis.predict import TrainingSetting
+from lightning_echo.analysis.result import CheckedSetting, RankSeconds
+from lightning_echo.measuring.control import Observation
+from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.measuring.echo_summary import FactorUse, RunSummary
+from lightning_echo.measuring.report import EpochReport
+
+
+class Stream(IterableDataset[int]):
+    """A stream that goes on from a state."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        while self.at < 24:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def loader_of(kind: str) -> EchoLoader:
+    options: dict[str, Any] = {"seed": 7}
+    if kind == "stream":
+        return EchoLoader(DataLoader(Stream(), 4), 2, epoch_length="full_pass", **options)
+    if kind == "batches":
+        return EchoLoader(DataLoader(range(24), 4, shuffle=True), 2, insertion_point="after_batching", **options)  # type: ignore[arg-type]
+    reuse = "memory" if kind == "memory" else "each"
+    return EchoLoader(
+        DataLoader(range(24), 4, shuffle=True),  # type: ignore[arg-type]
+        2,
+        insertion_point="after_augmentation",
+        reuse=reuse,
+        buffer_size=8,
+        **options,
+    )
+
+
+@cache
+def loader_state(kind: str) -> Any:
+    loader = loader_of(kind)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.state_dict()
+    loader.close()
+    return state
+
+
+def load_into_loader(kind: str, state: Any) -> None:
+    loader = loader_of(kind)
+    try:
+        loader.load_state_dict(state)
+    finally:
+        loader.close()
+
+
+def controlled() -> TargetIdle:
+    """A controller that has raised the factor in vain, and whose state has all its parts."""
+    controller = TargetIdle(max_factor=8)
+    factor = 1.0
+    for epoch in range(6):
+        costs = PipelineCosts("after_augmentation", 0.06, 0.001, 0.001, device_seconds=0.01, workers=2)
+        seen = Observation(epoch, factor, steps=100, idle_fraction=0.6, step_seconds=0.03, costs=costs)
+        factor = controller.decide(seen).factor
+    return controller
+
+
+def guarded() -> MetricGuard:
+    guard = MetricGuard(controlled(), monitor="val_loss")
+    guard.decide(Observation(0, 2.0, metrics={"val_loss": 1.0}, logged=frozenset({"val_loss"})))
+    return guard
+
+
+@cache
+def callback_state() -> Any:
+    callback = EchoCallback(TargetIdle(), factor=2, insertion_point="after_augmentation", buffer_size=8)
+    fit(Data(), callbacks=[callback])
+    state = callback.state_dict()
+    assert state["reports"]
+    assert state["decisions"]
+    return {**state, "metrics": {"val_loss": (1.0, True)}}
+
+
+@cache
+def module_state() -> Any:
+    return EchoDataModule(Data(), 2).state_dict()
+
+
+@cache
+def summary() -> str:
+    reports = [EpochReport(0, 10, 2.0, 40, 40, passes=1.0, reason="custom")]
+    return RunSummary(reports, [FactorUse(0, {"a": 0}, 2.0), FactorUse(4, 5, 3.0, "custom", "why")], {"torch": "2"}).to_json()
+
+
+@cache
+def analysis() -> str:
+    with_cache = replace(STAGES, in_cache={"raw": CachedExample(100, Spread.exactly(0.001))}, examples=8, free_bytes=2**30)
+    found = StallAnalysis(
+        with_cache,
+        Spread.exactly(0.2),
+        Spread.exactly(0.1),
+        {"RandomCrop": 0.001},
+        ("a note",),
+        (RankSeconds(0.1, 0.2), RankSeconds(0.2, 0.2)),
+        (CheckedSetting(TrainingSetting(workers=2), Spread.exactly(0.1)),),
+    )
+    with TemporaryDirectory() as folder:
+        found.to_json(Path(folder) / "analysis.json")
+        return (Path(folder) / "analysis.json").read_text()
+
+
+def read_analysis(state: Any) -> None:
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "analysis.json").write_text(json.dumps(state))
+        StallAnalysis.from_json(Path(folder) / "analysis.json")
+
+
+class Kind(NamedTuple):
+    """A kind of state.
+
+    Attributes:
+        state: Makes one.
+        load: Loads it.
+        error: What is raised if it cannot be loaded.
+        may_lack: What may be missing: older versions have not saved it, or these are names that the user has chosen.
+    """
+
+    state: Callable[[], Any]
+    load: Callable[[Any], None]
+    error: type[ValueError] = EchoStateError
+    may_lack: str = "nothing"
+
+
+PARTS = r"recent|lately|trials|trials\.(raised|held|stretches)"  # older versions have not looked at these
+OLDER = "|".join(name for name, each in EpochReport.__dataclass_fields__.items() if each.default is not MISSING)
+KINDS = {
+    **{
+        f"loader by {kind}": Kind(partial(loader_state, kind), partial(load_into_loader, kind), may_lack=may_lack)
+        for kind, may_lack in {
+            "index": r"passes_over|stream|trainer|epoch_goes_on|.*uses_left",
+            "memory": r"passes_over|stream|trainer|epoch_goes_on|.*uses_left",
+            "batches": r"passes_over|stream|trainer|epoch_goes_on|.*uses_left",
+            "stream": r"passes_over|trainer|epoch_goes_on|.*uses_left|stream\.workers\.0\.stream\.at",
+        }.items()
+    },
+    "TargetIdle": Kind(lambda: controlled().state_dict(), lambda state: TargetIdle().load_state_dict(state), may_lack=PARTS),
+    "MetricGuard": Kind(
+        lambda: guarded().state_dict(),
+        lambda state: MetricGuard(TargetIdle(), monitor="val_loss").load_state_dict(state),
+        may_lack=rf"controller\.TargetIdle(\.({PARTS}))?",
+    ),
+    "EchoCallback": Kind(
+        callback_state,
+        lambda state: EchoCallback(TargetIdle()).load_state_dict(state),
+        may_lack=rf"loader\..*|wrapped|recent|metrics(\.val_loss)?|decisions|asked|meter\.(parts|stretch_start|stages\..*)"
+        rf"|controller\.TargetIdle(\.({PARTS}))?|reports\.\d+\.({OLDER})|decisions\.\d+\.(reason|message)",
+    ),
+    "EchoDataModule": Kind(
+        module_state, lambda state: EchoDataModule(Data(), 2).load_state_dict(state), may_lack=r"loader\..*|datamodule\..*"
+    ),
+    "echo_summary.json": Kind(
+        lambda: json.loads(summary()),
+        lambda state: RunSummary.from_json(json.dumps(state)) and None,
+        ValueError,
+        rf"packages(\..*)?|reports\.\d+\.({OLDER})|decisions\.\d+\.(reason|message|batch\.a)",
+    ),
+    "analysis": Kind(
+        lambda: json.loads(analysis()),
+        read_analysis,
+        ValueError,
+        r"advice(\..*)?|transforms\.RandomCrop|checked\.0\.setting\.\w+|stages\.in_cache\.raw"
+        r"|stages\.(read_sharing|prepare_sharing|contention|can_have_workers|in_cache|examples|free_bytes)",
+    ),
+}
+WRONG: tuple[Any, ...] = ("wrong", -7.5, {"a": 1}, [1, 2, 3, 4], None, True)
+CASES = [pytest.param(kind, id=kind) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_state_that_lacks_a_field_loads_as_that_of_an_older_version_or_is_refused_by_its_name(kind: str) -> None:
+    state, load, error, may_lack = (made := KINDS[kind])._replace(state=made.state())
+    load(state)
+    refused = 0
+    for path in places(state):
+        damaged = changed(state, path, removes=True)
+        text = ".".join(map(str, path))
+        if re.fullmatch(may_lack, text):
+            load(damaged)
+            continue
+        with pytest.raises(error, match=re.escape(str(path[-1]))) as raised:
+            load(damaged)
+        assert type(raised.value) is error, text
+        refused += 1
+    assert refused
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_field_of_another_type_leads_to_no_error_from_inside(kind: str) -> None:
+    """Some values are of a right type by chance, and load."""
+    state, load, error, _ = (made := KINDS[kind])._replace(state=made.state())
+    tried = [changed(state, path, wrong) for path in places(state) for wrong in WRONG]
+    refused = [one for one in tried if was_refused(load, one, error)]
+    assert refused
+
+
+def was_refused(load: Callable[[Any], None], state: Any, error: type[ValueError]) -> bool:
+    """Whether loading raises that error; any other one is raised from here."""
+    try:
+        load(state)
+    except error as raised:
+        return type(raised) is error or pytest.fail(f"an error from inside: {raised!r}")
+    return False
+
+
+@pytest.mark.parametrize("kind", [kind for kind, made in KINDS.items() if made.error is EchoStateError])
+@pytest.mark.parametrize("state", [[], "state", 3])
+def test_something_else_is_no_state(kind: str, state: Any) -> None:
+    with pytest.raises(EchoStateError, match="state"):
+        KINDS[kind].load(state)
+
+
+@pytest.mark.parametrize("loaders", [3, "ab", [1]])
+def test_the_states_of_a_collection_that_are_no_dictionary_are_refused(loaders: Any) -> None:
+    run = fit(EchoDataModule(Data(), 2), max_epochs=1)
+    with pytest.raises(EchoStateError, match="the state of EchoDataModule is damaged: loaders must be a dictionary, got"):
+        run.data.load_state_dict({"datamodule": {}, "loader": {"loaders": loaders}})

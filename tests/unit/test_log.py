@@ -1,0 +1,129 @@
+"""The one logger: its lines are seen once, in the way that the program has chosen, whenever it has chosen it."""
+
+import ast
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+import lightning_echo
+from lightning_echo.log import LOGGER, FallbackHandler, set_up
+from lightning_echo.training.rank_zero import rank_zero_info
+
+IMPORT = "import lightning_echo\n"
+BASIC = "import logging\nlogging.basicConfig(format='mine: %(message)s', level=logging.INFO)\n"
+SAY = "from lightning_echo.log import LOGGER\nLOGGER.info('chosen')\nLOGGER.warning('careful')\n"
+DICT = """
+import logging.config
+logging.config.dictConfig({
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"hydra": {"format": "[%(name)s][%(levelname)s] %(message)s"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "hydra", "stream": "ext://sys.stderr"}},
+    "root": {"level": "INFO", "handlers": ["console"]},
+})
+"""
+OWN_HANDLER = """
+import logging
+logging.getLogger("lightning_echo").addHandler(logging.StreamHandler())
+"""
+DEFAULT = ["lightning_echo: chosen", "lightning_echo: careful"]
+MINE = ["mine: chosen", "mine: careful"]
+AS_HYDRA = ["[lightning_echo][INFO] chosen", "[lightning_echo][WARNING] careful"]
+
+
+def stderr_of(program, folder):
+    """What a program of its own has written to stderr, line by line."""
+    path = folder / "program.py"
+    path.write_text(program)
+    root = str(Path(lightning_echo.__file__).parents[1])
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r}); import runpy; runpy.run_path({str(path)!r})"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stderr.splitlines()
+
+
+@pytest.mark.program
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        pytest.param(IMPORT + SAY, DEFAULT, id="no set-up"),
+        pytest.param(IMPORT + BASIC + SAY, MINE, id="import, then basicConfig"),
+        pytest.param(BASIC + IMPORT + SAY, MINE, id="basicConfig, then import"),
+        pytest.param(IMPORT + DICT + SAY, AS_HYDRA, id="import, then dictConfig"),
+        pytest.param(DICT + IMPORT + SAY, AS_HYDRA, id="dictConfig, then import"),
+        pytest.param(IMPORT + OWN_HANDLER + SAY, ["chosen", "careful"], id="a handler for this logger alone"),
+        pytest.param(
+            "import logging\nlogging.getLogger('lightning_echo').setLevel(logging.WARNING)\n" + IMPORT + SAY,
+            ["lightning_echo: careful"],
+            id="a level that was set before the import",
+        ),
+        pytest.param(IMPORT + SAY + BASIC + SAY, DEFAULT + MINE, id="set up between two lines"),
+    ],
+)
+def test_a_line_is_seen_once_in_the_format_of_the_program(program, expected, tmp_path):
+    assert stderr_of(program, tmp_path) == expected
+
+
+@pytest.mark.program
+@pytest.mark.parametrize(("set_up_by", "expected"), [("", DEFAULT), (BASIC, MINE)])
+def test_a_spawned_worker_says_its_lines_once_as_its_program_has_set_up(set_up_by, expected, tmp_path):
+    (tmp_path / "spawned_says.py").write_text(f"def say():\n{indent(set_up_by + SAY, '    ')}")
+    program = f"""
+import multiprocessing, sys
+sys.path.insert(0, {str(tmp_path)!r})
+import lightning_echo, spawned_says
+worker = multiprocessing.get_context("spawn").Process(target=spawned_says.say)
+worker.start()
+worker.join()
+"""
+    assert stderr_of(program, tmp_path) == expected
+
+
+def test_pytest_sees_the_lines_and_the_fallback_is_quiet(caplog, capsys):
+    rank_zero_info("lightning_echo: chosen")
+    assert [(record.name, record.message) for record in caplog.records] == [("lightning_echo", "lightning_echo: chosen")]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_names_the_function_that_says_it_not_the_helper(caplog):
+    rank_zero_info("lightning_echo: chosen")
+    assert caplog.records[0].funcName == "test_a_line_names_the_function_that_says_it_not_the_helper"
+
+
+def test_another_rank_says_nothing(caplog, monkeypatch):
+    from lightning.pytorch.utilities import rank_zero_only
+
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    rank_zero_info("lightning_echo: chosen")
+    assert caplog.records == []
+
+
+def test_a_line_has_the_name_of_the_package_once():
+    lines = [FallbackHandler().format(logging.makeLogRecord({"msg": text})) for text in ("a", "lightning_echo: a")]
+    assert lines == ["lightning_echo: a"] * 2
+
+
+def test_the_fallback_is_there_once():
+    set_up()
+    assert sum(isinstance(handler, FallbackHandler) for handler in LOGGER.handlers) == 1
+    assert LOGGER.propagate
+
+
+def test_no_file_of_the_package_has_a_logger_of_its_own_or_lightnings():
+    root = Path(lightning_echo.__file__).parent
+    wrong = []
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_own = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger") and path.name != "log.py"
+            # analysis/probing/fits.py and the fallback look loggers up by a variable
+            if is_own and not (node.args and isinstance(node.args[0], ast.Name)):
+                wrong.append(f"{path.relative_to(root)}:{node.lineno} {ast.unparse(node)}")
+            if (
+                isinstance(node, ast.ImportFrom)
+                and str(node.module).startswith("lightning.")
+                and "rank_zero_info" in {alias.name for alias in node.names}
+            ):
+                wrong.append(f"{path.relative_to(root)}:{node.lineno} imports Lightning's rank_zero_info")
+    assert wrong == []
