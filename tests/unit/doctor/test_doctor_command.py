@@ -5,6 +5,7 @@ import sys
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from loaders_with_traps import Examples, Unreadable
 from machines import machine
 from torch.utils.data import DataLoader
@@ -22,7 +23,7 @@ def document(capsys, get, made):
 
 
 def plain(dataset, **options):
-    return DataLoader(dataset, 4, shuffle=True, **options)
+    return DataLoader(dataset, 4, shuffle=True, pin_memory=torch.cuda.is_available(), **options)
 
 
 def test_a_machine_alone_is_told_as_text_with_status_0(tmp_path, capsys):

@@ -74,3 +74,13 @@ def test_the_first_batch_is_timed_weighed_and_its_tensors_are_counted():
 def test_a_first_batch_that_does_not_come_is_one_of_the_users_code(loader, message):
     with pytest.raises(UserCodeError, match=message):
         first_batch(loader)
+
+
+def test_a_value_error_of_the_data_set_is_not_taken_for_a_reason_of_the_package():
+    class Damaged(Unreadable):
+        def __getitem__(self, index):
+            raise ValueError("insertion_point is no point of mine")
+
+    looked = look(good_loader(Damaged()))
+    assert str(looked.unreadable) == "reading an example of Damaged raised ValueError: insertion_point is no point of mine"
+    assert looked.refused == {}
