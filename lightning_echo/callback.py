@@ -15,7 +15,6 @@ asks a `Controller`, `AskingSteps` says when within an epoch, and an `EpochRepor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -28,7 +27,6 @@ from lightning_echo.checkpoints import adapt_checkpoint
 from lightning_echo.config import CacheOptions, EchoConfig, ShareOptions, callback_options, given_options
 from lightning_echo.datamodule import DecidesFactor, EchoDataModule
 from lightning_echo.insertion import InsertionPoint
-from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.measuring.control import Controller, Decision, Moment, Observation
 from lightning_echo.measuring.echo_summary import FactorUse, RunSummary
 from lightning_echo.measuring.report import EpochReport
@@ -52,7 +50,7 @@ from lightning_echo.monitoring.logger_figures import check_can_plot, log_picture
 from lightning_echo.monitoring.logger_texts import log_text
 from lightning_echo.monitoring.run_meter import RunMeter
 from lightning_echo.saved import entry, inside, record, rows, state_of
-from lightning_echo.training.collection import Echoed, EchoLoaders, echoed_in, parts_of
+from lightning_echo.training.collection import Echoed, delivered_in, echoed_in, go_on_after_reload, parts_of, since_in
 from lightning_echo.training.rank_zero import rank_zero_info
 from lightning_echo.training.refusals import refuse_second_fit
 from lightning_echo.training.training_echo import TrainingEcho
@@ -259,7 +257,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._last_step = steps_taken(trainer)
         self._meter.start(trainer, pl_module, self._loader)
         if not self.decisions:
-            self.decisions.append(FactorUse(trainer.fit_loop.total_batch_idx + 1, _delivered(self._loader), self._factor_set))
+            self.decisions.append(FactorUse(trainer.fit_loop.total_batch_idx + 1, delivered_in(self._loader), self._factor_set))
         self._catch_up(trainer, pl_module)
         self._asking.start(self._loader, self._meter.largest)
         self._log_directory = log_directory(trainer)
@@ -269,9 +267,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._stop_measuring()
         if self.summary and self.verdict is not None:
-            text = summarize(self.reports, self.verdict)
-            rank_zero_info(text)
-            log_text(trainer, "echo/summary", text, last_step(trainer))
+            summary = summarize(self.reports, self.verdict)
+            rank_zero_info(summary)
+            log_text(trainer, "echo/summary", summary, last_step(trainer))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._end_fit(trainer)
@@ -309,7 +307,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self.attachment.echo.end_own_reload()
         self._catch_up(trainer, pl_module)
         before, self._loader = self._loader, _loaders_in_use(trainer)
-        _go_on_after_reload(before, self._loader)
+        go_on_after_reload(before, self._loader)
         self._meter.begin_epoch(self._loader)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -384,12 +382,12 @@ class EchoCallback(DecidesFactor, pl.Callback):
         rank_zero_info(f"lightning_echo: factor {observation.factor:g} -> {decision.factor:g} ({decision.message})")
         self._echo_of(trainer).set_factor(decision.factor, decision.since)
         reason, message = decision.reason.value, decision.message
-        self.decisions.append(FactorUse(observation.batches, _since(self._loader), decision.factor, reason, message))
+        self.decisions.append(FactorUse(observation.batches, since_in(self._loader), decision.factor, reason, message))
 
     def _note_factor(self) -> None:
         """Notes a factor that somebody else has set."""
         if self._factor_set != self.decisions[-1].factor:
-            self.decisions.append(FactorUse(None, _since(self._loader), self._factor_set, message="not set by the controller"))
+            self.decisions.append(FactorUse(None, since_in(self._loader), self._factor_set, message="not set by the controller"))
 
     # ------------------------------------------------------------------ state
 
@@ -476,30 +474,6 @@ def _datamodule(trainer: Any) -> Any:
 def _loaders_in_use(trainer: pl.Trainer) -> Echoed | None:
     loaders = trainer.train_dataloader
     return None if loaders is None else echoed_in(loaders)
-
-
-def _delivered(loader: Echoed | None) -> int | dict[str, int]:
-    """Returns the number of the next batch of the run; of several loaders by name."""
-    return _of_each(loader, lambda part: part.delivered_batches)
-
-
-def _since(loader: Echoed | None) -> int | dict[str, int]:
-    """Returns the number of the first batch with the factor that was set last; of several loaders by name."""
-    return _of_each(loader, lambda part: part.factor_since)
-
-
-def _of_each(loader: Echoed | None, number: Callable[[EchoLoader], int]) -> int | dict[str, int]:
-    numbers = {name: number(part) for name, part in parts_of(loader).items()}
-    return numbers if isinstance(loader, EchoLoaders) else numbers.get("", 0)
-
-
-def _go_on_after_reload(before: Echoed | None, now: Echoed | None) -> None:
-    """Lets loaders that the user's hook has made anew go on where the loaders of the same names stood."""
-    for name, part in parts_of(now).items():
-        earlier = parts_of(before).get(name)
-        if earlier is not None and earlier is not part and part.is_at_start:
-            part.follow(earlier)
-            earlier.close()
 
 
 def _check_alone(trainer: Any) -> None:

@@ -48,6 +48,7 @@ class EchoOptions(EchoConfig):
         loaders: In place of the options above, for a collection of loaders: the options of each loader that is echoed, by name.
         enabled: False switches echoing off, whatever the other options are, and goes on measuring.
         summary: Whether to print a summary at the end of fit.
+        plot: Whether to log a picture of the run at the end of fit: to TensorBoard, Weights & Biases, MLflow.
     """
 
     cache: CacheOptions = None
@@ -56,6 +57,7 @@ class EchoOptions(EchoConfig):
     loaders: dict[str, EchoConfig] | None = None
     enabled: bool = True
     summary: bool = True
+    plot: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,17 +70,19 @@ class EchoOptions(EchoConfig):
     def callback(self) -> EchoCallback:
         """Returns the `EchoCallback` that these options ask for. With nothing but defaults it only measures."""
         if not self.enabled:
-            return EchoCallback(summary=self.summary)
+            return EchoCallback(summary=self.summary, plot=self.plot)
         config = EchoConfig(**self.as_options())
         if self.loaders is not None:
-            return EchoCallback(self.controller, echo=self.loaders, summary=self.summary)
-        return EchoCallback(self.controller, echo=None if config == EchoConfig() else config, summary=self.summary)
+            return EchoCallback(self.controller, echo=self.loaders, summary=self.summary, plot=self.plot)
+        return EchoCallback(
+            self.controller, echo=None if config == EchoConfig() else config, summary=self.summary, plot=self.plot
+        )
 
 
 class EchoCLI(LightningCLI):
     """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.factor auto``; and analyzes: ``analyze``.
 
-    The group ``echo`` holds the options of `EchoConfig`, ``controller``, ``loaders``, ``enabled`` and ``summary``:
+    The group ``echo`` holds the options of `EchoConfig`, ``controller``, ``loaders``, ``enabled``, ``summary`` and ``plot``:
 
     * With neither factor nor controller an `EchoCallback` only measures, and its advice says whether echoing would pay.
     * ``--echo.enabled false`` does the same, whatever the other options are.

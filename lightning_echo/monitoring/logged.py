@@ -10,6 +10,7 @@ import lightning
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
 import lightning_echo
@@ -92,11 +93,16 @@ def _options(loader: EchoLoader) -> dict[str, Any]:
 def log_directory(trainer: pl.Trainer) -> str | None:
     """Returns where loggers keep the files of this run. All ranks must call this together.
 
-    None without a logger, or if the first one keeps no files; and in a ``fast_dev_run``.
+    None without a logger, or if the first one keeps no files; and in a ``fast_dev_run``. Of a logger that has one folder for all
+    runs (W&B, MLflow) it is the run's own folder there, as Lightning's ``ModelCheckpoint`` chooses it.
     """
     if trainer.fast_dev_run or not trainer.loggers:  # type: ignore[attr-defined]
         return None
-    return trainer.log_dir
+    directory, logger = trainer.log_dir, trainer.loggers[0]
+    if directory is None or isinstance(logger, TensorBoardLogger | CSVLogger):
+        return directory
+    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    return trainer.strategy.broadcast(os.path.join(directory, str(logger.name), version))
 
 
 def package_versions() -> dict[str, str]:

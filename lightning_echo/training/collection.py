@@ -27,13 +27,16 @@ __all__ = [
     "EchoLoaders",
     "Echoed",
     "common_factor",
+    "delivered_in",
     "echoed_in",
+    "go_on_after_reload",
     "is_collection",
     "is_sized",
     "leaves_of",
     "names_in_words",
     "parts_at_leaves",
     "parts_of",
+    "since_in",
     "with_leaves",
 ]
 
@@ -286,3 +289,27 @@ def _children(node: Any) -> list[tuple[Any, Any]]:
 
 def _join(name: str, key: Any) -> str:
     return f"{name}/{key}" if name else str(key)
+
+
+def delivered_in(loader: Echoed | None) -> int | dict[str, int]:
+    """Returns the number of the next batch of the run; of several loaders by name."""
+    return _of_each(loader, lambda part: part.delivered_batches)
+
+
+def since_in(loader: Echoed | None) -> int | dict[str, int]:
+    """Returns the number of the first batch with the factor that was set last; of several loaders by name."""
+    return _of_each(loader, lambda part: part.factor_since)
+
+
+def _of_each(loader: Echoed | None, number: Callable[[EchoLoader], int]) -> int | dict[str, int]:
+    numbers = {name: number(part) for name, part in parts_of(loader).items()}
+    return numbers if isinstance(loader, EchoLoaders) else numbers.get("", 0)
+
+
+def go_on_after_reload(before: Echoed | None, now: Echoed | None) -> None:
+    """Lets loaders that the user's hook has made anew go on where the loaders of the same names stood."""
+    for name, part in parts_of(now).items():
+        earlier = parts_of(before).get(name)
+        if earlier is not None and earlier is not part and part.is_at_start:
+            part.follow(earlier)
+            earlier.close()

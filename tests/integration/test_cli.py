@@ -135,7 +135,14 @@ def test_a_point_that_auto_never_takes_is_taken_by_name() -> None:
 def test_the_group_has_all_options_of_a_config() -> None:
     cli = built()
     expected = {field.name: field.default for field in fields(EchoConfig)}
-    assert vars(cli.config.echo) == {**expected, "controller": None, "loaders": None, "enabled": True, "summary": True}
+    assert vars(cli.config.echo) == {
+        **expected,
+        "controller": None,
+        "loaders": None,
+        "enabled": True,
+        "summary": True,
+        "plot": False,
+    }
 
 
 @pytest.mark.parametrize("prefix", ["--echo.controller.init_args.", "--echo.controller."])
@@ -211,7 +218,7 @@ def test_what_print_config_shows_is_a_config(capsys: pytest.CaptureFixture[str],
     assert controller["init_args"] == {"target": 0.05, "min_factor": 1.0, "max_factor": 8.0, **steps}
     expected = {"factor": 2.5, "insertion_point": "after_augmentation", "buffer_size": None, "epoch_length": "fixed", "seed": 7}
     expected |= {"cache": None, "share": None, "reuse": "memory"}
-    assert echo == {**expected, "loaders": None, "enabled": True}
+    assert echo == {**expected, "loaders": None, "enabled": True, "summary": True, "plot": False}
     (tmp_path / "config.yaml").write_text(printed)
     (callback,) = echo_callbacks(run("fit", f"--config={tmp_path / 'config.yaml'}", "--trainer.max_epochs=1"))
     assert type(callback.controller) is TargetIdle

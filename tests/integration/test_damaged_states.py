@@ -194,7 +194,7 @@ KINDS = {
         lambda: json.loads(summary()),
         lambda state: RunSummary.from_json(json.dumps(state)) and None,
         ValueError,
-        rf"packages(\..*)?|reports\.\d+\.({OLDER})|decisions\.\d+\.(reason|message|batch\.a)",
+        rf"packages(\..*)?|verdict(\.(why|next_line))?|reports\.\d+\.({OLDER})|decisions\.\d+\.(reason|message|batch\.a)",
     ),
     "analysis": Kind(
         lambda: json.loads(analysis()),

@@ -61,6 +61,9 @@ def assert_as_trained(logged: Logged, batches: list[Batch]) -> None:
     assert logged.of("echo/echoed_examples") == {step: delivered[step] - fresh[step] for step in of_steps}
     assert logged.of("echo/factor") == dict.fromkeys(of_steps, 2.5)
 
+    assert logged.of("epoch") == {step: step // STEPS for step in logged.of("epoch")}
+    assert set(of_steps) <= set(logged.of("epoch"))
+
     ends = [STEPS * epoch - 1 for epoch in range(1, EPOCHS + 1)]
     passes = {end: fresh[end] / 22 for end in ends}
     assert logged.of("echo/passes") == pytest.approx(passes)

@@ -70,6 +70,7 @@ IN_A_FILE: dict[str, tuple[dict[str, Any], Callable[[EchoCallback], Any], Any]] 
     "share": ({"share": "sweep"}, lambda callback: config_of(callback).share, "sweep"),
     "echo": ({"echo": {"factor": 3.0, "seed": 1}}, lambda callback: config_of(callback), EchoConfig(3.0, seed=1)),
     "summary": ({"summary": False}, lambda callback: callback.summary, False),
+    "plot": ({"plot": True}, lambda callback: callback.plot, True),
 }
 
 

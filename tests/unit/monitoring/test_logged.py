@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoLoader, StagedDataset, TargetIdle
@@ -177,14 +178,23 @@ def test_a_trainer_without_a_bar_is_shown_nothing_and_the_bar_before_is_left_as_
 
 
 def run_with(loggers, *, fast_dev_run=False, log_dir="there"):
-    return SimpleNamespace(loggers=loggers, fast_dev_run=fast_dev_run, log_dir=log_dir)
+    strategy = SimpleNamespace(broadcast=lambda value: value)
+    return SimpleNamespace(loggers=loggers, fast_dev_run=fast_dev_run, log_dir=log_dir, strategy=strategy)
 
 
 def test_the_file_is_kept_where_a_logger_keeps_its_files():
-    assert log_directory(run_with([Logger()])) == "there"
+    for logger in (CSVLogger("there"), TensorBoardLogger("there")):
+        assert log_directory(run_with([logger])) == "there"
     assert log_directory(run_with([Logger()], log_dir=None)) is None
     assert log_directory(run_with([], log_dir="default_root_dir")) is None
     assert log_directory(run_with([Logger()], fast_dev_run=1)) is None
+
+
+@pytest.mark.parametrize(("version", "folder"), [("3fa9c1", "3fa9c1"), (4, "version_4")])
+def test_where_a_logger_keeps_all_runs_in_one_folder_each_run_has_its_own_in_it(version, folder):
+    logger = Logger()
+    logger.name, logger.version = "digits", version
+    assert log_directory(run_with([logger])) == f"there/digits/{folder}"
 
 
 def test_a_log_directory_is_made_if_the_logger_has_not_written_yet(tmp_path):
