@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import multiprocessing.context
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 __all__ = ["WorkerStart"]
 
 _PR_SET_PDEATHSIG = 1
+_ForkProcess = getattr(multiprocessing.context, "ForkProcess", ())  # which not every system has
 
 
 class WorkerStart:
@@ -32,13 +34,25 @@ class WorkerStart:
 
     def __call__(self, worker: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        reader = multiprocessing.parent_process()
-        if reader is None or not reader.is_alive():  # it has died before the call above
+        if _has_lost_reader():  # before the call above
             os._exit(1)
         for descriptor, inode in self._sockets:
             _close_if(descriptor, inode)
         if self._users is not None:
             self._users(worker)
+
+
+def _has_lost_reader() -> bool:
+    """Whether the process that has started this one is dead.
+
+    ``is_alive`` asks a pipe. A worker that was forked later has inherited the other end of it, and holds it open; but a forked
+    worker has the reader as its parent in the system, and another one once the reader is dead.
+    """
+    reader = multiprocessing.parent_process()
+    if reader is None or not reader.is_alive():
+        return True
+    is_forked = isinstance(multiprocessing.current_process(), _ForkProcess)
+    return is_forked and os.getppid() != reader.pid
 
 
 def _close_if(descriptor: int, inode: int) -> None:
