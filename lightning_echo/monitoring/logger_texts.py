@@ -34,7 +34,7 @@ def _to_tensorboard(logger: Any, name: str, text: str, step: int) -> None:
 
 
 def _to_wandb(logger: Any, name: str, text: str, step: int) -> None:
-    logger.log_text(name, columns=["summary"], data=[[text]])
+    logger.log_text(name, columns=["summary"], data=[[text]], step=step)
 
 
 def _to_mlflow(logger: Any, name: str, text: str, step: int) -> None:

@@ -211,6 +211,7 @@ def stay_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for name, value in {
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
+        "WANDB_CONSOLE": "off",
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_DISABLE_GIT": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",

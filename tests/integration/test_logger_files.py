@@ -6,6 +6,7 @@ which of them are used for the first time.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from itertools import accumulate
@@ -102,3 +103,15 @@ def test_several_loggers_of_one_run_say_the_same(tmp_path: Path) -> None:
         exact = logged["MLflow, files"].of(metric)
         assert len(exact) == EPOCHS
         assert all(each.of(metric) == pytest.approx(exact) for each in logged.values()), metric
+
+
+def test_the_summary_is_a_text_in_the_files_of_mlflow_and_wandb(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("MLflow, files", "W&B"):
+        skip_unless_installed(name)
+    with caplog.at_level("INFO"):
+        train([KINDS[name].make(tmp_path, start=0) for name in ("MLflow, files", "W&B")], callbacks=[callback()])
+    (said,) = [each.getMessage() for each in caplog.records if "\n  18 steps in" in each.getMessage()]
+    (of_mlflow,) = tmp_path.glob("mlruns/*/*/artifacts/echo/summary.txt")
+    assert of_mlflow.read_text() == said
+    (of_wandb,) = tmp_path.glob("start-0/wandb/offline-run-*/files/media/table/echo/summary_*.table.json")
+    assert json.loads(of_wandb.read_text()) == {"columns": ["summary"], "data": [[said]]}

@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from logger_files import stay_here
 from trainer_runs import Data, Killed, SaveAt, fit
 
 from lightning_echo import EchoCallback
@@ -26,15 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy i
 
 @pytest.fixture(autouse=True)
 def _loggers_that_stay_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Loggers write nothing outside the folder, and ask nobody on a network."""
-    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path))
-    for name in ("WANDB_SILENT", "WANDB_DISABLE_GIT", "MLFLOW_DISABLE_TELEMETRY", "MLFLOW_ALLOW_FILE_STORE"):
-        monkeypatch.setenv(name, "true")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_CONSOLE", "off")
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.chdir(tmp_path)
+    stay_here(monkeypatch, tmp_path)
     yield
     if (wandb := sys.modules.get("wandb")) is not None:
         wandb.teardown()  # ends the process that W&B writes with

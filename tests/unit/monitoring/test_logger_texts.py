@@ -26,7 +26,7 @@ def logger_of(kind):
     ("kind", "asked"),
     [
         (TensorBoardLogger, ("add_text", ("echo/summary", "    one\n      two", 7), {})),
-        (WandbLogger, ("log_table", ("echo/summary",), {"columns": ["summary"], "data": [["one\n  two"]]})),
+        (WandbLogger, ("log_table", ("echo/summary",), {"columns": ["summary"], "data": [["one\n  two"]], "step": 7})),
         (MLFlowLogger, ("log_text", ("run", "one\n  two", "echo/summary.txt"), {})),
         (CometLogger, ("log_text", ("one\n  two",), {"step": 7, "metadata": {"name": "echo/summary"}})),
     ],
