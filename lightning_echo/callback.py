@@ -116,7 +116,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     of each.
 
     At the end of ``fit``, also if it was interrupted, `reports` and `decisions` are written to ``echo_summary.json`` in
-    ``trainer.log_dir``, if the Trainer has a logger that keeps files. `FactorSchedule.from_summary` replays such a run.
+    the run's log directory, if the Trainer has a logger that keeps files. `FactorSchedule.from_summary` replays such a run.
 
     The metrics are in ``trainer.callback_metrics`` too, those of an epoch from its end on: let ``EarlyStopping`` look there by
     ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``: the

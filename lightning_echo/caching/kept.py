@@ -112,7 +112,7 @@ def open_kept(config: CacheConfig, keys: int, begin: Callable[[], tuple[Contents
         raise ValueError(f"cache.name={config.name!r} cannot be used: {error} ({path})") from error
     except OSError as error:
         raise ValueError(f"cache.name={config.name!r} cannot be used: {error}") from error
-    raise ValueError(f"cache.name={config.name!r} cannot be used: {path} comes and goes")
+    raise ValueError(f"cache.name={config.name!r} cannot be used: {path} comes and goes; give this job a name of its own")
 
 
 def _record(config: CacheConfig, key: int, example: Any) -> Any:

@@ -257,8 +257,11 @@ class EchoState:
 
 
 def is_state(state: Any) -> bool:
-    """Returns whether this is a state of an `EchoLoader`, of any version, and not of another stateful loader."""
-    return isinstance(state, dict) and {"version", "insertion_point", "layout"} <= state.keys()
+    """Returns whether this is a state of an `EchoLoader`, of any version, and not of another stateful loader.
+
+    One that lacks a field is ours all the same: it is refused where it is read, and not passed over.
+    """
+    return isinstance(state, dict) and len({"version", "insertion_point", "layout"} & state.keys()) >= 2
 
 
 # --- what must hold between fields ------------------------------------------------------------------------------------
