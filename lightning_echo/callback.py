@@ -198,6 +198,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
                 f"factor='auto' stands for a controller, TargetIdle() with its defaults, but controller={controller!r} is given, "
                 "too: leave one of the two out"
             )
+        for name, value in (("summary", summary), ("plot", plot)):
+            if not isinstance(value, bool):  # "false" would be true
+                raise TypeError(f"{name} must be True or False, got {type(value).__name__} {value!r}")
         check_can_plot(plot)
         self.controller, self.summary, self.plot = TargetIdle() if is_auto else controller, summary, plot
         self.attachment = Attachment(config)

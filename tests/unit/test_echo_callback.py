@@ -46,6 +46,13 @@ def set_up(callback: EchoCallback, datamodule: Any = None, *, stage: str = "fit"
 # ---------------------------------------------------------------------- options
 
 
+@pytest.mark.parametrize("name", ["summary", "plot"])
+@pytest.mark.parametrize("value", ["false", 0, None])
+def test_what_is_on_or_off_takes_no_text_that_would_count_as_on(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{name} must be True or False, got {type(value).__name__} "):
+        EchoCallback(**{name: value})
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
