@@ -50,6 +50,6 @@ def test_a_file_of_an_older_version_has_no_verdict():
 
 
 def test_a_verdict_that_lacks_a_field_is_named_as_damage():
-    damaged = json.loads(RunSummary([REPORT], USES).to_json()) | {"verdict": {"message": "Echo."}}
-    with pytest.raises(ValueError, match=r"echo_summary\.json is damaged: 'why'"):
+    damaged = json.loads(RunSummary([REPORT], USES).to_json()) | {"verdict": {"why": ["idle 50 %"]}}
+    with pytest.raises(ValueError, match=r"echo_summary\.json is damaged: verdict\.message is missing"):
         RunSummary.from_json(json.dumps(damaged))
