@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import struct
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -202,6 +203,7 @@ def close(logger: Logger) -> None:
     logger.finalize("success")
     if isinstance(logger, WandbLogger):
         logger.experiment.finish()
+        sys.modules["wandb"].teardown()  # when the process that writes has ended, all is written
 
 
 def stay_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -67,7 +67,7 @@ def test_before_it_is_settled_each_says_what_it_would_take_alone(ranks: list[dic
 def test_the_first_rank_says_that_another_one_has_less_memory(ranks: list[dict[str, Any]]) -> None:
     said, other = of(ranks, "scenario_default_of_each", "said")
     assert len(said) == 1
-    assert said[0] == "buffer_size is 50 instead of 128: another rank has less free memory"
+    assert said[0] == "lightning_echo: buffer_size is 50 instead of 128: another rank has less free memory"
     assert other == [], "once in a job"
     assert of(ranks, "scenario_enough_memory", "said") == [[], []]
     assert of(ranks, "scenario_enough_memory_of_each", "said") == [[], []]

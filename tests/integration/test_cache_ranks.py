@@ -86,7 +86,9 @@ def test_ranks_with_data_of_their_own_never_get_each_others_examples(ranks: list
         plain = of(ranks, "same_data", "plain")[rank]
         assert [[number - 10 * rank for number in example[:1]] for example in seen[rank]] == [example[:1] for example in plain]
         assert sum(counts[rank][2:]) == fresh[rank], "each counts for itself"
-        own = [f"rank {rank} has a cache of its own: its data set is another one than that of the ranks before it"]
+        own = [
+            f"lightning_echo: rank {rank} has a cache of its own: its data set is another one than that of the ranks before it"
+        ]
         assert said[rank] == (own if rank % 2 else [])
 
 

@@ -40,7 +40,7 @@ def given(controller: Any) -> tuple[float, float, float]:
 def test_every_option_of_a_config_is_a_keyword_with_the_same_default() -> None:
     keywords = {name: each.default for name, each in signature(EchoCallback).parameters.items()}
     options = {each.name: each.default for each in fields(EchoConfig)}
-    assert keywords == {"controller": None, **options, "factor": None, "echo": None, "summary": True}
+    assert keywords == {"controller": None, **options, "factor": None, "echo": None, "summary": True, "plot": False}
 
 
 def test_options_by_keyword_echo_as_a_config_does() -> None:

@@ -217,7 +217,7 @@ def test_target_idle_echoes_in_the_first_epoch_behind_a_source_that_starves_the_
     """Reading takes many times as long as a step: without any doubt."""
     controller: Controller = TargetIdle(max_factor=4, first_after_steps=10)
     callback = scripted(MetricGuard(controller) if guarded else controller)
-    found = fit(Data(2, length=LENGTH, delay=0.02), callbacks=[callback], max_epochs=1)
+    found = fit(Data(2, length=LENGTH, delay=0.04), callbacks=[callback], max_epochs=1)
     early = callback.decisions[1]
     assert (early.step, early.batch, early.reason) == (AHEAD + 20, 2 * AHEAD + 20, "at_maximum")
     assert early.factor == 4

@@ -158,7 +158,7 @@ def read_all(dataset, orders, many):
     return examples, random_states()
 
 
-@pytest.mark.filterwarnings("ignore:example .* does not fit the split")
+@pytest.mark.filterwarnings("ignore:lightning_echo. example .* does not fit the split")
 @pytest.mark.parametrize("many", [False, True], ids=["one by one", "many"])
 @pytest.mark.parametrize("name", CASES)
 def test_each_pass_is_that_of_the_data_set_itself_under_the_same_seeds(name, many):
@@ -283,14 +283,14 @@ class TestReading:
         with pytest.raises(ValueError, match="__getitems__ of the data set returned 2 examples for 3 indices"):
             cached.__getitems__([1, 2, 3])
 
-    @pytest.mark.filterwarnings("ignore:example .* does not fit the split")
+    @pytest.mark.filterwarnings("ignore:lightning_echo. example .* does not fit the split")
     def test_misfits_that_are_read_in_each_pass_are_a_share_of_what_is_held_too(self):
         cached = cached_of(DrawsSometimes())
         for _ in range(100):  # of the reads beside the hits, nearly all are misfits
             cached.__getitems__(list(range(COUNT)))
         assert cached.cache_counts.misses == 100 * 4 + 8
 
-    @pytest.mark.filterwarnings("ignore:example .* does not fit the split")
+    @pytest.mark.filterwarnings("ignore:lightning_echo. example .* does not fit the split")
     def test_a_held_raw_item_that_is_decoded_twice_since_another_one_draws_is_decoded_as_it_was_read(self):
         def batches(cache):
             loader = DataLoader(DecodesInPlace(), batch_size=4, collate_fn=list)
@@ -376,7 +376,7 @@ class TestRefused:
             (Stream(), r"Stream is a stream.*Copy it to a local disk, or echo it: EchoLoader"),
             (DataLoader(Staged()), "give it the data set of the loader"),
             (object(), "must be map-style, with __getitem__ and __len__, got object"),
-            (CachedDataset(Staged(), "1MiB"), "is one already"),
+            (CachedDataset(Staged(), "1MiB"), "is a CachedDataset already"),
         ],
         ids=["stream", "loader", "object", "cached"],
     )
