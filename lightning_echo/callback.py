@@ -119,8 +119,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
     the run's log directory, if the Trainer has a logger that keeps files. `FactorSchedule.from_summary` replays such a run.
 
     The metrics are in ``trainer.callback_metrics`` too, those of an epoch from its end on: let ``EarlyStopping`` look there by
-    ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``: the
-    idle fraction of this rank in this epoch so far, from its tenth step on.
+    ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``: the idle fraction of
+    this rank in this epoch so far, from its tenth step on.
 
     Args:
         controller: Decides on the factor from epoch to epoch, and within epochs if it asks for that; in a collection, on one

@@ -1,11 +1,4 @@
-"""A machine as the process sees it: one value with all sources that the checks read, so that a test can give another machine.
-
-A container may have fewer cores than the machine. There are two ways: the process may only run on some of the cores (cpuset,
-``taskset``), or the kernel gives its control group only so much processor time (``docker run --cpus``). ``os.cpu_count()`` does
-not show the second one.
-
-Source: Linux kernel documentation, cgroup-v2.rst ("cpu.max") and scheduler/sched-bwc.rst ("cpu.cfs_quota_us").
-"""
+"""A machine as the process sees it: one value with all sources that the checks read, so that a test can give another machine."""
 
 from __future__ import annotations
 
@@ -19,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lightning_echo.caching.free_memory import control_groups, free_memory_bytes
+from lightning_echo.monitoring.cores import cores_within_quota, visible_cores
 
 __all__ = ["Machine", "cores_of", "installed_version", "memory_of"]
 
@@ -33,10 +27,6 @@ def installed_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _own_affinity() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _space(path: Path) -> tuple[int, int] | None:
@@ -73,7 +63,7 @@ class Machine:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     version_of: Callable[[str], str | None] = installed_version
     import_operators: Callable[[], None] = _import_operators
-    affinity: int = field(default_factory=_own_affinity)
+    affinity: int = field(default_factory=visible_cores)
     proc: Path = Path("/proc")
     cgroups: Path = Path("/sys/fs/cgroup")
     space_of: Callable[[Path], tuple[int, int] | None] = _space
@@ -81,8 +71,7 @@ class Machine:
 
 def cores_of(machine: Machine) -> float:
     """Returns the processor cores that the process may use; a fraction where a control group gets a share of a core."""
-    quotas = [_quota_of(group, is_version_2) for group, is_version_2 in control_groups("cpu", machine.proc, machine.cgroups)]
-    return min([float(machine.affinity), *(quota for quota in quotas if quota is not None)])
+    return cores_within_quota(machine.affinity, machine.proc, machine.cgroups)
 
 
 def memory_of(machine: Machine) -> tuple[int | None, int | None]:
@@ -92,16 +81,6 @@ def memory_of(machine: Machine) -> tuple[int | None, int | None]:
         limits.append(_number(group / ("memory.max" if is_version_2 else "memory.limit_in_bytes")))
     found = min((limit for limit in limits if limit is not None), default=None)
     return found, free_memory_bytes(machine.proc, machine.cgroups)
-
-
-def _quota_of(group: Path, is_version_2: bool) -> float | None:
-    """Returns the cores that a control group may use; None: no limit."""
-    if is_version_2:
-        words = _text(group / "cpu.max").split()
-        quota, period = (words[0], words[1]) if len(words) == 2 else ("max", "0")
-    else:
-        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None  # "max" or -1: no limit
 
 
 def _total_memory(proc: Path) -> int | None:

@@ -75,7 +75,7 @@ def read_saved(path: str | Path) -> Saved:
         return Saved(_read_run(path) if _is_run(path) else StallAnalysis.from_json(path))
     run, analysis = path / FILE_NAME, path / _ANALYSIS
     if run.exists():
-        beside = f"There is a stall analysis, too: python -m lightning_echo report {analysis}" if analysis.exists() else ""
+        beside = f"There is a stall analysis, too: lightning-echo report {analysis}" if analysis.exists() else ""
         return Saved(_read_run(run), beside)
     if analysis.exists():
         return Saved(StallAnalysis.from_json(analysis))

@@ -34,7 +34,7 @@ def test_an_analysis_is_found_in_its_folder_and_under_any_name(tmp_path):
 
 def test_of_both_in_a_folder_the_run_is_shown_and_the_analysis_is_named(run_dir, tmp_path, capsys):
     ANALYSIS.to_json(run_dir / "analysis.json")
-    said = f"There is a stall analysis, too: python -m lightning_echo report {run_dir / 'analysis.json'}"
+    said = f"There is a stall analysis, too: lightning-echo report {run_dir / 'analysis.json'}"
     assert main(["report", str(run_dir)]) == 0
     assert capsys.readouterr().out == f"{run_report.report(RUN)}\n\n{said}\n"
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
