@@ -16,6 +16,7 @@ import struct
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -206,8 +207,17 @@ def close(logger: Logger) -> None:
         sys.modules["wandb"].teardown()  # when the process that writes has ended, all is written
 
 
-def stay_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+@contextmanager
+def staying_here(folder: Path) -> Iterator[None]:
     """Lets loggers write nothing outside a folder, and ask nobody on a network."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _keep_here(monkeypatch, folder)
+        yield
+        if (wandb := sys.modules.get("wandb")) is not None:
+            wandb.teardown()  # ends the process that W&B writes with
+
+
+def _keep_here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(folder))
     for name, value in {

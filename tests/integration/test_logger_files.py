@@ -7,14 +7,13 @@ which of them are used for the first time.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
-from logger_files import KINDS, Logged, close, skip_unless_installed, stay_here
+from logger_files import KINDS, Logged, close, skip_unless_installed, staying_here
 from trainer_runs import Batch, Data, Killed, SaveAt, first_uses, fit
 
 from lightning_echo import EchoCallback
@@ -35,11 +34,9 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _loggers_that_stay_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    stay_here(monkeypatch, tmp_path)
-    yield
-    if (wandb := sys.modules.get("wandb")) is not None:
-        wandb.teardown()  # ends the process that W&B writes with
+def _loggers_that_stay_here(tmp_path: Path) -> Iterator[None]:
+    with staying_here(tmp_path):
+        yield
 
 
 def callback() -> EchoCallback:

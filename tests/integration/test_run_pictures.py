@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from logger_files import stay_here
+from logger_files import staying_here
 from trainer_runs import Data, Killed, SaveAt, fit
 
 from lightning_echo import EchoCallback
@@ -26,11 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy i
 
 
 @pytest.fixture(autouse=True)
-def _loggers_that_stay_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    stay_here(monkeypatch, tmp_path)
-    yield
-    if (wandb := sys.modules.get("wandb")) is not None:
-        wandb.teardown()  # ends the process that W&B writes with
+def _loggers_that_stay_here(tmp_path: Path) -> Iterator[None]:
+    with staying_here(tmp_path):
+        yield
 
 
 def train(loggers: Any, *callbacks: Any, plot: bool = True, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The cores that a process may use: those that it sees, unless its container gives it less time (machines are tested in doctor/)."""
+"""The cores that a process may use: those that it sees, unless its container gives it less time."""
 
 import pytest
 
