@@ -356,6 +356,17 @@ def test_tensorboard_has_the_summary_as_a_text(tmp_path: Path, caplog: pytest.Lo
     assert {event.value for event in events.Scalars("epoch")} == {0.0, 1.0, 2.0}
 
 
+def test_without_workers_the_verdict_is_as_many_as_cores_if_reading_takes_many_times_as_long_as_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lightning_echo.monitoring.run_meter.usable_cores", lambda: 3)
+    callback = EchoCallback()
+    fit(Data(0, delay=0.04), callbacks=[callback], max_epochs=2)
+    assert callback.verdict is not None
+    assert callback.verdict.next_line == "num_workers=3"
+    assert callback.verdict.message.startswith("Set num_workers to 3 or more first, ")
+
+
 def test_a_second_fit_begins_its_report_anew() -> None:
     callback = echo(2)
     runner = trainer(callbacks=[callback], max_epochs=2)

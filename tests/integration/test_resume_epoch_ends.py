@@ -13,6 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from callback_cases import Remembering
 from trainer_runs import Data, Recorder, Run, echoed, fit, fresh_stream
 
 from lightning_echo import EchoCallback, EchoConfig, FactorSchedule
@@ -69,6 +70,16 @@ def test_a_run_resumes_exactly_at_an_epochs_end_whatever_the_factor_does_there(
         resumed = scheduled(schedule, callback, epoch_length, ckpt_path=path).model
         assert resumed.batches == whole.batches[step:], f"saved in {hook}, step {step}"
         assert resumed.epochs == whole.epochs[step:], f"saved in {hook}, step {step}"
+
+
+def test_an_epoch_whose_end_lightning_leaves_out_after_resuming_is_logged_with_its_own_number(tmp_path: Path) -> None:
+    save = SaveIn(tmp_path, "on_train_batch_end")
+    scheduled(SCHEDULES[0], True, "fixed", save)
+    path, step, _ = save.saved[1]  # after the last step of epoch 1, and before its end
+    logger = Remembering()
+    scheduled(SCHEDULES[0], True, "fixed", ckpt_path=path, logger=logger, log_every_n_steps=100)
+    ends = [(at, values["epoch"]) for at, values in logger.metrics if "echo/passes" in values]
+    assert ends == [(step - 1, 1), (17, 2), (23, 3)]
 
 
 class SetWithin(pl.Callback):

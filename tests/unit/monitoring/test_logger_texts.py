@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 from lightning.pytorch.loggers import CometLogger, CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_echo.monitoring.logger_texts import log_text
 
@@ -35,6 +36,13 @@ def test_each_logger_is_given_the_text_as_it_takes_it(kind, asked):
     logger = logger_of(kind)
     log_text(SimpleNamespace(loggers=[logger]), "echo/summary", "one\n  two", 7)
     assert [tuple(call) for call in logger.client.mock_calls] == [asked]
+
+
+def test_no_rank_but_the_first_logs_it(monkeypatch):
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    logger = logger_of(MLFlowLogger)
+    log_text(SimpleNamespace(loggers=[logger]), "echo/summary", "one", 7)
+    assert logger.client.mock_calls == []
 
 
 def test_a_logger_that_takes_no_text_is_asked_for_nothing(tmp_path):
