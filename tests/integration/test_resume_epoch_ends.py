@@ -77,7 +77,7 @@ def test_an_epoch_whose_end_lightning_leaves_out_after_resuming_is_logged_with_i
     scheduled(SCHEDULES[0], True, "fixed", save)
     path, step, _ = save.saved[1]  # after the last step of epoch 1, and before its end
     logger = Remembering()
-    scheduled(SCHEDULES[0], True, "fixed", ckpt_path=path, logger=logger, log_every_n_steps=100)
+    scheduled(SCHEDULES[0], True, "fixed", ckpt_path=path, logger=logger, log_every_n_steps=5)
     ends = [(at, values["epoch"]) for at, values in logger.metrics if "echo/passes" in values]
     assert ends == [(step - 1, 1), (17, 2), (23, 3)]
 
