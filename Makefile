@@ -17,7 +17,7 @@ PEERS_INSTALLED := .venv-peers/.installed
 OUTSIDE_INSTALLED := .venv-outside/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-all test-ray lint bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
+.PHONY: help install demo test test-fast test-all test-ray lint docs bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -59,6 +59,10 @@ lint: $(INSTALLED) ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(INSTALLED) ## build the site into docs/_build/html, run its notebooks; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html $(ARGS)
+	@echo 'docs/_build/html/index.html'
+
 bench: $(INSTALLED) ## measure speed-up and overhead, print a table, write it as CSV
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
@@ -85,7 +89,7 @@ test-outside: $(OUTSIDE_INSTALLED) ## run the tests with public projects (PyG, M
 	OMP_NUM_THREADS=1 $(OUTSIDE_BIN)/python -m pytest tests/outside $(ARGS)
 
 clean: ## remove all environments, what the runs wrote, and the tools' caches
-	rm -rf .venv .venv-oldest .venv-mosaic .venv-peers .venv-outside runs lightning_logs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-mosaic .venv-peers .venv-outside runs lightning_logs dist docs/_build docs/reference/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch and torchvision must come from the same source, or torchvision does not import: hence one
@@ -94,7 +98,7 @@ $(INSTALLED): pyproject.toml
 	@$(call require_python,(3, 10) <= version,3.10 or newer)
 	@echo 'Creating .venv: torch, torchvision, lightning and the tools, some gigabytes; takes a few minutes ...'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[examples,evidence,bench,test,test-loaders,test-configs,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[examples,evidence,bench,test,test-loaders,test-configs,dev,docs]'
 	@touch $@
 
 $(RAY_INSTALLED): $(INSTALLED)
