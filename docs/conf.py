@@ -51,6 +51,7 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!lightning_echo\.\w+$).*")]
 
 # ------------------------------------------------------------------ docstrings
 autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_inherit_docstrings = False  # Lightning tells what its hooks are for
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

@@ -76,43 +76,43 @@ class EchoCallback(DecidesFactor, pl.Callback):
                                                        echoed
     ================================================== ==================================================================
 
-    These metrics are logged per epoch through every logger; those marked with * also every ``Trainer(log_every_n_steps)``. A
+    These metrics are logged per epoch through every logger, the first three also every ``Trainer(log_every_n_steps)`` steps. A
     metric that could not be measured is left out.
 
-    ============================ ========================================================================================
-    ``echo/factor`` *            echo factor in force
-    ``echo/fresh_examples`` *    first uses in the run so far, all ranks: an x axis for curves
-    ``echo/echoed_examples`` *   further uses in the run so far, all ranks
-    ``echo/passes``              passes over the data in the run so far
-    ``echo/effective_factor``    uses per fresh example in the epoch
-    ``echo/idle_fraction``       share of the epoch's time in which the job waited for input: per step the longest wait of any
-                                 rank, summed. Validation is no part of that time, nor is ``echo/first_batch_seconds``
-    ``echo/slowest_rank``        the rank that had the longest wait most often; only with several ranks
-    ``echo/data_wait_seconds``   waiting, seconds per step
-    ``echo/step_seconds``        all but waiting, seconds per step
-    ``echo/upstream_seconds``    host time per fresh batch before the insertion point, seconds, all workers working on it
-    ``echo/examples_per_second`` delivered on all ranks, fresh and echoed
-    ``echo/recommended_factor``  what the controller measured to be right; without one, what ``TargetIdle()`` would choose
-    ``echo/first_batch_seconds`` wait for the first batch of an epoch for which workers had to start, of the rank that waited
-                                 longest. Workers start in the first epoch; where the loader was closed or made anew since the
-                                 last epoch; and in every epoch of a loader with workers that is not echoed
-    ``echo/cache_hit_fraction``  share of the epoch's fresh examples that the cache had, all ranks. This one and the next two are
-                                 logged only where there is a cache
-    ``echo/cached_examples``     examples that the cache of a node holds
-    ``echo/cache_bytes``         bytes that they take on a node
-    ``echo/cache_received_fraction``  share of the epoch's fresh examples that came from another node: if the cache is partitioned
-    ``echo/exchange_fraction``   share of the epoch's time in which nodes sent and received examples: likewise
-    ``echo/shared_trainings``    trainings that share the reading, this one among them. This one and the next two are logged only
-                                 where the reading is shared
-    ``echo/peer_wait_fraction``  share of the epoch's time in which a batch waited for another, slower training
-    ``echo/missed_examples``     examples in the run so far that other trainings had and this one did not
-    ============================ ========================================================================================
+    ================================ ============================================================================================
+    ``echo/factor``                  echo factor in force
+    ``echo/fresh_examples``          first uses in the run so far, all ranks: an x axis for curves
+    ``echo/echoed_examples``         further uses in the run so far, all ranks
+    ``echo/passes``                  passes over the data in the run so far
+    ``echo/effective_factor``        uses per fresh example in the epoch
+    ``echo/idle_fraction``           share of the epoch's time in which the job waited for input: per step the longest wait of
+                                     any rank, summed. Validation is no part of that time, nor is ``echo/first_batch_seconds``
+    ``echo/slowest_rank``            the rank that had the longest wait most often; only with several ranks
+    ``echo/data_wait_seconds``       waiting, seconds per step
+    ``echo/step_seconds``            all but waiting, seconds per step
+    ``echo/upstream_seconds``        host time per fresh batch before the insertion point, seconds, all workers working on it
+    ``echo/examples_per_second``     delivered on all ranks, fresh and echoed
+    ``echo/recommended_factor``      what the controller measured to be right; without one, what ``TargetIdle()`` would choose
+    ``echo/first_batch_seconds``     wait for the first batch of an epoch for which workers had to start, of the rank that waited
+                                     longest. Workers start in the first epoch; where the loader was closed or made anew since
+                                     the last epoch; and in every epoch of a loader with workers that is not echoed
+    ``echo/cache_hit_fraction``      share of the epoch's fresh examples that the cache had, all ranks. This one and the next two
+                                     are logged only where there is a cache
+    ``echo/cached_examples``         examples that the cache of a node holds
+    ``echo/cache_bytes``             bytes that they take on a node
+    ``echo/cache_received_fraction`` share of the epoch's fresh examples that came from another node: if the cache is partitioned
+    ``echo/exchange_fraction``       share of the epoch's time in which nodes sent and received examples: likewise
+    ``echo/shared_trainings``        trainings that share the reading, this one among them. This one and the next two are logged
+                                     only where the reading is shared
+    ``echo/peer_wait_fraction``      share of the epoch's time in which a batch waited for another, slower training
+    ``echo/missed_examples``         examples in the run so far that other trainings had and this one did not
+    ================================ ============================================================================================
 
     In a collection of loaders, these metrics are of all echoed loaders together. The factor is the harmonic mean if they have
-    different ones, and there are no passes. Each loader has its own ``echo/<name>/factor`` *, ``echo/<name>/fresh_examples`` *,
-    ``echo/<name>/echoed_examples`` * and ``echo/<name>/passes``, and with a cache ``echo/<name>/cache_hit_fraction``,
+    different ones, and there are no passes. Each loader has its own ``echo/<name>/factor``, ``echo/<name>/fresh_examples``,
+    ``echo/<name>/echoed_examples`` and ``echo/<name>/passes``, and with a cache ``echo/<name>/cache_hit_fraction``,
     ``echo/<name>/cached_examples`` and ``echo/<name>/cache_bytes``. What the pipeline costs is logged only where the slowest
-    loader can be told: all loaders are echoed, by the same factor, all with workers or all without, and each step takes a batch
+    loader can be told: all loaders are echoed by the same factor, all of them or none have workers, and each step takes a batch
     of each.
 
     At the end of ``fit``, also if it was interrupted, `reports` and `decisions` are written to ``echo_summary.json`` in

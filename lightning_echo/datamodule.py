@@ -158,7 +158,7 @@ class EchoDataModule(StandIn):
 
     @property
     def loader(self) -> Any:
-        """The `EchoLoader` in use; for a collection, the same collection with `EchoLoader`s for the loaders that are echoed.
+        """The `EchoLoader` in use; for a collection, the same collection, with an `EchoLoader` for each echoed loader.
 
         Raises:
             MisconfigurationException: There is no `EchoLoader`: before ``fit``, or with ``Trainer(overfit_batches=...)``.

@@ -46,14 +46,17 @@ class EchoLoader:
             allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an `EchoDataModule` or
             `EchoCallback`, which put the batches on the device.
         buffer_size: Largest number of live examples per rank. ``after_batching`` and ``after_transfer`` count batches instead of
-            examples. Or the memory that they may take: per rank as a string with a unit (``"4GiB"``), or as a float between 0
-            and 1, that share of the free memory, which the ranks of a node divide among themselves. A larger buffer lets the
-            model learn from fewer fresh examples. Default for ``reuse="memory"``: a tenth of the free memory (of the device for
-            ``after_transfer``), rounded down to a power of two of batches, at most half of a pass of examples; 64 batches if it
-            is not known how much memory an example takes; half of a pass where a cache and that tenth hold all examples
-            together. Default for ``reuse="each"``: 16 batches, or 4 in device memory; at most a quarter of a pass, at least two
-            batches per worker, and fewer if they would take more than a tenth of the free memory. There, if the buffer hardly
-            holds a batch, single examples get up to three uses more or fewer than the factor.
+            examples. Or the memory that live examples may take: a string with a unit (``"4GiB"``) is the memory of each rank. A
+            float between 0 and 1 is a share of the free memory, which the ranks of a node divide among themselves. A larger
+            buffer lets the model learn from fewer fresh examples.
+
+            The default for ``reuse="memory"`` is a tenth of the free memory (of the device for ``after_transfer``), rounded down
+            to a power of two of batches. It is at most half of a pass of examples. It is 64 batches if it is not known how much
+            memory an example takes, and half of a pass if the cache and that tenth together hold all examples.
+
+            The default for ``reuse="each"`` is 16 batches, or 4 in device memory. It is at most a quarter of a pass, at least
+            two batches per worker, and at most a tenth of the free memory. If a buffer of ``reuse="each"`` hardly holds a batch,
+            single examples get up to three uses more or fewer than the factor.
         reuse: Which examples are used again. ``"memory"``: echoes are drawn from all examples that the buffer holds, and an
             example leaves it when it is full, the oldest first. ``"each"``: each fresh example is used ``factor`` times, as in
             the paper. The share of fresh examples is the same. In this project's runs ``"memory"`` took 0.69 to 0.82 times the

@@ -132,16 +132,17 @@ class Controller(ABC):
 
     Each rank gives its controller the same observation. The decision of rank 0 is used on all ranks.
 
-    It is asked at the end of each epoch. To be asked within epochs, too, set one of the attributes. All count batches, so that
-    accumulated gradients make no difference. With ``epoch_length="full_pass"`` and a known length it is asked at ends alone,
-    because the Trainer cannot be told a new length within an epoch. At an epoch's last batch it is asked once: at the end.
+    It is asked at the end of each epoch. To be asked within epochs, too, set one of the attributes. They count batches and not
+    optimizer steps, so that accumulated gradients make no difference. With ``epoch_length="full_pass"`` and a known length it is
+    asked only at the ends of epochs, because the Trainer cannot be told a new length within an epoch. At an epoch's last batch it
+    is asked once: at the end.
 
     Attributes:
         first_after_steps: In the first epoch of a run, it is asked after this number of steps, if it has not been asked before
-            (`Moment.early`). Steps that tell nothing yet come before them and are not counted: those whose batches were queued
-            at the start, or fill a buffer, and ten more. None: it is not.
-        every_n_steps: It is asked after each so many batches of an epoch (`Moment.within_epoch`). An epoch that never ends needs
-            this. The ranks exchange what they have measured each time. None: it is not.
+            (`Moment.early`). The first steps tell nothing and are not counted: those whose batches were queued at the start,
+            those that fill the buffer, and ten more. None: it is not asked then.
+        every_n_steps: It is asked each time after this number of batches of an epoch (`Moment.within_epoch`). An epoch that
+            never ends needs this. Each time, the ranks exchange what they have measured. None: it is not asked then.
         asked_after: Further numbers of batches of the run after which it is asked (`Moment.within_epoch`).
 
     Example:

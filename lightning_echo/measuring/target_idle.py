@@ -56,8 +56,8 @@ class TargetIdle(Controller):
         first_after_steps: In the first epoch it decides after this number of steps, see `Controller.first_after_steps`. It then
             only raises the factor, and only if the lower end of the idle fraction's 95 % interval lies above the target. Fewer
             than ten steps have no interval. None: at the ends of epochs only.
-        every_n_steps: It decides after each so many batches of an epoch, too, as at the end of an epoch. An epoch that never ends
-            needs this, else the factor stays as the first decision left it. None: it does not.
+        every_n_steps: It also decides each time after this number of batches of an epoch, as at the end of an epoch. An epoch
+            that never ends needs this: otherwise the first decision is the only one. None: it decides at the ends of epochs.
 
     Raises:
         TypeError: An option is not a number, or a number of steps is not an integer.

@@ -30,8 +30,8 @@ _BETWEEN_SHOWS_SECONDS = 2.0
 def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] | None = None) -> None:
     """Reads for the trainings of a name, in the foreground, until it is interrupted (Ctrl-C).
 
-    Without it the first training starts a process that reads. It is for who wants to see the reader, or to start it himself: for
-    data that is too large to be sent to a process, or with more workers than a training would have.
+    Without it the first training starts a process that reads. Use this function to watch the reader, or to
+    start it yourself: for data that is too large to be sent to a process, or with more workers than a training would have.
 
     Args:
         loader: A ``DataLoader`` with the data set, sampler and workers of the trainings. Its batch size does not matter.

@@ -28,14 +28,14 @@ class ShareConfig:
         name: Trainings of one user on one machine that give the same name share one reader.
         behind: What happens if this training is slower than the reader has room for: ``"wait"``, the reader waits for it, and it
             gets every example; ``"skip"``, nobody waits, and it counts what it has missed.
-        join: Where a training enters that comes while others are at work: ``"now"``, where the fastest one is; ``"pass"``, at the
+        join: Where this training enters if others are at work already: ``"now"``, where the fastest one is; ``"pass"``, at the
             next pass.
-        wait_for: The reader begins when so many trainings have come.
+        wait_for: Number of trainings that the reader waits for before it begins.
         window: Memory for examples that are prepared and not yet taken by all: a string with a unit (``"1GiB"``), a share of the
-            free memory between 0 and 1, or an integer (bytes). What the training counts that starts the reader.
+            free memory between 0 and 1, or an integer (bytes). The training that starts the reader sets it.
         restart: Whether a training starts another reader when the reader has died. Data that is not read by index (a stream, a
-            loader of whole batches) cannot be gone on with in the middle of a pass: ``True`` is an error there, and ``"pass"``
-            goes on with the next pass.
+            loader of whole batches) cannot be continued in the middle of a pass: ``True`` is an error there, and ``"pass"``
+            continues with the next pass.
         linger_seconds: For how long the reader stays after the last training has left, seconds.
         cluster: Over which nodes one reader reads. None: each node has its own. ``"ray"``: one node of the Ray cluster reads, and
             the readers of the others have its examples over Ray. That needs ``behind="wait"``, data that is read by index, and
