@@ -39,7 +39,7 @@ SMOKE := test_loader_plain_equivalence test_loader_counts test_loader_growing_da
 
 test: $(INSTALLED) ## run the tests, a few of each grid of parameters (or those that ARGS choose)
 ifeq ($(ARGS),)
-	$(SIDE_BY_SIDE) -m "$(LEAN)" $(OF_PACKAGE) tests/unit tests/integration
+	$(SIDE_BY_SIDE) -m "$(LEAN)" $(OF_PACKAGE) tests/unit tests/integration tests/docs
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
