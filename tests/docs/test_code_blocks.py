@@ -1,0 +1,167 @@
+"""The code blocks of README, CONTRIBUTING and the site work: Python runs, commands parse, YAML loads.
+
+The Python blocks of a page run one after another in one namespace, in an empty folder, with what `stand_ins.py` defines. A block
+that cannot run here has a comment before it, with the reason: ``<!-- skip: next, needs a GPU -->``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+from stand_ins import Classifier, Images
+
+from lightning_echo import EchoCLI, EchoConfig
+from lightning_echo.__main__ import _parser
+
+ROOT = Path(__file__).parents[2]
+# Pages whose blocks were written before this test; each leaves the list when it is rewritten.
+NOT_YET = {
+    "README.md",
+    *(f"docs/{name}.md" for name in ("ray", "sharing", "stall_analysis", "configurations", "doctor", "caching", "nodes")),
+}
+PAGES = [
+    path
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if not {"_build", "generated"} & set(path.parts) and str(path.relative_to(ROOT)) not in NOT_YET
+]
+SHOWN = {"text", "ini", "{eval-rst}", "{toctree}", "{glossary}", "{include}", "{image}", "{figure}", "{code-block}"}
+OTHERS_PROGRAMS = {"pip", "git", "srun", "sbatch", "torchrun", "watch", "cd", "export", "rm", "ls", "kill", "tensorboard", "cat"}
+SKIPPED = re.compile(r"<!-- skip: next, (?P<reason>.{10,}) -->")
+
+
+@dataclass
+class Block:
+    """A fenced block: its language, its text, and the line of the page that its text begins in."""
+
+    language: str
+    text: str
+    line: int
+    skipped: bool
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    skipped = False
+    for token in MarkdownIt().parse(page.read_text()):
+        if token.type == "fence":
+            assert token.map is not None
+            yield Block(token.info.split(" ")[0], token.content, token.map[0] + 1, skipped)
+        if token.type in ("fence", "html_block"):
+            skipped = token.type == "html_block" and SKIPPED.search(token.content) is not None
+
+
+def of_language(*languages: str) -> list[object]:
+    found = [(page, block) for page in PAGES for block in blocks(page) if block.language in languages and not block.skipped]
+    return [pytest.param(block, id=f"{page.relative_to(ROOT)}:{block.line}") for page, block in found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_block_of_a_page_has_a_language_that_is_looked_at(page: Path) -> None:
+    checked = {"python", "bash", "yaml", "json"}
+    assert {block.language for block in blocks(page)} <= checked | SHOWN
+
+
+@pytest.mark.program
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(block.language == "python" and not block.skipped for block in blocks(page))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+@pytest.mark.filterwarnings("default")  # a page may show what warns
+def test_the_python_blocks_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    datamodule = Images()
+    namespace = {
+        "__name__": "__main__",
+        "model": Classifier(),
+        "datamodule": datamodule,
+        "train_loader": datamodule.train_dataloader(),
+        "val_loader": datamodule.val_dataloader(),
+        "dataset": datamodule.train_dataloader().dataset,
+    }
+    for block in blocks(page):
+        if block.language == "python" and not block.skipped:
+            exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("block", of_language("yaml"))
+def test_yaml_loads_and_options_of_echoing_are_valid(block: Block) -> None:
+    for document in yaml.safe_load_all(block.text):
+        options = document.get("echo") if isinstance(document, dict) else None
+        if isinstance(options, dict):
+            known = set(EchoConfig.__dataclass_fields__)
+            EchoConfig(**{name: value for name, value in options.items() if name in known})
+            assert set(options) - known <= {"controller", "enabled", "loaders", "summary", "plot"}
+
+
+@pytest.mark.parametrize("block", of_language("json"))
+def test_json_loads(block: Block) -> None:
+    assert json.loads(block.text) is not None
+
+
+class _Parsed(Exception):
+    """The command line of a training was understood."""
+
+
+class _OnlyParsed(EchoCLI):
+    def before_instantiate_classes(self) -> None:
+        raise _Parsed
+
+
+def words_of(block: Block) -> Iterator[list[str]]:
+    """The commands of a block, each without its comment, its variables, and what follows a ``|``, ``>``, ``&`` or ``;``."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            del words[0]
+        ends = [number for number, word in enumerate(words) if word in ("|", ">", "&", "&&", ";", "2>&1") or word.endswith(";")]
+        if words := words[: ends[0] if ends else None]:
+            yield words[1:] if words[0] in ("srun", "watch") else words
+
+
+@pytest.mark.parametrize("block", of_language("bash"))
+def test_commands_are_understood(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    for words in words_of(block):
+        check(words)
+
+
+def check(words: list[str]) -> None:
+    program, *arguments = words
+    if program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert next((word for word in arguments if "=" not in word), "help") in targets
+    elif program == "lightning-echo" or (program in ("python", "python3") and arguments[:2] == ["-m", "lightning_echo"]):
+        arguments = arguments if program == "lightning-echo" else arguments[2:]
+        if "--version" not in arguments and "--help" not in arguments:
+            _parser().parse_args(arguments)
+    elif program in ("python", "python3") and arguments[0] == "-m":
+        assert arguments[1] in ("pip", "venv", "pytest", "sphinx", "build", "learning")
+    elif program in ("python", "python3"):
+        script, *arguments = arguments
+        if "/" in script:
+            assert (ROOT / script).is_file(), f"{script} is not in the repository"
+        elif arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
+            understood_by_echo_cli(arguments)
+        else:  # Hydra's overrides, or a program without arguments
+            assert all("=" in word or word in ("--multirun", "-m") for word in arguments)
+    else:
+        assert program in OTHERS_PROGRAMS or program.startswith("#SBATCH"), f"nobody checks {program}"
+
+
+def understood_by_echo_cli(arguments: list[str]) -> None:
+    for name in (value for option, value in pairwise(arguments) if option == "--config"):
+        Path(name).write_text("{}\n")
+    with pytest.raises(_Parsed):
+        _OnlyParsed(Classifier, Images, args=arguments)
