@@ -1,4 +1,4 @@
-"""The code blocks of README, CONTRIBUTING and the site work: Python runs, commands parse, YAML loads.
+"""The code blocks of README, CONTRIBUTING, SECURITY and the site work: Python runs, commands parse, YAML loads.
 
 The Python blocks of a page run one after another in one namespace, in an empty folder, with what `stand_ins.py` defines. A block
 that cannot run here has a comment before it, with the reason: ``<!-- skip: next, needs a GPU -->``.
@@ -31,7 +31,7 @@ NOT_YET = {
 }
 PAGES = [
     path
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if not {"_build", "generated"} & set(path.parts) and str(path.relative_to(ROOT)) not in NOT_YET
 ]
 SHOWN = {"text", "ini", "{eval-rst}", "{toctree}", "{glossary}", "{include}", "{image}", "{figure}", "{code-block}"}
