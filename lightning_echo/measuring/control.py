@@ -68,7 +68,7 @@ class Observation:
         idle_fraction: Idle fraction of the job over these steps; None if there are no such steps.
         step_seconds: Time per step over them, waiting included; None if there are no such steps.
         costs: Measured costs of the pipeline, of the slowest rank. None if the workers cannot be measured and no step waited.
-        metrics: Everything in ``trainer.callback_metrics``.
+        metrics: What is in ``trainer.callback_metrics``, the mean over ranks, without the keys of ``echo/``.
         logged: Names of the metrics that were logged since the last decision.
         validated: Whether validation has run in this ``fit``, or is switched off.
         moment: When the controller is asked.
