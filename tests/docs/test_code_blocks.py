@@ -129,6 +129,7 @@ def words_of(block: Block) -> Iterator[list[str]]:
             yield words[1:] if words[0] in ("srun", "watch") else words
 
 
+@pytest.mark.filterwarnings("ignore:No seed found")  # Lightning, of a command without a seed
 @pytest.mark.parametrize("block", of_language("bash"))
 def test_commands_are_understood(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
