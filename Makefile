@@ -17,7 +17,7 @@ PEERS_INSTALLED := .venv-peers/.installed
 OUTSIDE_INSTALLED := .venv-outside/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-all test-ray lint docs dist bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
+.PHONY: help install demo test test-fast test-all test-ray lint docs links dist bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -62,6 +62,9 @@ lint: $(INSTALLED) ## check style and types
 docs: $(INSTALLED) ## build the site into docs/_build/html, run its notebooks; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html $(ARGS)
 	@echo 'docs/_build/html/index.html'
+
+links: $(INSTALLED) ## look whether the addresses on the site still answer (needs the network)
+	DOCS_ONLINE=1 $(BIN)/python -m sphinx -q -b linkcheck docs docs/_build/linkcheck $(ARGS)
 
 dist: $(INSTALLED) ## build the source archive and the wheel into dist/ (people publish them)
 	$(BIN)/python -m build --no-isolation $(ARGS)

@@ -47,7 +47,7 @@ def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
 
 
 def _show(entry: Path, at: Path) -> None:
-    """Links a file or a package. A folder without ``__init__.py`` may belong to several distributions: what is in it is linked."""
+    """Links a file or a package. A folder without ``__init__.py`` may belong to several distributions: its content is linked."""
     if entry.is_dir() and not entry.name.endswith(".dist-info") and not (entry / "__init__.py").exists():
         at.mkdir(exist_ok=True)
         for inside in entry.iterdir():

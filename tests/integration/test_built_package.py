@@ -82,7 +82,15 @@ def test_the_source_archive_has_what_people_build_and_test_and_cite_from(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {
         *("LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CITATION.cff"),
-        *("Makefile", "pyproject.toml", "lightning_echo/py.typed", "docs/conf.py", "docs/index.md"),
+        *(
+            "Makefile",
+            ".ci/run",
+            ".github/workflows/ci.yml",
+            "pyproject.toml",
+            "lightning_echo/py.typed",
+            "docs/conf.py",
+            "docs/index.md",
+        ),
         *("tests/unit/test_release.py", "examples/digits.py", "benchmarks/run.py"),
     }
     assert [name for name in names if re.search(r"(^|/)(_build|__pycache__|\.venv|\.git|lightning_logs)(/|$)", name)] == []

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[0-9]*.yml"))
 SECTIONS = re.findall(r"^## (\S+) - (\S+)$", CHANGELOG, flags=re.MULTILINE)  # of releases, the newest first
 
 
@@ -59,3 +61,73 @@ def test_licence_and_authors_and_addresses_are_the_same_everywhere():
     assert [each["name"] for each in PROJECT["authors"]] == [each["name"] for each in CITATION["authors"]]
     assert PROJECT["urls"]["Source"] == CITATION["repository-code"]
     assert PROJECT["urls"]["Documentation"] == CITATION["url"]
+
+
+def jobs_of(workflow):
+    return yaml.safe_load(workflow.read_text())["jobs"]
+
+
+def targets_called_by(workflow):
+    """Yields the targets of the Makefile that a workflow runs, also those that its matrix names."""
+    for job in jobs_of(workflow).values():
+        named = job.get("strategy", {}).get("matrix", {}).get("target", [])
+        for step in job["steps"]:
+            for target in re.findall(r"^make (\$\{\{ [a-z.]+ \}\}|\S+)", step.get("run", ""), flags=re.MULTILINE):
+                yield from named if target == "${{ matrix.target }}" else [target]
+
+
+def targets_of_the_makefile():
+    return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def test_workflows_call_targets_that_the_makefile_has():
+    called = {target for workflow in WORKFLOWS for target in targets_called_by(workflow)}
+    assert called <= targets_of_the_makefile()
+    assert called >= {
+        "lint",
+        "docs",
+        "test",
+        "test-all",
+        "test-oldest",
+        "test-ray",
+        "dist",
+        "links",
+        "test-outside",
+        "test-mosaic",
+    }
+
+
+def test_what_runs_in_every_fresh_clone_runs_on_github_too():
+    run = re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
+    assert set(run) <= set(targets_called_by(ROOT / ".github" / "workflows" / "ci.yml"))
+
+
+def test_the_declared_versions_of_python_are_those_that_are_tested():
+    tested = jobs_of(ROOT / ".github" / "workflows" / "ci.yml")["test"]["strategy"]["matrix"]["python"]
+    found = [re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line) for line in PROJECT["classifiers"]]
+    assert [each[1] for each in found if each] == tested
+    assert PROJECT["requires-python"] == f">={tested[0]}"
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_only_read_and_ends_in_time_and_publishes_nothing(workflow):
+    text = workflow.read_text()
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+    assert all(job["timeout-minutes"] <= 120 for job in jobs_of(workflow).values())
+    assert re.search(r"twine|pypi-publish|secrets\.|gh release", text) is None
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_has_what_github_demands(form):
+    loaded = yaml.safe_load(form.read_text())
+    assert {"name", "description", "body"} <= set(loaded)
+    asked = [field for field in loaded["body"] if field["type"] != "markdown"]
+    assert {field["type"] for field in asked} <= {"textarea", "input", "dropdown", "checkboxes"}
+    assert all(field["attributes"]["label"] for field in asked)
+    assert len({field["id"] for field in asked}) == len(asked) > 0
+
+
+def test_whoever_says_that_the_accelerator_waits_is_asked_for_the_doctors_output():
+    fields = {field.get("id"): field for field in yaml.safe_load(FORMS[0].read_text())["body"]}
+    assert "lightning-echo doctor" in fields["doctor"]["attributes"]["label"]
+    assert fields["doctor"]["validations"]["required"]
