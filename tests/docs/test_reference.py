@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
+from collections.abc import Callable
 from dataclasses import fields
 from inspect import Parameter, signature
 from pathlib import Path
@@ -11,11 +12,17 @@ from pathlib import Path
 import pytest
 
 from lightning_echo import Decision, EchoCallback, MetricGuard, Observation, Reason, TargetIdle
+from lightning_echo.__main__ import _parser
+from lightning_echo.analysis.command import Analyzes
+from lightning_echo.cli import EchoOptions
+from lightning_echo.doctor.examining import Examines
 from lightning_echo.measuring.report import LOGGED
 from lightning_echo.monitoring.cache_meter import CacheUse
+from lightning_echo.training.share_command import Shares
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
+PACKAGE = ROOT / "lightning_echo"
 
 # ------------------------------------------------------------------ metrics.md
 
@@ -70,3 +77,59 @@ def test_the_controllers_page_has_each_option_with_its_default(controller: type)
     for name, default in defaults.items():
         said = told[name].strip(" `")
         assert said == "" if default is Parameter.empty else literal_eval(said) == default
+
+
+# ------------------------------------------------------------------ command_line.md
+
+LEFT_OUT = {"self", "model", "datamodule", "ckpt_path", "weights_only"}  # Lightning's own, or without an effect
+
+
+def section_of(page: str, title: str) -> str:
+    return (PAGES / page).read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def told_options(section: str) -> dict[str, str]:
+    """The second cell of each row of a section's table, by the first one."""
+    return dict(re.findall(r"^\| `([^`]+)` \|(.*?)\|", section, re.MULTILINE))
+
+
+def plain(default: object) -> str:
+    """A default as it is typed on a command line."""
+    return f"{default:g}" if isinstance(default, float) else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def test_the_page_has_each_command_and_its_arguments() -> None:
+    commands = next(action.choices for action in _parser()._actions if isinstance(action.choices, dict))
+    page = (PAGES / "command_line.md").read_text()
+    assert re.findall(r"^## lightning-echo (\w+)$", page, re.MULTILINE) == ["doctor", "report", "shared"]
+    assert set(commands) == {"doctor", "report", "shared"}
+    for name, parser in commands.items():
+        actions = [action for action in parser._actions if action.dest != "help"]
+        expected = {" ".join([*action.option_strings[:1], *([action.metavar] if action.metavar else [])]) for action in actions}
+        assert set(told_options(section_of("command_line.md", f"lightning-echo {name}"))) == expected
+
+
+def test_the_page_has_each_option_of_the_group_echo_with_its_default() -> None:
+    told = told_options(section_of("command_line.md", "EchoCLI: the group echo"))
+    assert set(told) == {f"--echo.{field.name}" for field in fields(EchoOptions)}
+    for field in fields(EchoOptions):
+        said = told[f"--echo.{field.name}"].strip(" `")
+        assert said.startswith(("none", "chosen", "that of")) if field.default is None else said == plain(field.default)
+
+
+@pytest.mark.parametrize(
+    ("title", "method"), [("analyze", Analyzes.analyze), ("share", Shares.share), ("doctor", Examines.doctor)]
+)
+def test_the_page_has_each_option_of_a_subcommand_with_its_default(title: str, method: Callable[..., None]) -> None:
+    told = told_options(section_of("command_line.md", f"EchoCLI: {title}"))
+    options = {name: option for name, option in signature(method).parameters.items() if name not in LEFT_OUT}
+    assert list(told) == [f"--{name}" for name in options]
+    for name, option in options.items():
+        said = told[f"--{name}"].strip(" `")
+        assert option.default in (None, "") or said == plain(option.default)
+
+
+def test_the_page_has_each_environment_variable() -> None:
+    told = re.findall(r"^\| `(LIGHTNING_ECHO_\w+)`", (PAGES / "command_line.md").read_text(), re.MULTILINE)
+    used = {name for path in PACKAGE.rglob("*.py") for name in re.findall(r"LIGHTNING_ECHO_[A-Z_]+", path.read_text())}
+    assert set(told) == used
