@@ -22,7 +22,9 @@ HEADINGS = [
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: str(path.stem))
 def test_a_card_has_these_headings_in_this_order(card: Path) -> None:
     tokens = MarkdownIt().parse(card.read_text())
-    found = [text.content for opening, text in zip(tokens, tokens[1:], strict=False) if opening.tag == "h2" and opening.nesting == 1]
+    found = [
+        text.content for opening, text in zip(tokens, tokens[1:], strict=False) if opening.tag == "h2" and opening.nesting == 1
+    ]
     assert found == HEADINGS
 
 

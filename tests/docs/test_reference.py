@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from ast import literal_eval
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from inspect import Parameter, signature
 from pathlib import Path
 
@@ -133,3 +135,34 @@ def test_the_page_has_each_environment_variable() -> None:
     told = re.findall(r"^\| `(LIGHTNING_ECHO_\w+)`", (PAGES / "command_line.md").read_text(), re.MULTILINE)
     used = {name for path in PACKAGE.rglob("*.py") for name in re.findall(r"LIGHTNING_ECHO_[A-Z_]+", path.read_text())}
     assert set(told) == used
+
+
+# ------------------------------------------------------------------ messages.md
+
+QUOTED = re.findall(r"^`([^`]+)`\n: ", (PAGES / "messages.md").read_text(), re.MULTILINE)
+
+
+def text_of(node: ast.expr) -> str:
+    """A text of the source, with an ellipsis in the place of each field."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(text_of, node.values))
+    return text_of(node.left) + text_of(node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) else "…"
+
+
+@cache
+def texts_of_the_package() -> str:
+    kinds = (ast.Constant, ast.JoinedStr, ast.BinOp)
+    trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
+    texts = "\n".join(text_of(node) for tree in trees for node in ast.walk(tree) if isinstance(node, kinds))
+    return re.sub("…+", "…", re.sub(r"%[rsd]", "…", texts))
+
+
+@pytest.mark.parametrize("quoted", QUOTED)
+def test_a_message_is_still_said_like_this(quoted: str) -> None:
+    assert quoted in texts_of_the_package()
+
+
+def test_the_messages_that_matter_are_told() -> None:
+    assert len(QUOTED) == len(set(QUOTED)) > 40
