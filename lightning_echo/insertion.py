@@ -9,8 +9,15 @@
 Earlier is better for learning, later is cheaper (Choi et al. 2019, arXiv 1907.05550, section 3).
 
 The members of `InsertionPoint` are a table with a row for each point, the earliest first. The rest of the package asks this
-table: no code in another file names a point. A new point is a row here, and the code that it runs. If it needs something else of
-the loader than the five do, it is also a member of `Needs`; if it reuses a stage that is none yet, also an entry of `STAGES`.
+table: no code in another file names a point. A sixth point would touch:
+
+* this table: a row. If it needs something else of the loader than the five do, also a member of `Needs`. If it reuses a stage
+  that is none yet, also an entry of `STAGES`. If its live items are in a new place, also a member of `Place`.
+* ``fetching/choice.py``, `choose`: whether a loader allows it, and the stages that the workers run for it.
+* the code that keeps and hands out its live items, but only if neither that for examples (``workers/dataset.py``) nor that for
+  batches (``fetching/batches.py``) will do. `start_index_pipeline` in ``fetching/index_pipeline.py`` puts it in its place.
+
+Options, messages, the cost model, the analysis and the doctor follow from the row.
 """
 
 from __future__ import annotations

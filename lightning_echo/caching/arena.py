@@ -1,5 +1,8 @@
 """`Arena`: an append-only store of bytes that the processes of a node share. What is in it never moves and never changes.
 
+Nothing is evicted. When the budget is used up, or memory is running short, the arena is frozen: it takes nothing more, and what
+it holds stays until the job ends (a named one stays on its disk).
+
 A writer takes the lock, claims the key and reserves space, and gives the lock back. Then it writes the record, and the index word
 last. A process that is killed meanwhile loses the space that it had reserved, and its key is never held; what others read is not
 touched, and the lock ends with the process. Readers take no lock: an index word that is an offset never changes again.

@@ -1,4 +1,8 @@
-"""The options of a loader are checked here. Each message names the argument, what was expected, what came and the way out."""
+"""The options of a loader are checked here. Each message names the argument, what was expected, what came and the way out.
+
+A factor comes through `check_factor`, whichever way it was given: as an argument, in a configuration, or by a controller during a
+run. Whether the buffer is large enough for it only the loader knows (`EchoLoader.check_factor`).
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 `EchoState.from_dict` checks a state as a whole, and `EchoState.to_dict` writes it in plain types. Only ``echo_run.py`` makes a
 state and loads one; all other code receives the object. The classes here and in ``pipeline_state.py`` (plan, order, stream) are
 the only list of the fields, and ``schema.py`` reads that list.
+
+A checkpoint of a run with `EchoCallback` holds more beside it: counts, the controller's state, reports and decisions.
+`EchoCallback.state_dict` lists them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
 """The echo factor as a fraction, and what error diffusion makes of it: which items are fresh, and how often each is used.
 
-Error diffusion: of the first ``n`` items exactly ``floor(n / e)`` are fresh, and the first ``i`` fresh ones get ``floor(i * e)``
-uses. So every factor is met exactly and on all ranks alike, without random numbers.
+A factor such as 2.37 is the fraction 237 / 100 here. Error diffusion rounds it so that no error adds up:
+
+* Of the first ``n`` items exactly ``floor(n / e)`` are fresh.
+* The first ``i`` fresh items get ``floor(i * e)`` uses together.
+
+So every factor is met exactly and on all ranks alike, without random numbers. ``memory_plan.py`` keeps the first rule,
+``each_plan.py`` keeps both.
 """
 
 from __future__ import annotations

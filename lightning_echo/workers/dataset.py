@@ -1,7 +1,9 @@
 """What runs in the workers: look an example up, or read it.
 
 The batch sampler in the main process sends a `Request`; `ExampleCache` answers it with the examples of the batch. It reads an
-example at its first use, keeps it while uses are left and lets it go at the last one. After a resume an example may be live and
+example at its first use, keeps it while uses are left and lets it go at the last one. A worker decides nothing of this: the plan
+does (``planning/plan.py``), and the request says it. `Request.stays_live` has a byte for each example, 1 if the worker keeps it.
+`Request.forget` names those that it lets go of without a further use. After a resume an example may be live and
 not be held. The cache reads it again, under the seeds of the first time: the cache can make training slower, never wrong. What
 the cache of the node has in memory is not kept here a second time.
 
