@@ -72,7 +72,8 @@ def test_links_lead_to_files(target):
 
 
 @pytest.mark.parametrize(
-    "name", ["put", "get", "lengths_of", "counts", "freeze", "keys", "budget_bytes", "is_in_memory", "address"]
+    "name", ["put", "get", "lengths_of", "counts", "freeze", "keys", "budget_bytes", "is_in_memory", "address", "attach"]
 )
 def test_a_store_has_the_methods_that_the_text_asks_of_one(name):
+    assert f"`{name}`" in TEXT
     assert f"Arena.{name}" in names_of(Path(lightning_echo.__file__).parent / "caching" / "arena.py")
