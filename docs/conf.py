@@ -71,6 +71,8 @@ nb_merge_streams = True
 
 # ------------------------------------------------------------------ the look
 html_theme = "pydata_sphinx_theme"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = "lightning_echo"
 html_show_sourcelink = False
 html_theme_options = {
