@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,7 @@ HEADINGS = [
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: str(path.stem))
 def test_a_card_has_these_headings_in_this_order(card: Path) -> None:
     tokens = MarkdownIt().parse(card.read_text())
-    found = [
-        text.content for opening, text in zip(tokens, tokens[1:], strict=False) if opening.tag == "h2" and opening.nesting == 1
-    ]
+    found = [text.content for opening, text in itertools.pairwise(tokens) if opening.tag == "h2" and opening.nesting == 1]
     assert found == HEADINGS
 
 
