@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from ast import literal_eval
 from collections.abc import Callable
@@ -13,12 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from lightning_echo import Decision, EchoCallback, MetricGuard, Observation, Reason, TargetIdle
+from lightning_echo import Decision, EchoCallback, MetricGuard, Observation, Reason, StallAnalysis, TargetIdle
 from lightning_echo.__main__ import _parser
 from lightning_echo.analysis.command import Analyzes
+from lightning_echo.analysis.result import _VERSION as analysis_version
 from lightning_echo.cli import EchoOptions
 from lightning_echo.doctor.examining import Examines
-from lightning_echo.measuring.report import LOGGED
+from lightning_echo.doctor.findings import as_document, ok
+from lightning_echo.loading.state import STATE_VERSION, EchoState
+from lightning_echo.measuring.echo_summary import VERSION, FactorUse, RunSummary
+from lightning_echo.measuring.report import LOGGED, EpochReport
 from lightning_echo.monitoring.cache_meter import CacheUse
 from lightning_echo.training.share_command import Shares
 
@@ -166,3 +171,45 @@ def test_a_message_is_still_said_like_this(quoted: str) -> None:
 
 def test_the_messages_that_matter_are_told() -> None:
     assert len(QUOTED) == len(set(QUOTED)) > 40
+
+
+# ------------------------------------------------------------------ file_formats.md
+
+
+def told_fields(start: str, page: str = "file_formats.md") -> list[str]:
+    """The names in the first cells of the first table after a text of the page."""
+    table = (PAGES / page).read_text().split(start)[1].split("| --- |")[1].split("\n\n")[0]
+    return [
+        name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1] if row.startswith("|") else "")
+    ]
+
+
+def names_of(kind: type) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def test_the_fields_of_a_summary_are_told() -> None:
+    assert told_fields("## echo_summary.json") == ["version", *names_of(RunSummary)]
+    assert told_fields("Each object of `decisions`:") == names_of(FactorUse)
+    assert set(told_fields("Each object of `reports`")) == set(names_of(EpochReport)) - set(LOGGED)
+
+
+def test_the_fields_of_an_analysis_are_told() -> None:
+    assert told_fields("## analysis.json") == ["lightning_echo_analysis", *names_of(StallAnalysis), "advice"]
+
+
+def test_the_fields_of_the_doctors_document_are_told() -> None:
+    document = json.loads(as_document([ok("cores", "2 cores.")]))
+    assert told_fields("## The doctor's document") == list(document)
+    assert told_fields("Each object of `findings`:") == list(document["findings"][0])
+
+
+def test_the_fields_of_a_state_are_told() -> None:
+    assert sorted(told_fields("The fields of the state of an `EchoLoader`")) == sorted(names_of(EchoState))
+
+
+def test_the_versions_of_the_formats_are_told() -> None:
+    page = (PAGES / "file_formats.md").read_text()
+    assert f"| `version` | {VERSION} |" in page
+    assert f"| `lightning_echo_analysis` | the version of the format: {analysis_version} |" in page
+    assert f"state of an `EchoLoader`, version {STATE_VERSION}:" in page
