@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import lightning_echo
 
@@ -19,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+EXTRAS = PROJECT["optional-dependencies"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[0-9]*.yml"))
 SECTIONS = re.findall(r"^## (\S+) - (\S+)$", CHANGELOG, flags=re.MULTILINE)  # of releases, the newest first
@@ -61,6 +65,35 @@ def test_licence_and_authors_and_addresses_are_the_same_everywhere():
     assert [each["name"] for each in PROJECT["authors"]] == [each["name"] for each in CITATION["authors"]]
     assert PROJECT["urls"]["Source"] == CITATION["repository-code"]
     assert PROJECT["urls"]["Documentation"] == CITATION["url"]
+
+
+def minima_of(requirements):
+    """Returns the oldest versions that are declared, by name."""
+    found = {}
+    for requirement in map(Requirement, requirements):
+        oldest = [each.version for each in requirement.specifier if each.operator == ">="]
+        found |= dict.fromkeys([canonicalize_name(requirement.name)], Version(oldest[0])) if oldest else {}
+    return found
+
+
+MINIMA = minima_of([*PROJECT["dependencies"], *EXTRAS["vision"], *EXTRAS["examples"]])
+
+
+def test_the_oldest_declared_versions_are_those_that_are_tested():
+    lines = (ROOT / "tests" / "oldest.txt").read_text().splitlines()
+    pinned = {
+        canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines if line[0] != "#")
+    }
+    assert pinned.pop("pytorch-lightning") == pinned["lightning"]
+    assert pinned == MINIMA
+
+
+def test_the_page_about_versions_tells_the_minima_that_are_declared():
+    page = (ROOT / "docs" / "about" / "versions.md").read_text()
+    rows = dict(re.findall(r"^\| (\w+)(?:, an extra)? \| ([\d.]+)", page, flags=re.MULTILINE))
+    assert f">={rows.pop('Python')}" == PROJECT["requires-python"]
+    assert set(rows) >= {"torch", "lightning", "torchmetrics", "torchvision"}
+    assert {name: Version(version) for name, version in rows.items()} == {name: MINIMA[name] for name in rows}
 
 
 def jobs_of(workflow):
