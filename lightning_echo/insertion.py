@@ -158,7 +158,7 @@ class InsertionPoint(str, Enum):
             redone=("on_after_batch_transfer",),
             by_batches=True,
             place=Place.device,
-            memory="on the device (and as much on the host)",
+            memory="on the device, and as much on the host",
             needs=Needs.batches,
             for_auto=False,
             live_batches=4,  # device memory is scarce

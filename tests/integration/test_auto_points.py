@@ -1,4 +1,4 @@
-"""The README's table "your pipeline -> the point `auto` takes -> what to do for an earlier one", row by row."""
+"""The table of docs/concepts/insertion_points.md, pipeline, point that `auto` takes, way to an earlier one, row by row."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_loader_that_the_user_echoes_goes_on_whatever_the_callback_does(tmp_pa
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint")
 def test_without_the_callback_lightning_refuses_the_loaders_state(tmp_path: Path) -> None:
-    """README says so; if this fails, the README can say something better."""
+    """README and docs/concepts/resuming.md say so; if this fails, they can say something better."""
     fit(Data(), callbacks=[echo(2), SaveAt(tmp_path, [4])])
     with pytest.raises(RuntimeError, match="0 stateful loaders, but found 1 states"):
         fit(Data(), ckpt_path=SaveAt(tmp_path, []).path(4))

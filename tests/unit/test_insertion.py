@@ -1,4 +1,7 @@
-"""The table of the insertion points: what it says of each; both READMEs say the same; no other file names a point."""
+"""The table of the insertion points: what it says of each; no other file names a point.
+
+The site (docs/concepts/insertion_points.md) and the README of the package say the same.
+"""
 
 import ast
 import copy
@@ -89,7 +92,7 @@ def test_auto_takes_the_earliest_of_each_kind_of_loader_but_does_not_ask_for_raw
     assert [point for point in POINTS if point.properties.for_auto] == list(map(earliest, list(Needs)[1:]))
 
 
-# ---------------------------------------------------------------- the READMEs
+# ---------------------------------------------------------------- the pages
 
 
 def cells(path, point):
@@ -103,9 +106,9 @@ def stages(names):
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_the_readme_says_what_the_table_says(point):
+def test_the_page_on_insertion_points_says_what_the_table_says(point):
     row = point.properties
-    name, item, redone, memory, purpose = cells(PACKAGE.parent / "README.md", point)
+    name, item, redone, memory, purpose = cells(PACKAGE.parent / "docs" / "concepts" / "insertion_points.md", point)
     assert (name, item, redone, memory) == (f"`{point}`", row.item, stages(row.redone), row.memory)
     assert purpose
 

@@ -222,7 +222,7 @@ class OwnIteration(DataLoader[int]):
 
 
 # The loader; the earliest point that it allows (all later ones, too); what `auto` takes; a word of the reason if that is not the
-# earliest there is. README, "Where the echo stands".
+# earliest there is. docs/concepts/insertion_points.md.
 KINDS: dict[str, tuple[Any, str, str, str]] = {
     "read and decode": (lambda: DataLoader(Staged(), 4), "after_read", "before_augmentation", ""),
     "transform": (lambda: DataLoader(Transformed(), 4), "before_augmentation", "before_augmentation", ""),

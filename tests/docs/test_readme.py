@@ -1,0 +1,68 @@
+"""The README stays short, its links lead somewhere, and its figures are those that a command has printed."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+SECTIONS = [
+    "Is it for you?",
+    "Install",
+    "Measure: it changes nothing, and says whether echoing pays",
+    "Echo, cache, share",
+    "What to expect",
+    "What changes for your training",
+    "LightningCLI and Hydra",
+    "Works with",
+    "Turning it off",
+    "More",
+]
+
+
+def test_it_has_at_most_120_lines_of_at_most_130_characters() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if len(line) > 130] == []
+
+
+def test_its_sections_are_in_their_order() -> None:
+    assert re.findall(r"^## (.*)$", README, re.MULTILINE) == SECTIONS
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", README))))
+def test_a_link_leads_somewhere(link: str) -> None:
+    path, _, heading = link.partition("#")
+    if not path.startswith("https://"):
+        assert (ROOT / path).exists()
+    if heading:
+        anchors = [line.lstrip("# ").lower() for line in (ROOT / path).read_text().splitlines() if line.startswith("#")]
+        assert heading in [re.sub(r"[^a-z0-9 -]", "", anchor).strip().replace(" ", "-") for anchor in anchors]
+
+
+def table(first_cell: str) -> list[str]:
+    line = next(line for line in README.splitlines() if line.startswith(f"| {first_cell} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "unit"),
+    [("fresh examples", "fresh examples", ""), ("optimizer steps", "steps", ""), ("time", "time (s)", " s")],
+)
+def test_what_to_expect_is_what_make_wallclock_has_printed(row: str, column: str, unit: str) -> None:
+    with (ROOT / "benchmarks/results/wallclock/wallclock_times.csv").open() as file:
+        printed = {(line["task"], line["R"], line["arm"]): line for line in csv.DictReader(file)}
+    arms = [(task, "8", arm) for task in ("language_model", "glyphs") for arm in ("no echo", "factor R", "TargetIdle")]
+    assert table(row) == [printed[arm][column].split(" [")[0] + unit for arm in arms]
+
+
+def test_the_figures_that_it_quotes_stand_in_the_evidence() -> None:
+    evidence = (ROOT / "docs" / "evidence.md").read_text()
+    assert "**6 of 20 goals are met**" in evidence
+    assert "0.29 [0.29, 0.30] of the time in the language model: **missed**; 0.23 [0.20, 0.27] with characters" in evidence
+    assert "eleven of twelve arms" in evidence
+    assert "no gpu figure" in README.split("## What to expect")[1].split("|")[0].lower()
