@@ -1,15 +1,19 @@
 """`EchoCallback`: one line adds echoing to a Trainer, measures it, logs it, and lets a controller decide on the factor.
 
-It only brings others together, in Lightning's hooks: `Attachment` puts echoing into the run, `RunMeter` measures, `Decider`
-asks a `Controller`, `AskingSteps` says when within an epoch, and an `EpochReport` holds what is known of an epoch.
+In Lightning's hooks, the callback calls the objects that do the work:
+
+* `Attachment` puts echoing into the run.
+* `RunMeter` measures.
+* `Decider` asks a `Controller`. `AskingSteps` says at which steps of an epoch it is asked.
+* An `EpochReport` holds what is known of an epoch.
 
 ====================== ======================================================================================
 ``setup``              attaches echoing, sets the controller's first factor
 ``on_train_start``     makes sure that an echoed loader is in use
-``on_train_batch_*``   clocks; logs counts every ``log_every_n_steps``; after some steps decides, sets the factor
+``on_train_batch_*``   times the steps; logs counts every ``log_every_n_steps``; after some steps decides, sets the factor
 ``on_train_epoch_end`` measures, decides, logs, sets the factor
 ``on_fit_end``         prints and logs the summary
-``teardown``           takes echoing away, writes ``echo_summary.json``, logs the picture of the run
+``teardown``           writes ``echo_summary.json``, logs the picture of the run, takes echoing away
 ====================== ======================================================================================
 """
 
@@ -64,95 +68,106 @@ class EchoCallback(DecidesFactor, pl.Callback):
     The loader may be that of a data module, the model's own, or one that is passed to ``fit``.
 
     ================================================== ==================================================================
-    ``EchoCallback()``                                 changes nothing: it measures the run as it is, and the summary says
+    ``EchoCallback()``                                 changes nothing. It measures the run as it is, and the summary says
                                                        whether echoing pays
     ``EchoCallback(factor=4)``                         every fresh example is used four times
     ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor: after about 60 steps, and then
                                                        from epoch to epoch
     ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
-    ``EchoCallback(factor=2, controller=controller)``  begins with that factor
-    ``EchoCallback(share="sweep")``                    trainings of this name, on one machine, read their data once
-    ``EchoCallback(cache="8GiB")``                     what fits into that memory is read once; with a factor, too, the rest is
-                                                       echoed
+    ``EchoCallback(factor=2, controller=controller)``  begins with factor 2; then the controller decides
+    ``EchoCallback(share="sweep")``                    all trainings with this name on one machine read their data once
+    ``EchoCallback(cache="8GiB")``                     examples that fit into that memory are read once; give a factor as well
+                                                       to echo, too
     ================================================== ==================================================================
 
-    These metrics are logged per epoch through every logger, the first three also every ``Trainer(log_every_n_steps)`` steps. A
-    metric that could not be measured is left out.
+    These metrics are logged at the end of each epoch, through every logger. The first three are also logged every
+    ``Trainer(log_every_n_steps)`` steps. A metric that could not be measured is left out.
 
     ================================ ============================================================================================
     ``echo/factor``                  echo factor in force
-    ``echo/fresh_examples``          first uses in the run so far, all ranks: an x axis for curves
-    ``echo/echoed_examples``         further uses in the run so far, all ranks
+    ``echo/fresh_examples``          fresh examples on all ranks in the run so far: a good x axis for curves
+    ``echo/echoed_examples``         echoed examples on all ranks in the run so far
     ``echo/passes``                  passes over the data in the run so far
     ``echo/effective_factor``        uses per fresh example in the epoch
-    ``echo/idle_fraction``           share of the epoch's time in which the job waited for input: per step the longest wait of
-                                     any rank, summed. Validation is no part of that time, nor is ``echo/first_batch_seconds``
+    ``echo/idle_fraction``           share of the epoch's time in which the job waited for input. Of each step, the longest wait
+                                     of any rank counts. Validation and ``echo/first_batch_seconds`` are not part of that time
     ``echo/slowest_rank``            the rank that had the longest wait most often; only with several ranks
-    ``echo/data_wait_seconds``       waiting, seconds per step
-    ``echo/step_seconds``            all but waiting, seconds per step
-    ``echo/upstream_seconds``        host time per fresh batch before the insertion point, seconds, all workers working on it
-    ``echo/examples_per_second``     delivered on all ranks, fresh and echoed
-    ``echo/recommended_factor``      what the controller measured to be right; without one, what ``TargetIdle()`` would choose
-    ``echo/first_batch_seconds``     wait for the first batch of an epoch for which workers had to start, of the rank that waited
-                                     longest. Workers start in the first epoch; where the loader was closed or made anew since
-                                     the last epoch; and in every epoch of a loader with workers that is not echoed
-    ``echo/cache_hit_fraction``      share of the epoch's fresh examples that the cache had, all ranks. This one and the next two
-                                     are logged only where there is a cache
+    ``echo/data_wait_seconds``       waiting for input, seconds per step
+    ``echo/step_seconds``            time without that waiting, seconds per step
+    ``echo/upstream_seconds``        time before the insertion point, seconds per batch of fresh examples, all workers together
+    ``echo/examples_per_second``     fresh and echoed examples that all ranks got per second
+    ``echo/recommended_factor``      the factor that the controller's measurements ask for; without a controller, the factor that
+                                     ``TargetIdle()`` would choose
+    ``echo/first_batch_seconds``     seconds that the job waited for the first batch of an epoch, if workers had to start for it.
+                                     The longest wait of any rank counts. Workers start in the first epoch, and after the loader
+                                     was closed or made anew. A loader with workers that is not echoed starts them in each epoch
+    ``echo/cache_hit_fraction``      share of the epoch's fresh examples that the cache had, all ranks. This metric and the next
+                                     two are logged only if there is a cache
     ``echo/cached_examples``         examples that the cache of a node holds
     ``echo/cache_bytes``             bytes that they take on a node
-    ``echo/cache_received_fraction`` share of the epoch's fresh examples that came from another node: if the cache is partitioned
-    ``echo/exchange_fraction``       share of the epoch's time in which nodes sent and received examples: likewise
-    ``echo/shared_trainings``        trainings that share the reading, this one among them. This one and the next two are logged
-                                     only where the reading is shared
+    ``echo/cache_received_fraction`` share of the epoch's fresh examples that came from another node; only if the cache is
+                                     partitioned
+    ``echo/exchange_fraction``       share of the epoch's time in which nodes sent and received examples; only if the cache is
+                                     partitioned
+    ``echo/shared_trainings``        trainings that share the reading, this one among them. This metric and the next two are
+                                     logged only if the reading is shared
     ``echo/peer_wait_fraction``      share of the epoch's time in which a batch waited for another, slower training
     ``echo/missed_examples``         examples in the run so far that other trainings had and this one did not
     ================================ ============================================================================================
 
-    In a collection of loaders, these metrics are of all echoed loaders together. The factor is the harmonic mean if they have
-    different ones, and there are no passes. Each loader has its own ``echo/<name>/factor``, ``echo/<name>/fresh_examples``,
-    ``echo/<name>/echoed_examples`` and ``echo/<name>/passes``, and with a cache ``echo/<name>/cache_hit_fraction``,
-    ``echo/<name>/cached_examples`` and ``echo/<name>/cache_bytes``. What the pipeline costs is logged only where the slowest
-    loader can be told: all loaders are echoed by the same factor, all of them or none have workers, and each step takes a batch
-    of each.
+    In a collection of loaders, these metrics are of all echoed loaders together:
 
-    At the end of ``fit``, also if it was interrupted, `reports` and `decisions` are written to ``echo_summary.json`` in
-    the run's log directory, if the Trainer has a logger that keeps files. `FactorSchedule.from_summary` replays such a run.
+    * If the loaders have different factors, ``echo/factor`` is their harmonic mean.
+    * There is no ``echo/passes``.
+    * ``echo/upstream_seconds`` is logged only if all loaders are echoed with the same factor, if all of them or none have
+      workers, and if each step takes a batch of each.
+    * Each loader has its own ``echo/<name>/factor``, ``echo/<name>/fresh_examples``, ``echo/<name>/echoed_examples`` and
+      ``echo/<name>/passes``. With a cache it also has ``echo/<name>/cache_hit_fraction``, ``echo/<name>/cached_examples`` and
+      ``echo/<name>/cache_bytes``.
 
-    The metrics are in ``trainer.callback_metrics`` too, those of an epoch from its end on: let ``EarlyStopping`` look there by
-    ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``: the idle fraction of
-    this rank in this epoch so far, from its tenth step on.
+    At the end of ``fit``, also of one that was interrupted, the callback writes `reports` and `decisions` to
+    ``echo_summary.json`` in the run's log directory, if the Trainer has a logger that keeps files. `FactorSchedule.from_summary`
+    replays such a run.
+
+    The metrics are in ``trainer.callback_metrics``, too. Those of an epoch are there from its end on. Therefore give
+    ``EarlyStopping`` the option ``check_on_train_epoch_end=True``. The progress bar shows ``echo=2.0x idle 3%``: the factor, and
+    the idle fraction of this rank in this epoch so far, from its tenth step on.
 
     Args:
-        controller: Decides on the factor from epoch to epoch, and within epochs if it asks for that; in a collection, on one
-            factor for all loaders. None: the factor stays as it is.
-        factor: Echo factor, a real number >= 1: uses per fresh example; or ``"auto"``: a `TargetIdle` with its defaults is the
-            controller. None: 1 if there is a controller or another option; else the run is left as it is.
+        controller: Decides on the factor from epoch to epoch, and within epochs if it asks for that. In a collection, it decides
+            on one factor for all loaders. None: the factor stays as it is.
+        factor: Echo factor: the uses per fresh example, a real number >= 1. ``"auto"``: the controller is a `TargetIdle` with its
+            defaults. None: the factor is 1 if there is a controller or another option; otherwise the run is left as it is.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
-        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), or the memory that they
-            may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See `EchoLoader`.
+        buffer_size: The largest number of live examples per rank (of live batches for ``after_batching`` and
+            ``after_transfer``). Or the memory that they may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See
+            `EchoLoader`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
-        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
-            `EchoLoader`.
-        cache: What is kept of the examples, so that they are read once: a size such as ``"8GiB"``, a `CacheConfig`, or a mapping
-            of its options. Without a factor there is a cache alone, and no echoing.
-        share: Under which name the reading is shared with other trainings on this machine: a name, a `ShareConfig`, or a mapping
-            of its options. Without a factor the training shares, and does not echo.
-        echo: In place of these options: an `EchoConfig`, or a mapping of the options (a dict, OmegaConf's ``DictConfig``). It
-            counts for a single loader and for all loaders of a collection. Or, by name, one of these for each loader of a
-            collection that is echoed (see `EchoDataModule`). If neither ``echo`` nor an option is given, a controller drives
-            the `EchoLoader` or `EchoDataModule` that the run has.
+        seed: Seed of the order, the draws and the augmentation. Default: the seed of ``seed_everything``, otherwise one is
+            chosen, see `EchoLoader`.
+        cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, a `CacheConfig`, or a mapping
+            of its options. Without a factor there is only a cache, and no echoing.
+        share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
+            mapping of its options. Without a factor the training shares, and does not echo.
+        echo: All these options as one value. Give either this argument or the options, not both. It has one of these forms:
+
+            * An `EchoConfig`, or a mapping of its options (a dict, OmegaConf's ``DictConfig``). It applies to a single loader,
+              or to all loaders of a collection.
+            * For a collection: a mapping from the names of the loaders to echo to such options, see `EchoDataModule`.
+
+            If neither ``echo`` nor an option is given, a controller drives the `EchoLoader` or `EchoDataModule` that the run has.
         summary: Whether to print a summary at the end of ``fit``, and to give it to loggers that take texts.
         plot: Whether to log a picture of the run at the end of ``fit``: to TensorBoard, Weights & Biases, MLflow.
 
     Attributes:
-        attachment: Puts echoing into the run; its ``echo`` has the loader in use and its factor.
+        attachment: Puts echoing into the run. Its ``echo`` has the loader in use and the factor.
         reports: An `EpochReport` for each epoch so far.
-        decisions: A `FactorUse` for each factor of the run so far, that of its beginning first.
+        decisions: A `FactorUse` for each factor of the run so far. The first one is the factor that the run began with.
 
     Raises:
         TypeError: An argument has a wrong type.
-        ValueError: An option has an impossible value, ``echo`` names no loader, or two arguments say the same thing.
+        ValueError: An option has an impossible value, ``echo`` is an empty mapping, or two arguments exclude each other.
         ModuleNotFoundError: ``plot=True``, and matplotlib is not installed.
 
     Example:
@@ -290,7 +305,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def _write_summary(self, trainer: pl.Trainer) -> None:
         """Writes what is known of the run, if there is a place for it.
 
-        No rank must wait for another here, because one may have failed alone.
+        No rank may wait for another rank here, because a single rank may have failed.
         """
         if (self.reports or len(self.decisions) > 1) and trainer.is_global_zero:
             self._note_factor()
@@ -344,9 +359,9 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._end_epoch(trainer, pl_module, trainer.current_epoch)
 
     def _catch_up(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ends the epoch before this one if Lightning has left its end out.
+        """Ends the epoch before this one if Lightning has not called the hook for its end.
 
-        Lightning does so when it resumes from a checkpoint that was saved between an epoch's last step and its end.
+        Lightning skips this hook when it resumes from a checkpoint that was saved between an epoch's last step and its end.
         """
         if self._meter.is_in_epoch and self._epoch < trainer.current_epoch:
             self._end_epoch(trainer, pl_module, self._epoch)
@@ -388,16 +403,16 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self.decisions.append(FactorUse(observation.batches, since_in(self._loader), decision.factor, reason, message))
 
     def _note_factor(self) -> None:
-        """Notes a factor that somebody else has set."""
+        """Notes a factor that other code than the controller has set."""
         if self._factor_set != self.decisions[-1].factor:
             self.decisions.append(FactorUse(None, since_in(self._loader), self._factor_set, message="not set by the controller"))
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns plain types and tensors.
+        """Returns the state of the callback, in plain types and tensors.
 
-        The loader's state is among them, because Lightning forgets it where the model reads
+        It holds the loader's state, too, because Lightning loses that state if the model reads
         ``trainer.estimated_stepping_batches``.
         """
         return {
@@ -418,7 +433,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
             self._load(state_dict)
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Reads the fields of a state; `entry` and the like name one that is missing or wrong. Older checkpoints lack some."""
+        """Reads the fields of a state. Older checkpoints lack some of them. An error names a field that is missing or wrong."""
         is_attached, loader = entry(state, "attached", bool), entry(state, "loader", dict | None)
         if self.attachment.trainer is not None and is_attached:  # else the callback echoes only one of the two runs
             self.attachment.echo.load_state_dict(loader)
@@ -447,7 +462,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     @property
     def verdict(self) -> RunVerdict | None:
-        """What the run says to do, why, and what to paste next; None before the end of its first epoch."""
+        """What to do after this run, why, and the line to paste. None before the end of its first epoch."""
         return None if self._last is None else advise(*self._last, self._meter.cores)
 
     @property

@@ -1,10 +1,10 @@
-"""`EchoConfig`: the options of an `EchoLoader` as a value; and how the options that a user gives become such values.
+"""`EchoConfig`: the options of an `EchoLoader` as a value. The functions here turn what a user gives into such values.
 
 Configuration files, command lines and OmegaConf can hold an `EchoConfig`. A user may give options in three forms:
 
 * as an `EchoConfig`,
-* as a mapping of option names to values (a dict, OmegaConf's ``DictConfig``),
-* for a collection of loaders: as a mapping of the loaders' names to one of these.
+* as a mapping from option names to values (a dict, OmegaConf's ``DictConfig``),
+* for a collection of loaders: as a mapping from the loaders' names to one of these.
 """
 
 from __future__ import annotations
@@ -45,26 +45,28 @@ ShareOptions: TypeAlias = str | Mapping[str, Any] | ShareConfig | None
 
 @dataclass
 class EchoConfig:
-    """The options of echoing: plain values only, so that ``OmegaConf.structured(EchoConfig)`` and checkpoints can hold them.
+    """The options of echoing. They are plain values, so that ``OmegaConf.structured(EchoConfig)`` and checkpoints can hold them.
 
-    It is not frozen, because OmegaConf would make a frozen one read-only. A value that is changed later is checked where it is
-    used.
+    The class is not frozen, because OmegaConf would make a frozen one read-only. If you change a value later, it is checked where
+    it is used.
 
     Args:
-        factor: Echo factor, a real number >= 1: uses per fresh example, on average. 1 is the plain loader. ``"auto"``: an
-            `EchoCallback` decides on the factor, by a `TargetIdle` with its defaults, and begins with 1.
+        factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 is the plain loader. ``"auto"``: an
+            `EchoCallback` begins with 1, and then a `TargetIdle` with its defaults decides on the factor.
         insertion_point: Where the echo stage stands: the name of an `InsertionPoint`.
-        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), or the memory that they
-            may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See `EchoLoader`.
+        buffer_size: The largest number of live examples per rank (of live batches for ``after_batching`` and
+            ``after_transfer``). Or the memory that they may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See
+            `EchoLoader`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
-        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else one is chosen, see
-            `EchoLoader`.
-        cache: What is kept of the examples, so that they are read once: a size (``"8GiB"``, or ``0.5``: that share of the free
-            memory), a `CacheConfig`, or a mapping of its options. It is held as plain values: the size alone, or the options that
-            differ from their defaults. With ``factor=1`` there is a cache alone, and no echoing.
-        share: Under which name the reading is shared with other trainings on this machine: a name, a `ShareConfig`, or a mapping
-            of its options. It is held as the cache is.
+        seed: Seed of the order, the draws and the augmentation. Default: the seed of ``seed_everything``, otherwise one is
+            chosen, see `EchoLoader`.
+        cache: A cache that keeps examples, so that they are read once: its size (``"8GiB"``, or ``0.5`` for that share of the
+            free memory), a `CacheConfig`, or a mapping of its options. The attribute holds plain values: the size alone, or the
+            options that differ from their defaults. With ``factor=1`` there is only a cache, and no echoing.
+        share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
+            mapping of its options. The attribute holds plain values: the name alone, or the options that differ from their
+            defaults.
 
     Raises:
         TypeError: A value has a wrong type.
@@ -98,7 +100,7 @@ class EchoConfig:
         self.share = _plain_share(self.share)
 
     def as_options(self) -> dict[str, Any]:
-        """Returns the options by name, without what a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
+        """Returns the options by name, without those that a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
         return {field.name: getattr(self, field.name) for field in fields(EchoConfig)}
 
 
@@ -110,7 +112,7 @@ Options: TypeAlias = EchoConfig | dict[str, EchoConfig]  # of all loaders, or by
 
 
 def read_options(argument: str, given: Any) -> Options | None:
-    """Returns options that a user has given in any of the three forms; None where nothing is given.
+    """Returns the options that a user has given in any of the three forms. None if nothing is given.
 
     Args:
         argument: Name of the user's argument, for error messages.
@@ -144,7 +146,7 @@ def read_loaders(argument: str, given: Any) -> dict[str, EchoConfig]:
         given: For each name an `EchoConfig`, or a mapping of its options.
 
     Raises:
-        TypeError: ``given`` is no such mapping, or an option has a wrong type.
+        TypeError: ``given`` is not such a mapping, or an option has a wrong type.
         ValueError: The mapping is empty, or an option has an impossible value.
     """
     example = f'{argument}={{"labelled": EchoConfig(factor=4)}}'
@@ -185,7 +187,7 @@ def config_of(argument: str, value: EchoConfig | Mapping[str, Any]) -> EchoConfi
 
 
 def given_options(**values: Any) -> dict[str, Any]:
-    """Returns the options that differ from their defaults: those that the user has given. A factor's default is None here.
+    """Returns the options that differ from their defaults: those that the user has given. The default of a factor is None here.
 
     Args:
         **values: Options of an `EchoConfig`, as a constructor got them.
@@ -206,7 +208,7 @@ def without_auto(argument: str, given: Options) -> tuple[Options, bool]:
         given: The options.
 
     Returns:
-        The options, and whether their factor was ``"auto"``: then a controller decides on it.
+        The options, and whether their factor was ``"auto"``. If it was, a controller decides on the factor.
 
     Raises:
         ValueError: Only some of the loaders have ``"auto"``. A controller decides on one factor for all loaders.

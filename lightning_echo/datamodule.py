@@ -32,31 +32,32 @@ class EchoDataModule(StandIn):
 
     ``train_dataloader`` may return a collection of loaders (dict, list, tuple, nested, or a ``CombinedLoader`` with any mode):
 
-    * Each loader is echoed, with its own counts; or only those that ``loaders`` names.
-    * Lightning combines the echoed loaders as it would combine the plain ones, by their lengths. Where a mode restarts a loader
-      that is exhausted, the loader's passes over the data go on.
-    * After a reload, a loader goes on where the loader of the same name stood.
+    * Each loader is echoed, with its own counts. With ``loaders``, only those that it names are echoed.
+    * Lightning combines the echoed loaders as it would combine the plain ones, by their lengths. If the mode restarts a loader
+      that has come to its end, this loader continues with its next batches.
+    * After a reload, a loader continues where the earlier loader of the same name stopped.
     * A loader that stands in the collection twice is echoed twice.
 
     Args:
         datamodule: The user's data module.
-        factor: Echo factor, a real number >= 1: uses per fresh example. 1 is the plain loader. ``"auto"``: the `EchoCallback` of
-            the Trainer decides, by its controller; if it has none, by a `TargetIdle` with its defaults.
+        factor: Echo factor: the uses per fresh example, a real number >= 1. 1 is the plain loader. ``"auto"``: the controller of
+            the Trainer's `EchoCallback` decides. If the callback has no controller, a `TargetIdle` with its defaults decides.
         insertion_point: Where the echo stage stands, see `InsertionPoint`.
-        buffer_size: Most live examples per rank (batches for ``after_batching`` and ``after_transfer``), or the memory that they
-            may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See `EchoLoader`.
+        buffer_size: The largest number of live examples per rank (of live batches for ``after_batching`` and
+            ``after_transfer``). Or the memory that they may take: ``"4GiB"`` per rank, or ``0.2`` of the free memory. See
+            `EchoLoader`.
         reuse: Which examples are used again, ``"memory"`` or ``"each"``, see `EchoLoader`.
         epoch_length: ``"fixed"`` or ``"full_pass"``, see `EchoLoader`.
-        seed: Seed of order, draws and augmentation. Default: that of ``seed_everything``, else see `EchoLoader`. In a
-            collection, each loader has a seed of its own, made from this one and the loader's name.
-        cache: What is kept of the examples, so that they are read once: a size such as ``"8GiB"``, a `CacheConfig`, or a mapping
-            of its options. With ``factor=1`` there is a cache alone, and no echoing.
-        share: Under which name the reading is shared with other trainings on this machine: a name, a `ShareConfig`, or a mapping
-            of its options. With ``factor=1`` the training shares, and does not echo.
-        loaders: In place of all these options: the options of the loaders of a collection that are echoed, by name. Names are
-            keys, or positions from ``"0"`` on, joined by ``/`` where collections are nested. Loaders not named are left as they
-            are.
-        shard: Whether each rank gets its share of the data. False for ``Trainer(use_distributed_sampler=False)``.
+        seed: Seed of the order, the draws and the augmentation. Default: the seed of ``seed_everything``, otherwise see
+            `EchoLoader`. In a collection, each loader has its own seed, made from this one and the loader's name.
+        cache: A cache that keeps examples, so that they are read once: its size such as ``"8GiB"``, a `CacheConfig`, or a mapping
+            of its options. With ``factor=1`` there is only a cache, and no echoing.
+        share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
+            mapping of its options. With ``factor=1`` the training shares, and does not echo.
+        loaders: For a collection, in place of all these options: a mapping from the names of the loaders to echo to their
+            options. A name is the key of the loader, or its position: ``"0"``, ``"1"``, and so on. In nested collections, ``/``
+            joins the names: ``"labelled/0"``. The other loaders are left as they are.
+        shard: Whether each rank gets its share of the data. Set False for ``Trainer(use_distributed_sampler=False)``.
 
     Raises:
         TypeError: ``datamodule`` is not a ``LightningDataModule`` of the package ``lightning``, or an option has a wrong type.
@@ -132,7 +133,7 @@ class EchoDataModule(StandIn):
         factor: int | float | str | None = None,
         **echo_options: Any,
     ) -> EchoDataModule:
-        """Returns an `EchoDataModule` around loaders, in place of passing them to ``Trainer.fit``.
+        """Returns an `EchoDataModule` around loaders. Pass it to ``Trainer.fit`` in place of the loaders.
 
         Args:
             train_dataloaders: The loader to echo, or a collection of loaders.
@@ -141,6 +142,10 @@ class EchoDataModule(StandIn):
             predict_dataloaders: Loaders for predicting; left as they are.
             factor: Echo factor; must be left out where ``loaders`` is given.
             **echo_options: The other options of `EchoDataModule`.
+
+        Raises:
+            TypeError: An option has a wrong type, or neither ``factor`` nor ``loaders`` is given.
+            ValueError: An option has an impossible value.
         """
         inner = pl.LightningDataModule()
         loaders = {
@@ -158,7 +163,7 @@ class EchoDataModule(StandIn):
 
     @property
     def loader(self) -> Any:
-        """The `EchoLoader` in use; for a collection, the same collection, with an `EchoLoader` for each echoed loader.
+        """The `EchoLoader` in use. For a collection: the collection, with an `EchoLoader` in place of each echoed loader.
 
         Raises:
             MisconfigurationException: There is no `EchoLoader`: before ``fit``, or with ``Trainer(overfit_batches=...)``.
@@ -177,14 +182,14 @@ class EchoDataModule(StandIn):
 
     @property
     def factor(self) -> float:
-        """The echo factor last set; see `EchoLoader.factor` for the first batch that has it.
+        """The echo factor that was set last. `EchoLoader.factor` says from which batch on it applies.
 
-        In a collection it is the factor of all loaders that are echoed. Setting it here gives all of them this factor, whatever
-        they had before. If they have different factors, ask ``loader`` for them, and set single ones there (with
-        ``epoch_length="fixed"``).
+        In a collection it is the factor of all loaders that are echoed. If you set it here, all of them get this factor. If they
+        have different factors, read them from the loaders in `loader`. With ``epoch_length="fixed"`` you can also set the factor
+        of a single loader there.
 
-        With ``epoch_length="full_pass"`` a new factor changes the length of the next epoch that has not begun: set it in
-        ``on_train_epoch_end``. If it is set within an epoch, Lightning also builds the validation loaders again, once.
+        With ``epoch_length="full_pass"`` a new factor changes the length of the next epoch that has not begun. Set it in
+        ``on_train_epoch_end``. If you set it within an epoch, Lightning also builds the validation loaders again, once.
 
         Raises:
             MisconfigurationException: The loaders have different factors.
@@ -200,16 +205,16 @@ class EchoDataModule(StandIn):
 
         Args:
             value: The factor.
-            since: Number of the first batch of the run to which it applies. None: the first that is not planned yet.
+            since: Number of the first batch of the run to which the factor applies. None: the first batch not yet planned.
         """
         self._echo.set_factor(value, since)
 
     def expect_factor(self, value: float) -> None:
-        """Warns once if a factor, set during training, would make the run longer than a schedule of the learning rate expects."""
+        """Warns once if this factor, set during training, makes the run longer than the learning rate schedule expects."""
         self._echo.expect_factor(value)
 
     def check_one_factor(self) -> None:
-        """Makes sure that all loaders have the same factor, as they must before a controller sets one for all.
+        """Makes sure that all loaders have the same factor. A controller needs this, because it sets one factor for all.
 
         Raises:
             MisconfigurationException: They have different factors.
@@ -217,7 +222,7 @@ class EchoDataModule(StandIn):
         self._echo.check_one_factor()
 
     def train_dataloader(self) -> Any:
-        """Returns the user's training loader, echoed; after a reload that the user wants, the user's new one."""
+        """Returns the user's training loader, echoed. After a reload that the user asked for, it is the user's new loader."""
         return self._echo.train_dataloader(self._inner.train_dataloader)
 
     # ------------------------------------------------------------------ hooks of the user's module, with what echoing adds
