@@ -24,15 +24,16 @@ class CacheConfig:
     """The options of a cache (CoorDL's MinIO cache: Mohan et al. 2021, arXiv 2007.06775, section 4.1).
 
     Args:
-        size: What the cache may hold on each node: a string with a unit (``"8GiB"``, ``"500MB"``, ``"1.5 GiB"``), a float between
-            0 and 1 (that share of the memory that is free when the cache is made), or an integer (bytes, at least one MiB).
+        size: What the cache may hold on each node. A string is a size with a unit (``"8GiB"``, ``"500MB"``, ``"1.5 GiB"``). A
+            float between 0 and 1 is a share of the memory that is free when the cache is made. An integer is a number of bytes,
+            at least one MiB.
         hold: What is held of an example. ``"raw"``: what was read, before decoding (as at ``after_read``). ``"loaded"``: the
             decoded example, before its augmentation (as at ``before_augmentation``). ``"whole"``: what ``__getitem__`` returns,
             if it returns the same each time. ``"auto"``: raw or loaded, whichever saves more time per byte.
-        path: A folder on a local disk that holds the examples instead of the memory.
-        name: Under this name the examples stay in ``path`` after the job, and the next job finds them.
-        partitioned: Whether the nodes of a job hold different examples and hand them to each other, so that their caches hold as
-            much as all of them have room for.
+        path: A folder on a local disk, which then holds the examples. None: they are held in memory.
+        name: The cache is kept under this name in ``path`` after the job, and the next job uses it. It needs ``path``.
+        partitioned: Whether the nodes of a job hold different examples and send them to each other. Together they then hold as
+            much as all of them have room for. It cannot be combined with ``name``.
 
     Raises:
         TypeError: An option has a wrong type.
@@ -78,10 +79,10 @@ class CacheConfig:
         """Returns the size in bytes.
 
         Args:
-            free_bytes: Free memory, of which a share is taken; None: ask the system.
+            free_bytes: Free memory in bytes, used if ``size`` is a share. None: the system is asked.
 
         Raises:
-            ValueError: A share was given, and the system does not tell how much memory is free.
+            ValueError: ``size`` is a share, and the system does not tell how much memory is free.
         """
         if isinstance(self.size, str):
             return _parsed(self.size)
@@ -102,7 +103,7 @@ def read_cache_config(value: Any) -> CacheConfig | None:
         value: A `CacheConfig`, a mapping of its fields (also OmegaConf's), a size, or None.
 
     Raises:
-        TypeError: It is none of these, or a field has a wrong type.
+        TypeError: ``value`` is none of these, or a field has a wrong type.
         ValueError: A field is unknown, missing, or has an impossible value.
     """
     if value is None or isinstance(value, CacheConfig):
@@ -118,7 +119,7 @@ def read_cache_config(value: Any) -> CacheConfig | None:
 
 
 def _checked_size(size: Any) -> int | float | str:
-    """Returns a size as a plain value, also numpy's."""
+    """Checks a size, and returns it as a plain value of Python, also if it is a number of numpy's."""
     if isinstance(size, str):
         _parsed(size)
         return size

@@ -1,13 +1,13 @@
 """`CachedDataset`: a map-style data set with a cache, for any ``DataLoader``: validation, prediction, other frameworks.
 
-Each example is what the data set inside returns, bit by bit, also where that draws random numbers: what comes before the cut
-draws none, and what comes after it draws the same ones after a lookup as after a read. A read is watched (`WatchedStages`),
-which moves the global random states, and so they are put back before the example is finished.
+Each example is bit by bit what the data set inside returns, even if that draws random numbers. The stages before the cut draw
+none. The stages after the cut draw the same numbers after a lookup as after a read. A read is watched (`WatchedStages`), and this
+moves the global random states. So they are put back before the example is finished.
 
-The constructor opens the cache, in the process that calls it. Processes that get the data set from this one have the same cache:
-workers, forked or spawned, and ranks that are started with it. Nothing is agreed on between ranks, since one of them may make a
-data set that the others do not make. So ranks that each make their own have a cache each, unless it has a name: then they have
-its file together.
+The constructor opens the cache in the process that calls it. The processes that get the data set from this one have the same
+cache: workers, forked or spawned, and ranks that are started with it. The ranks do not agree on anything, because one rank may
+make a data set that the others do not make. So if each rank makes its own `CachedDataset`, each has its own cache. If the cache
+has a name, these ranks use its file together.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ class _Opened:
 
 
 class CachedDataset(StagedDataset):
-    """A map-style data set whose examples are read once, as far as the cache reaches; then they are only augmented.
+    """A map-style data set with a cache: an example that the cache holds is not read again, only augmented.
 
     It returns what ``dataset[index]`` returns, for any ``DataLoader`` of map-style data: with and without workers, forked or
-    spawned. What is held is never replaced, and an edit of what was returned does not reach it.
+    spawned. The cache never replaces an example. If you edit a returned example, the cache does not change.
 
-    What comes before the cut (reading, decoding, resizing) must give the same each time and draw no random numbers, which is
-    proved on a few examples, watched in each read, and audited in the 1st, 10th, 100th ... hit of a process. What comes after it
-    is redone for each use.
+    The stages before the cut (reading, decoding, resizing) must give the same each time and draw no random numbers. This is
+    proved on a few examples, watched in each read, and checked again at the 1st, 10th, 100th ... hit of a process. The stages
+    after the cut run for each use.
 
-    Use it for validation, prediction and frameworks other than Lightning. For the loader of a training there is
-    ``EchoLoader(loader, factor=1, cache=...)``, whose cache is shared by the ranks of a node. An ``EchoLoader`` over a
-    ``CachedDataset`` works, too, and echoes what is held.
+    Use it for validation, prediction and frameworks other than Lightning. For the loader of a training, use
+    ``EchoLoader(loader, factor=1, cache=...)``: the ranks of a node share its cache. An ``EchoLoader`` over a ``CachedDataset``
+    works, too, and echoes what is held.
 
-    * In a job of several ranks, each rank that makes a ``CachedDataset`` has a cache of its own, of the full size. Give
-      ``CacheConfig`` a ``path`` and a ``name``, and the ranks of a node have one file together.
-    * Attributes are those of the data set inside, read and set. A transform that is exchanged is seen at the next read of the
-      process; what is before the cut must stay what it is.
-    * Read it from one thread of a process: global random states belong to all of them.
+    * In a job of several ranks, each rank that makes a ``CachedDataset`` has a cache of its own, of the full size. With a
+      ``path`` and a ``name`` in `CacheConfig`, the ranks of a node use one file together.
+    * All attributes are read from the data set inside, and set there. You may replace a transform that comes after the cut: each
+      process uses the new one from its next read on. Do not change what comes before the cut.
+    * Read it from only one thread of a process, because all threads of a process have the same global random states.
 
     Args:
         dataset: A map-style data set with a length.
@@ -68,7 +68,7 @@ class CachedDataset(StagedDataset):
 
     Raises:
         TypeError: ``dataset`` is no map-style data set with a length.
-        ValueError: Nothing can be held of it, or the cache cannot be made as ``cache`` says.
+        ValueError: ``dataset`` is empty, no part of its examples can be held, or the cache cannot be made as ``cache`` says.
 
     Example:
         >>> squares = StagedDataset.of([number * number for number in range(10)], augment=float)
@@ -99,7 +99,7 @@ class CachedDataset(StagedDataset):
 
     @property
     def cache_counts(self) -> CacheCounts:
-        """What is held, and the hits and misses of all processes that have this cache."""
+        """What the cache holds, and the hits and misses of all processes that use it."""
         counts: CacheCounts = self._cached_by.node.counts
         return counts
 
@@ -115,11 +115,11 @@ class CachedDataset(StagedDataset):
         return len(self._cached_inside)
 
     def load(self, index: Any) -> Any:
-        """Returns an index and what the cache holds of its example, for an ``EchoLoader``, which reuses that."""
+        """Returns the pair of ``index`` and what the cache holds of its example. An ``EchoLoader`` reuses this pair."""
         return index, self._looked_up([index]).take()
 
     def augment(self, example: Any) -> Any:
-        """Returns what ``dataset[index]`` returns, of what `load` returned."""
+        """Returns what ``dataset[index]`` returns, made from what `load` returned."""
         return _reads_of(self).finish(*example)
 
     def _looked_up(self, indices: list[Any]) -> CachedReads:
@@ -169,7 +169,7 @@ def _check(dataset: Any) -> None:
 
 
 class _Reads(CachedReads):
-    """The reads of a data set in this process, while its transforms are those that they were made for."""
+    """The reads of a data set in this process. When a transform of the data set is replaced, they are made anew."""
 
     def __init__(self, caching: Caching, dataset: Any) -> None:
         store = ExampleStore(caching.store.arena, caching.store.name)  # so that the first hit is audited
@@ -178,7 +178,7 @@ class _Reads(CachedReads):
         self._transforms = list(_transforms_in(dataset, self._description))
 
     def are_of_now(self) -> bool:
-        """Returns whether the data set has the transforms that it had: what a split takes out of it is made once."""
+        """Returns whether the data set still has the transforms that these reads were made with."""
         found = _transforms_in(self._inside, self._description)
         return all(now is then for now, then in zip(found, self._transforms, strict=True))
 

@@ -2,12 +2,13 @@
 
 The cache makes the arena that a `CacheConfig` asks for, gives a store to the workers, and counts what was delivered.
 
-**Which ranks share one.** Every rank says where it runs and what its data set is: class, number of examples, and the bytes of
-eight samples. Ranks of one node whose data sets are the same share the cache that the first of them makes (`open_together`). A
-rank with another data set (``files[rank::4]``) has a cache of its own: under one key the two would have different examples.
+**Which ranks share a cache.** Every rank tells the others where it runs and what its data set is: class, number of examples, and
+the bytes of eight samples. If ranks of one node have the same data set, the first of them makes the cache and all of them share
+it (`open_together`). A rank with another data set (``files[rank::4]``) has a cache of its own, because the same key would stand
+for different examples.
 
-A node is found by the machine and by what the launcher says: its number of the node (``GROUP_RANK``, ``NODE_RANK``,
-``SLURM_NODEID``), and ``LOCAL_RANK``, which a node has once each.
+Two ranks are on the same node if they have the same machine and the same node number from the launcher (``GROUP_RANK``,
+``NODE_RANK``, ``SLURM_NODEID``), and different values of ``LOCAL_RANK``.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ class CacheCounts:
     """What the cache of a node holds, and how often it was of use.
 
     Attributes:
-        examples: Examples that are held.
-        bytes: Bytes that they take.
-        hits: Fresh examples that were delivered on the ranks of this node and were held, so that nothing was read for them.
-        misses: Fresh examples that were delivered on the ranks of this node and had to be read.
-        is_full: Whether nothing is added any more.
+        examples: Number of examples that the cache holds.
+        bytes: Number of bytes that these examples take.
+        hits: Number of fresh examples, delivered on the ranks of this node, that the cache had.
+        misses: Number of fresh examples, delivered on the ranks of this node, that the cache did not have. They were read.
+        is_full: Whether the cache takes no more examples.
         hold: What is held of an example: ``"raw"``, ``"loaded"`` or ``"whole"``. Before the first batch it may be ``"auto"``.
-        size: Bytes that the cache may hold.
-        received: How many of the hits another node held, where the cache is partitioned.
-        waited_seconds: Seconds that the workers of this node have waited for what other nodes hold.
+        size: Number of bytes that the cache may hold.
+        received: Number of hits that came from other nodes. It is 0 if the cache is not partitioned.
+        waited_seconds: Seconds that the workers of this node have waited for examples of other nodes.
         exchange_seconds: Seconds in which this node has sent and received examples.
-        nodes: Nodes that hold different examples and hand them to each other.
+        nodes: Number of nodes that hold different examples and send them to each other. It is 1 if the cache is not partitioned.
 
     Example:
         >>> CacheCounts(examples=60, bytes=9_000_000, hits=30, misses=90, is_full=True, hold="raw", size=9_100_000).hit_fraction
@@ -89,7 +90,7 @@ class CacheCounts:
 
     @property
     def hit_fraction(self) -> float:
-        """Share of the fresh examples that were held; 0 before the first one."""
+        """Share of the fresh examples that were hits, from 0 to 1; 0 before the first fresh example."""
         return self.hits / ((self.hits + self.misses) or 1)
 
 
@@ -97,10 +98,10 @@ class Address(NamedTuple):
     """Where the other ranks of a node find a cache.
 
     Attributes:
-        hold: What it holds of an example.
+        hold: What the cache holds of an example.
         arena: `Arena.address` of the examples.
         tally: `Arena.address` of the counts.
-        name: The name under which it is kept; None: it is not.
+        name: The name under which the cache is kept; None: it is not kept.
     """
 
     hold: str
@@ -114,9 +115,9 @@ class NodeCache:
 
     Args:
         arena: Where the examples are.
-        tally: Where hits and misses are counted: another arena if the first one outlives the job.
+        tally: Where hits and misses are counted. It is another arena if the one with the examples is kept after the job.
         hold: What is held of an example.
-        name: The name under which the examples are kept after the job; None: they are not.
+        name: The name under which the examples are kept after the job; None: they are not kept.
 
     Attributes:
         hold: As given.
@@ -135,10 +136,10 @@ class NodeCache:
         size = config.bytes_of()
         if config.path is not None:
             is_there = config.name is not None and os.path.lexists(file_of(config))
-            _check_disk(config.path, 0 if is_there else size)  # its file has a size of its own, and has most of that already
+            _check_disk(config.path, 0 if is_there else size)  # a file that exists has a size of its own, and takes most of it
             return
         free = free_memory_bytes()
-        # What is held already is not needed twice: a loader that is made anew goes on with the cache of the one before it.
+        # Memory that this process's caches hold already counts as free: a loader that is made anew goes on with the old cache.
         if free is not None and size > free + held_in_memory():
             raise ValueError(
                 f"cache.size={config.size!r} is more than the {bytes_in_words(free)} of memory that are free: give less, a share "
@@ -169,7 +170,7 @@ class NodeCache:
     def make_kept(
         cls, config: CacheConfig, keys: int, begin: Callable[[], tuple[Contents, dict[int, Any]]]
     ) -> tuple[NodeCache, Contents]:
-        """Opens the cache that is kept under a name, or makes it. Returns what it holds, too, which the caller compares.
+        """Opens the cache that is kept under a name, or makes it. Also returns what it holds, so that the caller can compare.
 
         Args:
             config: The options.
@@ -204,7 +205,7 @@ class NodeCache:
 
     @property
     def counts(self) -> CacheCounts:
-        """What it holds now, and the lookups so far."""
+        """What the cache holds now, and the lookups so far."""
         held, (hits, misses) = self._arena.counts, self._tally.lookups
         examples = held.records - (self.keys in self._arena)  # without what the workers have agreed on
         return CacheCounts(examples, held.bytes, hits, misses, held.is_frozen, self.hold, self._arena.budget_bytes)
@@ -213,7 +214,7 @@ class NodeCache:
 
     @property
     def address(self) -> Address:
-        """Where the other ranks of this node find it, while this process lives."""
+        """Where the other ranks of this node find this cache, while this process lives."""
         return Address(self.hold, self._arena.address, self._tally.address, self._name)
 
     @classmethod
@@ -271,7 +272,7 @@ class Identity(NamedTuple):
     Attributes:
         kind: Its class.
         keys: Number of its examples, see `Keys`.
-        samples: Digest of some of its examples; None if none can be read in this process: then it is like no other.
+        samples: Digest of some of its examples. None if this process can read none: then it counts as different from all others.
     """
 
     kind: str
@@ -311,7 +312,7 @@ def nodes_of(places: Sequence[Place]) -> list[int]:
     nodes: dict[tuple[Any, int], int] = {}
     result = []
     for place in places:
-        # The first process of a job may have no LOCAL_RANK where the others that it has started do: it is number 0.
+        # The first process of a job may have no LOCAL_RANK, although the processes that it has started have one. It is number 0.
         local = "0" if place.local_rank is None and place.machine in told else place.local_rank
         earlier = met.get((place.machine, local), 0) if local is not None else 0
         met[place.machine, local] = earlier + 1
@@ -320,7 +321,7 @@ def nodes_of(places: Sequence[Place]) -> list[int]:
 
 
 def sample_places(count: int) -> list[int]:
-    """Returns the places of up to eight samples among so many examples, from the first to the last one.
+    """Returns the places of up to eight samples among ``count`` examples, from the first to the last one.
 
     Example:
         >>> sample_places(15), sample_places(3)

@@ -1,4 +1,4 @@
-"""A reader by hand: in the foreground of a program of the user's, and what readers say of themselves."""
+"""`serve`, which runs a reader in the foreground of your program; and what readers tell about themselves."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _BETWEEN_SHOWS_SECONDS = 2.0
 
 
 def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] | None = None) -> None:
-    """Reads for the trainings of a name, in the foreground, until it is interrupted (Ctrl-C).
+    """Runs the reader of a name in the foreground, until you interrupt it (Ctrl-C).
 
-    Without it the first training starts a process that reads. Use this function to watch the reader, or to
+    You do not need it: the first training starts a reader in a process of its own. Use this function to watch the reader, or to
     start it yourself: for data that is too large to be sent to a process, or with more workers than a training would have.
 
     Args:
         loader: A ``DataLoader`` with the data set, sampler and workers of the trainings. Its batch size does not matter.
-        share: The name, or a `ShareConfig`; of that, ``name`` and ``window`` count.
-        show: Called every few seconds with a text: which trainings there are, and where they are.
+        share: The name, or a `ShareConfig`, of which only ``name`` and ``window`` are used.
+        show: Called every few seconds with a text that says which trainings there are, and where they are.
 
     Raises:
-        TypeError: ``loader`` is no loader, or ``share`` is neither.
-        ValueError: The loader cannot be shared; or there is a reader of this name already.
+        TypeError: ``loader`` is no loader, or ``share`` is neither a name nor a `ShareConfig`.
+        ValueError: The loader cannot be shared, or there is a reader of this name already.
         RuntimeError: The workers cannot go on.
 
     Example:
@@ -71,7 +71,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
 
 @contextmanager
 def _shown(name: str, show: Callable[[str], None] | None) -> Iterator[None]:
-    """Shows what the reader does, in a thread, while the ``with`` lasts."""
+    """Shows what the reader does, in a thread, until the ``with`` block ends."""
     over = threading.Event()
 
     def run() -> None:
@@ -95,7 +95,7 @@ def _shown(name: str, show: Callable[[str], None] | None) -> Iterator[None]:
 
 
 def status_of(name: str) -> dict[str, Any] | None:
-    """Returns what the reader of a name says of itself; None if there is none, or it does not answer."""
+    """Returns what the reader of a name tells about itself; None if there is no such reader, or it does not answer."""
     with new_socket() as connection:
         connection.settimeout(_ANSWER_SECONDS)
         try:
@@ -122,12 +122,12 @@ def shared_readers() -> str:
 
 
 def lines_about(name: str, said: dict[str, Any], examples_per_second: float) -> list[str]:
-    """Returns what a reader does, for people.
+    """Returns lines of text, for people, that say what a reader does.
 
     Args:
         name: The name that is shared.
-        said: What the reader says of itself.
-        examples_per_second: How fast it is.
+        said: What the reader tells about itself.
+        examples_per_second: How fast it reads.
 
     Example:
         >>> said = {"pid": 7, "data": "Images of 1,000", "count": 1, "length": 1000, "window_bytes": 2**30, "is_full": True}

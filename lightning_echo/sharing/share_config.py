@@ -1,4 +1,4 @@
-"""`ShareConfig`: under which name a training shares its reading, and what it does when it is slower or later than others."""
+"""`ShareConfig`: the name under which a training shares its reading, and what happens if it is slower or starts later."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ class ShareConfig:
 
     Args:
         name: Trainings of one user on one machine that give the same name share one reader.
-        behind: What happens if this training is slower than the reader has room for: ``"wait"``, the reader waits for it, and it
-            gets every example; ``"skip"``, nobody waits, and it counts what it has missed.
-        join: Where this training enters if others are at work already: ``"now"``, where the fastest one is; ``"pass"``, at the
-            next pass.
+        behind: What happens if this training falls so far behind that the window is full. ``"wait"``: the reader waits for it,
+            and it gets every example. ``"skip"``: the reader goes on, and this training counts the examples that it missed.
+        join: Where this training begins if other trainings have begun before. ``"now"``: where the fastest one is. ``"pass"``: at
+            the next pass.
         wait_for: Number of trainings that the reader waits for before it begins.
-        window: Memory for examples that are prepared and not yet taken by all: a string with a unit (``"1GiB"``), a share of the
-            free memory between 0 and 1, or an integer (bytes). The training that starts the reader sets it.
-        restart: Whether a training starts another reader when the reader has died. Data that is not read by index (a stream, a
-            loader of whole batches) cannot be continued in the middle of a pass: ``True`` is an error there, and ``"pass"``
-            continues with the next pass.
-        linger_seconds: For how long the reader stays after the last training has left, seconds.
-        cluster: Over which nodes one reader reads. None: each node has its own. ``"ray"``: one node of the Ray cluster reads, and
-            the readers of the others have its examples over Ray. That needs ``behind="wait"``, data that is read by index, and
-            trainings that Ray runs. Then ``wait_for`` and ``window`` count on each node.
+        window: Memory for examples that are prepared and that not all trainings have taken. A string is a size with a unit
+            (``"1GiB"``). A float between 0 and 1 is a share of the free memory. An integer is a number of bytes, at least 4096.
+            The training that starts the reader sets the window.
+        restart: Whether a training starts another reader if the reader dies. Data that is not read by index (a stream, a loader
+            of whole batches) cannot be continued in the middle of a pass. There, ``True`` ends the training with an error when
+            the reader dies, and ``"pass"`` continues with the next pass.
+        linger_seconds: How long the reader stays after the last training has left, in seconds.
+        cluster: Which nodes share one reader. None: each node has its own. ``"ray"``: one node of the Ray cluster reads, and the
+            readers of the other nodes get its examples over Ray. This needs ``behind="wait"``, data that is read by index, and
+            trainings that Ray runs. ``wait_for`` and ``window`` then apply to each node.
 
     Raises:
         TypeError: An option has a wrong type.
-        ValueError: An option has an impossible value, or two do not go together.
+        ValueError: An option has an impossible value, or two options exclude each other.
 
     Example:
         >>> ShareConfig("sweep", behind="skip").window
@@ -100,10 +101,10 @@ class ShareConfig:
             raise ValueError(f"share.window must be at least {_LEAST_BYTES:,} bytes, got {window!r}")
 
     def window_bytes(self) -> int:
-        """Returns the size of the window in bytes, as the free memory is now.
+        """Returns the size of the window in bytes. If it is a share, that is of the memory that is free now.
 
         Raises:
-            ValueError: A share was given, and the system does not tell how much memory is free.
+            ValueError: ``window`` is a share, and the system does not tell how much memory is free.
         """
         if isinstance(self.window, str):
             size = bytes_from_words(self.window)
@@ -126,7 +127,7 @@ def read_share_config(value: Any) -> ShareConfig | None:
         value: A `ShareConfig`, a name, a mapping of the fields of a `ShareConfig` (also OmegaConf's), or None.
 
     Raises:
-        TypeError: It is none of these, or a field has a wrong type.
+        TypeError: ``value`` is none of these, or a field has a wrong type.
         ValueError: A field is unknown, missing, or has an impossible value.
 
     Example:

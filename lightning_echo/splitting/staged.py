@@ -1,6 +1,6 @@
-"""Data sets that have the stages as methods, and so show themselves where they can be cut.
+"""Data sets that have the stages as methods, so that the methods show where they can be cut.
 
-`StagedDataset` is the public base class. Any data set whose methods have the same shape counts as well.
+`StagedDataset` is the public base class. Any data set with the same methods counts as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LoadMany = Callable[[list[Any]], list[Any]]
 
 
 class StagedDataset(Dataset[Any]):
-    """A map-style data set in stages, which shows itself where it can be cut.
+    """A map-style data set with a method for each stage, so that the methods show where it can be cut.
 
     Write one of the two:
 
@@ -33,9 +33,8 @@ class StagedDataset(Dataset[Any]):
 
     The stages must keep two rules, and both are checked before training:
 
-    * What is reused (``load``, or ``read``) must not draw random numbers: an echo would repeat what it drew.
-    * Each later stage must need nothing but what the stage before it returned: between the stages of one example, the stages of
-      other examples run.
+    * The stages that are reused (``load``, or ``read``) must not draw random numbers, because an echo would repeat them.
+    * Each later stage must use only what the stage before it returned, because the stages of other examples run in between.
 
     >>> class Squares(StagedDataset):
     ...     def load(self, index):
@@ -60,19 +59,22 @@ class StagedDataset(Dataset[Any]):
     """
 
     def read(self, index: Any) -> Any:
-        """Returns the raw item at ``index``, best as ``bytes``: the content of a file, a record. Only ``after_read`` needs it."""
+        """Returns the raw item at ``index``, if possible as ``bytes``: the content of a file, a record.
+
+        Only ``after_read`` needs this method.
+        """
         raise NotImplementedError(f"{type(self).__name__} must implement load(index), or read(index) and decode(raw)")
 
     def decode(self, raw: Any) -> Any:
-        """Returns the example that a raw item holds. At ``after_read`` it may draw random numbers."""
+        """Returns the example that a raw item holds. At ``after_read``, this method may draw random numbers."""
         raise NotImplementedError(f"{type(self).__name__} must implement load(index), or read(index) and decode(raw)")
 
     def load(self, index: Any) -> Any:
-        """Returns the part of the work on the example at ``index`` that gives the same each time: read, decoded, resized."""
+        """Returns the example at ``index`` after all stages that give the same each time: read, decoded, resized."""
         return self.decode(self.read(index))
 
     def augment(self, example: Any) -> Any:
-        """Returns what the collate function gets for this use of ``example``. It may edit ``example`` in place."""
+        """Returns what the collate function gets for this use of ``example``. This method may edit ``example`` in place."""
         raise NotImplementedError(f"{type(self).__name__} must implement augment(example)")
 
     def __getitem__(self, index: Any) -> Any:
@@ -84,9 +86,9 @@ class StagedDataset(Dataset[Any]):
 
         Args:
             dataset: A map-style data set that does not augment. If ``decode`` is given, it does not decode either.
-            augment: Redone for each use: one example in, one out.
-            decode: Turns an item of ``dataset``, which is then a raw item, into an example. ``after_read`` cuts before it.
-                Without it, ``after_read`` cuts inside ``dataset``, if that can be cut.
+            augment: A function that gets an example and returns an augmented one. It runs for each use.
+            decode: A function that gets a raw item and returns an example. The items of ``dataset`` are then raw items, and
+                ``after_read`` cuts before ``decode``. None: ``after_read`` cuts inside ``dataset``, if that can be cut.
 
         Raises:
             TypeError: ``augment`` or ``decode`` is not callable, or ``dataset`` is a stream.
@@ -100,7 +102,7 @@ class StagedDataset(Dataset[Any]):
 
 
 class AugmentedDataset(StagedDataset):
-    """What `StagedDataset.of` returns: a named cut. All other attributes are read from the data set inside, and set there."""
+    """What `StagedDataset.of` returns: a named cut. Other attributes are read from the data set inside, and set there."""
 
     # The only attributes of its own. Their names must not hide an attribute of the data set inside.
     _OWN = ("_inner", "_augment_one", "_decode_one")
@@ -146,8 +148,8 @@ class AugmentedDataset(StagedDataset):
 def is_staged(dataset: Any) -> bool:
     """Returns whether ``dataset`` has the methods of a `StagedDataset`. The proof finds out whether they do what they should.
 
-    A method that plainly takes a path does not count. The proof calls ``load(0)`` or ``read(0)``, and an unrelated ``load(path)``
-    may then call ``open(0)``, which closes the standard input.
+    A method that takes a path does not count. The proof calls ``load(0)`` or ``read(0)``, and an unrelated ``load(path)`` might
+    then call ``open(0)``, which closes the standard input.
     """
     if isinstance(dataset, StagedDataset):
         return True
@@ -157,7 +159,7 @@ def is_staged(dataset: Any) -> bool:
 def is_raw(dataset: Any) -> bool:
     """Returns whether ``dataset`` has ``read(index)`` and ``decode(raw)``. If it does not augment, it needs no ``augment``.
 
-    A `StagedDataset` that implements ``load`` may use both names for helpers, like any other data set.
+    A `StagedDataset` that implements ``load`` may use both names for something else, like any other data set.
     """
     if isinstance(dataset, AugmentedDataset):
         return dataset._decode_one is not None
@@ -168,7 +170,7 @@ def is_raw(dataset: Any) -> bool:
 
 
 def load_of(dataset: Any) -> Callable[[Any], Any]:
-    """Returns the ``load`` of a staged data set. If it has none, it is made of ``read`` and ``decode``."""
+    """Returns the ``load`` of a staged data set. If the data set has none, ``load`` is made of ``read`` and ``decode``."""
     if isinstance(dataset, StagedDataset) or _is_stage(dataset, "load"):
         load: Callable[[Any], Any] = dataset.load
         return load
@@ -176,7 +178,7 @@ def load_of(dataset: Any) -> Callable[[Any], Any]:
 
 
 def _has_read_and_decode(dataset: Any) -> bool:
-    # decode gets what read returned, so that its parameter may well be named for a file.
+    # decode gets what read returned, so its parameter may have a name such as "file".
     return _is_stage(dataset, "read") and _is_stage(dataset, "decode", may_take_path=True)
 
 
@@ -210,7 +212,7 @@ def _takes_one(stage: Callable[..., Any], may_take_path: bool) -> bool:
 def batched(dataset: Any) -> LoadMany | None:
     """Returns ``dataset.__getitems__`` if it reads a whole batch in one call, otherwise None.
 
-    A ``Subset`` and a named cut always have one, which only loops if the data set inside has none.
+    A ``Subset`` and a named cut always have that method. But it is only a loop if the data set inside does not have it.
     """
     innermost = dataset
     while True:
@@ -227,6 +229,6 @@ def batched(dataset: Any) -> LoadMany | None:
 
 
 def read_batch(dataset: Any, indices: list[Any]) -> list[Any]:
-    """Returns examples, read as a plain ``DataLoader`` reads those of a batch."""
+    """Reads examples in the way in which a plain ``DataLoader`` reads those of a batch, and returns them."""
     many = getattr(dataset, "__getitems__", None)
     return list(many(indices)) if callable(many) else [dataset[index] for index in indices]
