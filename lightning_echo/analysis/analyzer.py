@@ -58,11 +58,12 @@ class StallAnalyzer:
     """Measures where the time of a training's steps goes (Mohan et al. 2021, arXiv 2007.06775, section 3.2).
 
     Args:
-        model: The user's model; a copy of it is trained.
-        datamodule: A data module, or a training loader. None: the model's own ``train_dataloader``. Echoing around it is taken
-            off.
-        trainer_kwargs: Options of ``Trainer``. Those that write, validate or end the training are left out, callbacks too.
-        say: Gets a message for each phase, with the time left. Default: Lightning's log, on the first rank.
+        model: Your model. A copy of it is trained.
+        datamodule: A data module, or a training loader. None: the model's own ``train_dataloader``. If the data is echoed, it is
+            measured without echoing.
+        trainer_kwargs: Options of ``Trainer``. Options that write, validate or end the training are left out, and so are
+            callbacks.
+        say: A function that gets a message for each phase, with the time left. Default: Lightning's log, on the first rank.
 
     Example:
         >>> from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
@@ -92,12 +93,17 @@ class StallAnalyzer:
         """Measures this many steps in each phase, or as many as the time allows.
 
         Args:
-            steps: At least 4, and no more than the training loader has batches. None: 100, or as many as it has.
-            seconds: About how long the analysis may take. Two batches in each phase are waited for in any case.
+            steps: Number of steps: at least 4, and at most the number of batches of the training loader. None: 100, or the number
+                of batches if that is smaller.
+            seconds: About how long the analysis may take, in seconds. Each phase waits for at least two batches, however long
+                they take.
+
+        Returns:
+            What was measured. With several ranks, the analysis of the slowest rank.
 
         Raises:
             MisconfigurationException: There is no training loader, or it is not a ``DataLoader``.
-            ValueError: The loader has fewer batches than steps, or fewer than 4; or a value is impossible.
+            ValueError: The loader has fewer batches than ``steps``, or fewer than 4; or a value is impossible.
             Exception: The model or the data set raises it.
         """
         number = StepNumber(steps, self._tell)
@@ -134,8 +140,9 @@ class StallAnalyzer:
         """Trains with a setting, and compares the measured step with the prediction.
 
         Args:
-            analysis: Returned by `run` of this analyzer.
-            **setting: Options of `TrainingSetting`, as for `StallAnalysis.predict`. Without options: what the verdict advises.
+            analysis: What `run` of this analyzer returned.
+            **setting: Options of `TrainingSetting`, as for `StallAnalysis.predict`. Without options, the setting that the verdict
+                advises is tried.
 
         Returns:
             The analysis with one more `CheckedSetting`.
@@ -143,8 +150,8 @@ class StallAnalyzer:
         Raises:
             RuntimeError: Nothing was analyzed before.
             TypeError: An option is not known.
-            ValueError: The setting cannot be tried on this machine: a faster storage or accelerator, or a cache of data that
-                cannot be held in memory.
+            ValueError: The setting cannot be tried on this machine. It asks for a faster storage or accelerator, or for a cache
+                of data that cannot be held in memory.
         """
         if self._training is None:
             raise RuntimeError("nothing was analyzed yet: call run() first")
@@ -185,7 +192,7 @@ class StallAnalyzer:
 
 
 def _copy_of(model: pl.LightningModule) -> pl.LightningModule:
-    """Returns a copy without callbacks of its own, and without the hooks at an end: these are not meant for a few steps."""
+    """Returns a copy without the model's own callbacks and without its end hooks, which are not meant for a few steps."""
     copied = copy.deepcopy(model)
     vars(copied).update(dict.fromkeys(_END_HOOKS, nothing), configure_callbacks=list)
     return copied
@@ -197,7 +204,7 @@ def _size_of(loader: DataLoader[Any]) -> int:
 
 
 def _time_hand_over(training: ShortTraining) -> Spread:
-    """Returns the time of taking a batch that a worker has ready."""
+    """Measures how long it takes to get a batch that a worker has ready."""
     workers = training.loader.num_workers
     if not workers:
         return Spread.exactly(0.0)
@@ -216,7 +223,7 @@ def _time_hand_over(training: ShortTraining) -> Spread:
 
 
 def _time_transfers(training: ShortTraining) -> Transfers:
-    """Returns the times of transfers to the device, and a batch there."""
+    """Measures the transfers to the device. The result also holds a batch that is on the device."""
     transfers, batches = Transfers(), training.phases.in_memory or training.phases.real
     with transfers_noted([training.model, *training.data.instances], transfers):
         training.clock(batches, _COPIED)
@@ -253,13 +260,13 @@ def _measured_stages(training: ShortTraining, hand_over: Spread, copied: Spread,
 
 
 def _notes_on_shared_data(training: ShortTraining) -> list[str]:
-    """Returns a note on data that is not a copy: if this process reads it, edits in place change the user's data."""
+    """Returns notes on data that was not copied: if this process reads that data, edits in place change the user's objects."""
     if training.loader.num_workers or not training.data.too_large:
         return []
     return [_NOT_COPIED.format(what=", ".join(training.data.too_large))]
 
 
 def _cores_of_rank() -> int:
-    """Returns the number of cores of this rank: those of its machine, shared with the other ranks there."""
+    """Returns the number of cores of this rank: the ranks of a machine share its cores equally."""
     hosts = gathered(socket.gethostname())
     return max(1, usable_cores() // hosts.count(socket.gethostname()))

@@ -1,12 +1,12 @@
 """Tries a setting: trains with it, and measures the steps.
 
-The training runs over the same batches as the real run, with the files' pages dropped. The first steps, in which an `EchoLoader`
-fills its buffer, do not count.
+The training runs over the same batches as the real run. The files' pages are dropped from memory before. The first steps, in
+which an `EchoLoader` fills its buffer, do not count.
 
 A share of the data set may be in memory in two ways:
 
-* In a cache of ours (`TrainingSetting.hold`). The examples of that share come first, which fills the cache. The steps after that
-  count: they go once over the batches of the real run, and read what is not held for the first time.
+* In a cache of ours (`TrainingSetting.hold`). The examples of that share come first, which fills the cache. Only the steps after
+  that count. They go once over the batches of the real run, and read for the first time what is not held.
 * In the storage's memory: in the page cache or, if nothing opens files, as raw items.
 """
 
@@ -119,7 +119,7 @@ def try_setting(training: ShortTraining, setting: TrainingSetting, steps: int) -
         clock = training.clock_echoed(echoed, steps, factor=setting.factor, insertion_point=setting.insertion_point)
     else:
         clock = training.clock(_plain(training, setting.cached_fraction, workers), steps)
-    # The steps wait for a fresh batch once in so many steps.
+    # This is how often, in steps, the training waits for a fresh batch.
     return Spread.of(clock.seconds, max(workers, 1) * math.ceil(setting.factor))
 
 
@@ -160,12 +160,12 @@ def _clock_cached(training: ShortTraining, setting: TrainingSetting, workers: in
     held = _share_of(examples, setting.cached_fraction)
     size = len(real.indices[0])
     first = [(held * 2)[start : start + size] for start in range(0, len(held), size)]
-    first = [(batch * size)[:size] for batch in first]  # few are held: they fill a batch together
+    first = [(batch * size)[:size] for batch in first]  # if few examples are held, they are repeated until they fill a batch
     budget = max(_LEAST_BYTES, math.ceil(_SPARE * example.bytes * len(held)))
     options: dict[str, Any] = {"factor": setting.factor, "cache": {"size": budget, "hold": setting.hold}}
     if setting.factor > 1:
         options["insertion_point"] = setting.insertion_point
-    # Beyond these steps, what was read is read once more.
+    # After these steps, examples would be read that were read before.
     most = max(2, int(len(real) * setting.factor) - WARM_UP_STEPS)
     skipped = math.ceil(len(first) * setting.factor)
     return training.clock_echoed(_to_echo(training, workers, first), min(steps, most), skipped, **options)

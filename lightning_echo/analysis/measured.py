@@ -3,8 +3,8 @@
     read --> decode --> augment --> collate --> hand-over --> copy --> step
     |<------------- workers, per example ---->| |<- main process, per batch ->|
 
-Each figure is a median and its variation (`Spread`). The time of reading is known cold (from the storage) and warm (from memory).
-The other stages do not depend on where the data is.
+Each figure is a median and its variation (`Spread`). Reading has two times: cold (from the storage) and warm (from memory). The
+other stages do not depend on where the data is.
 
 If a data set cannot be cut into all stages, a stage is contained in the one before it:
 
@@ -79,7 +79,7 @@ class Spread:
 
         Args:
             seconds: The measurements, in the order in which they were made.
-            period: A block has at least this many: several workers that began together deliver batches in bursts.
+            period: Least number of measurements in a block. Workers that began together deliver their batches in bursts.
 
         Raises:
             ValueError: There is no measurement.
@@ -94,7 +94,7 @@ class Spread:
         return cls(statistics.median(means), means[round(0.1 * (blocks - 1))], means[round(0.9 * (blocks - 1))])
 
     def without(self, part: Spread) -> Spread:
-        """Returns what is left of this time without a part of it.
+        """Returns this time without a part of it.
 
         >>> Spread(5.0, 4.0, 7.0).without(Spread(2.0, 1.0, 3.0))
         Spread(median=3.0, low=1.0, high=6.0)
@@ -121,8 +121,8 @@ class CachedExample:
     """What an example costs in a cache, for one of the forms in which a cache holds it.
 
     Attributes:
-        bytes: Mean number of bytes that it takes.
-        hit: Seconds of looking it up, with the copy that is handed out.
+        bytes: Mean number of bytes that an example takes.
+        hit: Seconds of a lookup, with the copy that it returns.
 
     Raises:
         ValueError: A value is impossible.
@@ -140,31 +140,31 @@ class MeasuredStages:
     """One training as it was set up. Some figures are seconds of a worker, others are seconds of the main process.
 
     Attributes:
-        read: Per example in a worker, from the storage.
-        read_cached: The same, from memory.
-        decode: Per example, in a worker.
-        augment: Per example, in a worker.
-        collate: Per batch, in a worker.
-        hand_over: Per batch, in the main process: taking it from a worker.
-        copy: Per batch, to the device.
-        step: Per batch that is ready on the device.
+        read: Seconds per example in a worker, from the storage.
+        read_cached: Seconds per example in a worker, from memory.
+        decode: Seconds per example in a worker.
+        augment: Seconds per example in a worker.
+        collate: Seconds per batch in a worker.
+        hand_over: Seconds per batch in the main process, which takes the batch from a worker.
+        copy: Seconds per batch for the copy to the device.
+        step: Seconds per step, if the batch is ready on the device.
         read_cpu_share: Share of the reading time in which a processor is busy.
-        prepare_cpu_share: The same of decoding, augmentation and collation.
-        step_cpu_seconds: Processor time of a step in the main process, all its threads.
+        prepare_cpu_share: Share of the time of decoding, augmentation and collation in which a processor is busy.
+        step_cpu_seconds: Processor time of a step in the main process, of all its threads together.
         batch_size: Mean number of examples in a batch.
         workers: Number of worker processes. With 0, loading and training take turns.
         takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own, beside the step.
         cores: Number of cores that this process and its workers may use, on this rank.
         points: Insertion points that are possible, earliest first.
         read_sharing: How reading slows down with more workers: with ``w`` workers, one of them takes
-            ``(w / workers) ** read_sharing`` times as long. 0: not at all. 1: they share what there is, so that more workers
-            bring nothing.
-        prepare_sharing: The same of decoding, augmentation and collation.
-        contention: How many times as long decoding, augmentation and collation take beside the training. Its threads need
-            processors, too, even those that only wait (OpenMP's threads spin for a while).
+            ``(w / workers) ** read_sharing`` times as long. 0: it does not slow down. 1: more workers bring nothing, since all
+            share the same speed.
+        prepare_sharing: How decoding, augmentation and collation slow down with more workers, in the same way.
+        contention: How many times as long decoding, augmentation and collation take while the training runs. The threads of the
+            training need processors, too, even those that only wait (OpenMP's threads spin for a while).
         can_have_workers: Whether the data set works in a worker process, too.
-        in_cache: What an example costs in a cache, by each form in which a cache can hold it (`CacheConfig.hold`); None: not
-            known, as in an analysis of an older version.
+        in_cache: What an example costs in a cache, for each form in which a cache can hold it (`CacheConfig.hold`). None: not
+            known, as in an analysis that an older version saved.
         examples: Number of examples in the data set; None: not known.
         free_bytes: Memory that was free before the analysis; None: not known.
 

@@ -1,4 +1,4 @@
-"""Predicts another setting of a training, its step time, idle fraction and speed-up, from what was measured of each stage.
+"""Predicts the step time, idle fraction and speed-up of another setting of a training, from what was measured of each stage.
 
     r(x, s)  = x * read_cached + (1 - x) * read / s        reading one example, a share x in memory, the storage s times as fast
              = x * hit + (1 - x) * read / s                a share x in a cache of ours; of loaded examples, only a share
@@ -11,17 +11,18 @@ DS-Analyzer (Mohan et al. 2021, arXiv 2007.06775, section 3.4) predicts min(F, P
 rate G and the fetch rate F = 1 / (x / C + (1 - x) / S): its loader fetches ahead of what it prepares. A worker of torch's
 ``DataLoader`` reads an example and then prepares it. So here both times add up in h.
 
-* ``cpu(e)`` is the processor time of a batch, the step included. More workers than the processors can feed change nothing.
-* Beside the training, workers may take longer than alone (`MeasuredStages.contention`). Workers that share a storage or
+* ``cpu(e)`` is the processor time of a batch, the step included. If all processors are busy, more workers change nothing.
+* While the training runs, workers may take longer than alone (`MeasuredStages.contention`). Workers that share a storage or
   processors take longer the more of them there are (`read_sharing`, `prepare_sharing`). Both are in h.
 * With echoing, T contains no hand-over if an `EchoLoader` takes batches from the workers in a thread of its own. Otherwise, an
-  echoed batch needs no hand-over. With a cache alone, the thread has as many batches to take as there are steps, and trials took
-  longer by about a hand-over than without one.
-* After the transfer, an echo needs no copy either.
-* Of k trainings that share one reader (CoorDL's coordinated preparation: section 4.3), all is read, decoded and augmented once,
-  by the reader's workers. Each training collates in a thread of its own, beside its step. The processors do the first once and
-  the rest k times: ``T = max(upstream(e) / workers, collate(e), step / n + copy, (cpu_upstream(e) + k cpu_own(e)) / cores)``.
-  Each is taken to have an accelerator of its own.
+  echoed batch needs no hand-over. With a cache alone, the thread must take one batch for each step. In trials, a step then took
+  longer by about one hand-over.
+* At ``after_transfer``, an echo needs no copy either.
+* If k trainings share one reader (CoorDL's coordinated preparation: section 4.3), the reader's workers read, decode and augment
+  once for all of them. Each training collates in a thread of its own, while its step runs. So the processors do the reader's work
+  once and the rest k times:
+  ``T = max(upstream(e) / workers, collate(e), step / n + copy, (cpu_upstream(e) + k cpu_own(e)) / cores)``.
+  It is assumed that each training has an accelerator of its own.
 """
 
 from __future__ import annotations
@@ -48,13 +49,14 @@ class TrainingSetting:
     Attributes:
         workers: Number of worker processes; None: as measured.
         factor: Echo factor, >= 1.
-        insertion_point: Of the echo; at factor 1 it makes no difference.
+        insertion_point: Where the echo stage stands. At factor 1 it makes no difference.
         cached_fraction: Share of the data set that is in memory, in [0, 1].
-        hold: In which form a cache of ours holds that share: ``"raw"`` (nothing is read, all is decoded) or ``"loaded"``
-            (nothing is read and decoded). None: no such cache; the storage reads that share from memory, as it reads a file that
-            the system keeps in its page cache.
-        cache_size: Size of the cache that holds that share, as `CacheConfig` takes it. Predictions are made by the share.
-        shared_by: How many such trainings share one process that reads, on this machine. ``workers`` are then the reader's.
+        hold: The form in which a cache of ours holds that share. ``"raw"``: it is not read again, but decoded. ``"loaded"``: it
+            is neither read nor decoded again. None: there is no such cache, and that share is in the system's page cache, from
+            which files are read faster.
+        cache_size: Size of the cache that holds that share, as `CacheConfig` takes it. It has no influence on predictions, which
+            use ``cached_fraction``.
+        shared_by: Number of such trainings on this machine that share one reader. ``workers`` are then the reader's.
         storage_speedup: How many times as fast the storage is.
         step_speedup: How many times as fast the accelerator is.
 
@@ -120,7 +122,7 @@ class TrainingSetting:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of an `EchoConfig` for what is echoed and cached; empty if neither is."""
+        """The options of an `EchoConfig` for this setting; empty if the setting neither echoes nor caches."""
         cached = {"cache": {"size": self.cache_size, "hold": self.hold}} if self.cache_size and self.hold else {}
         if self.factor > 1:
             return {"factor": self.factor, "insertion_point": self.insertion_point, **cached}
@@ -128,28 +130,28 @@ class TrainingSetting:
 
     @property
     def line(self) -> str:
-        """The callback for a Trainer that echoes and caches by this setting, as a line of Python; empty if it does neither."""
+        """The `EchoCallback` for the Trainer, as a line of Python; empty if this setting neither echoes nor caches."""
         rest = [f"{name}={value!r}" for name, value in self.options.items() if name != "factor"]
         return f"EchoCallback({', '.join([f'factor={self.factor:g}', *rest])})".replace("'", '"') if self.options else ""
 
     @property
     def lines(self) -> list[str]:
-        """What to paste: the workers of the ``DataLoader``, and `line` for the Trainer, each if it is to be changed."""
+        """The lines to paste: ``num_workers`` of the ``DataLoader`` if that changes, and `line` for the Trainer if any."""
         workers = [] if self.workers is None else [f"num_workers={self.workers}"]
         return [*workers, *([self.line] if self.line else [])]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a setting is predicted to bring.
+    """The prediction for a setting.
 
     Attributes:
-        step_seconds: Time from step to step.
-        idle_fraction: Share of it in which the accelerator waits.
-        speedup: Steps per second, relative to the setting that was measured.
-        step_seconds_range: Lowest and highest time from step to step, from the measured spread.
-        limit: What limits the time: ``"step"``, ``"workers"`` (more of them would help), ``"storage"`` or ``"cores"`` (more
-            workers would only share it).
+        step_seconds: Seconds from step to step.
+        idle_fraction: Share of that time in which the accelerator waits.
+        speedup: Steps per second, divided by those of the setting that was measured.
+        step_seconds_range: Lowest and highest number of seconds from step to step, from the measured spread.
+        limit: What limits the time: ``"step"``, ``"workers"``, ``"storage"`` or ``"cores"``. Only in the case of ``"workers"``,
+            more workers would help.
     """
 
     step_seconds: float
@@ -160,7 +162,7 @@ class Prediction:
 
 
 def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
-    """Predicts what a setting brings.
+    """Returns the prediction for a setting.
 
     Raises:
         ValueError: The insertion point, or the cache, is not possible for this data set.
@@ -198,11 +200,11 @@ def predict(stages: MeasuredStages, setting: TrainingSetting) -> Prediction:
 
 
 def contention(stages: MeasuredStages, step_seconds: float) -> float:
-    """Returns how many times as long workers take beside the training as alone.
+    """Returns the time that workers take while the training runs, divided by the time that they take alone.
 
     Args:
-        stages: Measured alone.
-        step_seconds: Time per step of a training whose data is in memory. If that training does not wait for its workers, it
+        stages: Measured without the training.
+        step_seconds: Seconds per step of a training whose data is in memory. If that training does not wait for its workers, it
             tells nothing about them, and the result is 1.
     """
     costs = costs_of(replace(stages, read=Spread.exactly(0.0), read_cached=Spread.exactly(0.0)), TrainingSetting())
@@ -266,13 +268,13 @@ def _seconds_with_cores(stages: MeasuredStages, setting: TrainingSetting, figure
 
 
 def _shared_seconds(setting: TrainingSetting, seconds: _WorkerSeconds) -> tuple[float, float]:
-    """Returns the time per step of what the reader does for all, and of what each training does for itself, its step aside."""
+    """Returns two times per step: of the reader's work for all trainings, and of a training's own work without its step."""
     collations = 1 / setting.factor if InsertionPoint(setting.insertion_point).by_batches else 1.0  # per step
     return (seconds.hit + seconds.read + seconds.decode + seconds.augment) / setting.factor, seconds.collate * collations
 
 
 def _cores_seconds(stages: MeasuredStages, setting: TrainingSetting, figure: str) -> float:
-    """Returns the time per step if all processors are busy all the time; waiting needs no processor."""
+    """Returns the time per step if all processors are always busy. Time in which a process waits does not count."""
     alone = replace(stages, contention=1.0, read_sharing=0.0, prepare_sharing=0.0)
     seconds, share = _worker_seconds(alone, setting, figure), stages.prepare_cpu_share
     busy = _WorkerSeconds(
@@ -313,7 +315,7 @@ def _workers(stages: MeasuredStages, setting: TrainingSetting) -> int:
 
 
 def _costs_at(point: str, seconds: _WorkerSeconds, device: float, workers: int) -> PipelineCosts:
-    """Returns the costs of echoing at an insertion point, which decides what is source and what is rest."""
+    """Returns the costs of echoing at an insertion point. Work before it belongs to the source, work after it to the rest."""
     reused = InsertionPoint(point).properties.reused
     per_example = {"read": seconds.hit + seconds.read, "decode": seconds.decode, "augment": seconds.augment}
     source = sum((spent for stage, spent in per_example.items() if stage in reused), 0.0)

@@ -1,7 +1,8 @@
-"""`Progress`: tells of each phase of an analysis how much time is spent, and about how much is left.
+"""`Progress`: tells at the begin of each phase of an analysis how much time was spent, and about how much is left.
 
-Each phase may take an equal share of the time, and takes less if its steps are done before. So the estimate is that the phases to
-come take as long as those before them. The very first one does not count: it waits for the data module, which may download data.
+Each phase may take an equal share of the time. It takes less if its steps are done earlier. So the estimate assumes that the
+phases to come take as long as those before them. The first phase does not count: it waits for the data module, which may download
+data.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Progress:
 
         Args:
             what: What is done in it.
-            to_come: Number of phases that are left, this one included. None: one fewer than before, and one at least. 0: how long
-                this one takes is not known, and nothing is said about the time left.
+            to_come: Number of phases that are left, this one included. None: one fewer than before, but at least one. 0: nobody
+                knows how long this phase takes, so the line says nothing about the time left.
         """
         now = self._clock()
         self._to_come = max(self._to_come - 1, 1) if to_come is None else to_come

@@ -1,12 +1,12 @@
-"""The remedies against a starved accelerator, in their order: each is added to those before it, as far as it helps.
+"""The remedies against a starved accelerator, in their order. A remedy that helps is added to those before it.
 
     more workers         as many as help, no more than there are cores
     a cache              the smallest share of the data set that is enough, with a margin; else as much as memory holds
     echoing              for what is left: at the earliest point whose factor is not large, by the smallest factor
 
-Fresh examples are worth more than echoed ones (Choi et al. 2019, arXiv 1907.05550, section 3), and a cache costs learning
-nothing. So a cache of a share x comes first. It leaves R (1 - x) of a ratio R of source to step, and the echo factor is chosen
-for that.
+Fresh examples are worth more than echoed ones (Choi et al. 2019, arXiv 1907.05550, section 3), and a cache does not change what
+the model learns from. So a cache comes before echoing. If the source takes R times as long as the step, a cache of a share x
+reduces that to R (1 - x) times. The echo factor is chosen for what is left.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Remedy:
 
     Attributes:
         name: ``"workers"``, ``"cache"`` or ``"echo"``.
-        setting: All remedies up to this one.
-        is_enough: Whether they feed the accelerator.
+        setting: The setting with this remedy and those before it.
+        is_enough: Whether these remedies together feed the accelerator.
     """
 
     name: str
@@ -46,7 +46,7 @@ def feeds(stages: MeasuredStages, setting: TrainingSetting, target: float) -> bo
 
 
 def _feeds_with_margin(stages: MeasuredStages, setting: TrainingSetting, target: float) -> bool:
-    """Whether it would feed the accelerator if the host were slower by the margin that an echo factor has, too."""
+    """Whether the setting would feed the accelerator even if the host were slower, by the margin of an echo factor."""
     costs = costs_of(stages, setting)
     return costs.slower(AIM).step_seconds(setting.factor) * (1 - target) <= costs.device_seconds
 
@@ -88,7 +88,10 @@ def remedies(stages: MeasuredStages, target: float) -> list[Remedy]:
 
 
 def _by_workers(stages: MeasuredStages, target: float) -> TrainingSetting | None:
-    """Returns the fewest workers that are enough; else the fewest that are about as good as the best; None: as there are."""
+    """Returns the fewest workers that are enough, else the fewest that are about as good as the best number.
+
+    None: the number of workers stays as it is.
+    """
     if not stages.can_have_workers:
         return None
     now = predict(stages, TrainingSetting()).step_seconds
@@ -115,7 +118,7 @@ def _by_cache(stages: MeasuredStages, base: TrainingSetting, target: float) -> T
 
 
 def _by_cache_and_echoing(stages: MeasuredStages, base: TrainingSetting, target: float) -> TrainingSetting | None:
-    """Returns the advice to echo what the best cache leaves; without a cache if none helps; None: no factor is enough."""
+    """Returns the setting that echoes beside the best cache, or without a cache if none helps; None: no factor is enough."""
     echoed = (_by_echoing(stages, setting, target) for setting in [*_largest_caches(stages, base), base])
     return next((setting for setting in echoed if setting is not None), None)
 
@@ -147,7 +150,7 @@ def _feeding(stages: MeasuredStages, setting: TrainingSetting, target: float) ->
 
 
 def _caches(stages: MeasuredStages, base: TrainingSetting) -> Iterator[TrainingSetting]:
-    """Yields the caches that memory holds. Of a data set that cannot be cut, the storage may read a share from memory."""
+    """Yields the caches that memory holds. If the data set cannot be cut, a share may be in the page cache instead."""
     tenths = [number / 10 for number in range(1, 11)]
     holds = possible_holds(stages)
     if not holds:
@@ -158,7 +161,7 @@ def _caches(stages: MeasuredStages, base: TrainingSetting) -> Iterator[TrainingS
 
 
 def _largest_caches(stages: MeasuredStages, base: TrainingSetting) -> list[TrainingSetting]:
-    """Returns the largest cache of each form that memory holds, if it helps; the one that leaves the shortest steps first."""
+    """Returns, for each form, the largest cache that memory holds, if it helps. The cache with the shortest steps comes first."""
     largest = [(hold, _most(stages, hold)) for hold in possible_holds(stages)]
     seconds = {
         setting: predict(stages, setting).step_seconds
@@ -169,7 +172,7 @@ def _largest_caches(stages: MeasuredStages, base: TrainingSetting) -> list[Train
 
 
 def _most(stages: MeasuredStages, hold: str) -> float:
-    """Returns the largest share that memory holds; all, if that is not known."""
+    """Returns the largest share of the data set that memory holds; 1 if that is not known."""
     fitting = fitting_fraction(stages, hold)
     return 1.0 if fitting is None else fitting
 
@@ -179,6 +182,6 @@ def _cache(stages: MeasuredStages, base: TrainingSetting, hold: str, share: floa
 
 
 def _bytes_and_share(stages: MeasuredStages, setting: TrainingSetting) -> tuple[float, float]:
-    """Returns what a cache costs, to compare caches by: its bytes, if they are known, and its share."""
+    """Returns the cost by which caches are compared: the bytes, if they are known, and the share."""
     example = None if setting.hold is None else cached_example(stages, setting.hold)
     return (0.0 if example is None else setting.cached_fraction * example.bytes), setting.cached_fraction

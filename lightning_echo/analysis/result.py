@@ -1,4 +1,4 @@
-"""`StallAnalysis`: the result of an analysis, a value that can be saved, compared and asked."""
+"""`StallAnalysis`: the result of an analysis. It is a value that can be saved and compared, and that makes predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheckedSetting:
 
     Attributes:
         setting: The setting.
-        step_seconds: Measured time from step to step.
+        step_seconds: Measured time from step to step, in seconds.
     """
 
     setting: TrainingSetting
@@ -39,8 +39,8 @@ class RankSeconds:
     """The seconds of one rank of a distributed job.
 
     Attributes:
-        host_seconds: Time per batch of its loader alone, all its workers working.
-        step_seconds: Time from step to step in the real run, in which the ranks wait for each other.
+        host_seconds: Seconds per batch of this rank's loader alone, while all its workers work.
+        step_seconds: Seconds from step to step in the real run, in which the ranks wait for each other.
     """
 
     host_seconds: float
@@ -55,16 +55,17 @@ class RankSeconds:
 class StallAnalysis:
     """Where the time of a training's steps goes, by the differential method (Mohan et al. 2021, arXiv 2007.06775, section 3.2).
 
-    Stall time is the time by which a step of the real run is longer than the step alone. The part of it that remains when the
-    data is in memory is preparation; the rest is fetching.
+    A step of the real run takes longer than the step alone. The difference is the stall time. The part that remains when the data
+    is in memory is the prep stall. The rest is the fetch stall.
 
     Attributes:
-        stages: Each stage by itself. With several ranks, those of the slowest rank, which the job waits for.
-        real: Seconds from step to step of the real run, its data not in memory.
-        cached: The same with the data in memory; None if it could not be put there.
+        stages: The times of each stage by itself. With several ranks, they are those of the slowest rank, for which the job
+            waits.
+        real: Seconds from step to step in the real run, while the data is not in memory.
+        cached: Seconds from step to step with the data in memory; None if the data could not be put into memory.
         transforms: Seconds per example of each transform, by name.
-        notes: What could not be measured as it should, or not at all, and why.
-        ranks: Each rank's own seconds; empty if there is one rank.
+        notes: What could not be measured, or not as well as it should be, and why.
+        ranks: The seconds of each rank; empty if there is one rank.
         checked: Settings that were tried.
 
     Raises:
@@ -98,12 +99,16 @@ class StallAnalysis:
 
     @classmethod
     def of_ranks(cls, analyses: Sequence[StallAnalysis]) -> StallAnalysis:
-        """Returns the analysis of the job: the one of the rank with the slowest loader, since steps wait for all ranks."""
+        """Returns the analysis of the rank with the slowest loader, since each step waits for all ranks.
+
+        Args:
+            analyses: The analysis of each rank, in the order of the ranks.
+        """
         if len(analyses) == 1:
             return analyses[0]
         alone = [
             replace(each.stages, contention=1.0) for each in analyses
-        ]  # measured contention contains the wait for other ranks
+        ]  # the measured contention includes the time in which ranks wait for each other
         host = [costs_of(stages, TrainingSetting()).host_seconds(1) for stages in alone]
         ranks = tuple(RankSeconds(seconds, each.step_seconds) for seconds, each in zip(host, analyses, strict=True))
         slowest = max(range(len(ranks)), key=lambda rank: ranks[rank].host_seconds)
@@ -114,7 +119,7 @@ class StallAnalysis:
 
     @property
     def slow_rank(self) -> int | None:
-        """The rank whose loader is notably slower than the others'; None if there is no such rank."""
+        """The rank whose loader takes over 1.1 times as long as the median of the others; None if there is no such rank."""
         if not self.ranks:
             return None
         host = [rank.host_seconds for rank in self.ranks]
@@ -124,22 +129,22 @@ class StallAnalysis:
 
     @property
     def step_seconds(self) -> float:
-        """Time from step to step in the real run."""
+        """Median time from step to step in the real run, in seconds."""
         return self.real.median
 
     @property
     def ingestion_seconds(self) -> float:
-        """Time of a step whose batch is ready on the device: no training is faster than that."""
+        """Median time of a step whose batch is ready on the device, in seconds. No training is faster than that."""
         return self.stages.step.median
 
     @property
     def idle_fraction(self) -> float:
-        """Share of the real run in which the accelerator waits, copying included."""
+        """Share of the real run in which the accelerator waits, the copying of batches included. From 0 to 1."""
         return max(0.0, 1 - self.ingestion_seconds / self.step_seconds)
 
     @property
     def copy_fraction(self) -> float:
-        """Share of the real run that copying to the device takes."""
+        """Share of the real run that the copying of batches to the device takes. From 0 to 1."""
         return min(self.stages.copy.median / self.step_seconds, self.idle_fraction)
 
     @property
@@ -181,7 +186,10 @@ class StallAnalysis:
 
     @property
     def costliest(self) -> tuple[tuple[str, float], ...]:
-        """The three stages or transforms that take a worker longest, with their seconds per example. A stream is one stage."""
+        """The three stages or transforms that take a worker longest, with their seconds per example, longest first.
+
+        The loader of a stream counts as one stage.
+        """
         stages, transforms = self.stages, dict(self.transforms)
         if self.cached is None:
             return (("the loader as a whole", stages.decode.median),)
@@ -195,18 +203,18 @@ class StallAnalysis:
 
     @property
     def verdict(self) -> Verdict:
-        """What to do."""
+        """The verdict: what to do, and why."""
         return judge(self.stages, self.step_seconds, self.transforms)
 
     def predict(self, **setting: Any) -> Prediction:
-        """Predicts what another setting would bring.
+        """Predicts the step time, the idle fraction and the speed-up of another setting.
 
         Args:
             **setting: Options of `TrainingSetting`.
 
         Raises:
             TypeError: An option is not known.
-            ValueError: An option has an impossible value.
+            ValueError: An option has an impossible value, or the setting is not possible for this data set.
         """
         return predict(self.stages, TrainingSetting(**setting))
 
@@ -215,7 +223,14 @@ class StallAnalysis:
         return replace(self, checked=(*self.checked, checked))
 
     def to_json(self, path: str | Path) -> None:
-        """Writes the analysis as JSON, with the version of the format, and with the advice for other programs."""
+        """Writes the analysis to a JSON file, with the version of the format and with the advice for other programs.
+
+        Args:
+            path: Path of the file. A file that is there already is overwritten.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         state = {"lightning_echo_analysis": _VERSION, **asdict(self), "advice": self._advice()}
         Path(path).write_text(json.dumps(state, indent=2) + "\n")
 
@@ -239,10 +254,14 @@ class StallAnalysis:
 
     @classmethod
     def from_json(cls, path: str | Path) -> StallAnalysis:
-        """Reads what `to_json` has written.
+        """Reads an analysis that `to_json` has written.
+
+        Args:
+            path: Path of the file.
 
         Raises:
-            ValueError: The file is not an analysis, is damaged, or is of a newer version.
+            OSError: The file cannot be read.
+            ValueError: The file is not an analysis, is damaged, or has a newer version of the format.
         """
         try:
             state = json.loads(Path(path).read_text())

@@ -1,4 +1,4 @@
-"""What to do, in words: nothing, or the remedies that are enough, in their order (remedies.py), and what an echo factor costs."""
+"""The verdict in words: do nothing, or apply the remedies that are enough (remedies.py), and what an echo factor costs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Verdict:
     Attributes:
         kind: What kind of advice it is, for programs.
         message: The advice, for people.
-        setting: The advised setting; the measured one if nothing is to be changed. Its ``options`` are those of an `EchoConfig`,
-            its ``line`` is the callback to paste.
-        remedies: The remedies that help, in their order, each with those before it; empty if none was looked for.
+        setting: The advised setting. It is the measured one if nothing is to be changed. Its ``options`` are those of an
+            `EchoConfig`, and its ``line`` is the callback to paste.
+        remedies: The remedies that help, in their order. Each contains those before it. Empty if none was looked for.
     """
 
     kind: VerdictKind
@@ -98,7 +98,7 @@ def _by_remedy(stages: MeasuredStages, last: Remedy, transforms: Mapping[str, fl
 
 
 def _not_by_waiting(stages: MeasuredStages, step_seconds: float, idle: float) -> Verdict:
-    """Returns the verdict if the loader is fast enough, and yet the accelerator waits."""
+    """Returns the verdict for a loader that is fast enough while the accelerator waits nevertheless."""
     predicted = predict(stages, TrainingSetting()).step_seconds
     if step_seconds <= _EXPLAINED * predicted:
         message = f"Do nothing: {busy(idle)}, and the rest is spent on taking and copying batches, not on waiting for them."
@@ -111,7 +111,7 @@ def _not_by_waiting(stages: MeasuredStages, step_seconds: float, idle: float) ->
 
 
 def _by_mending_workers(idle: float) -> Verdict:
-    """Returns the verdict if the data set fails in workers, which are the first remedy."""
+    """Returns the verdict for a data set that fails in workers: this must be mended first."""
     message = (
         "Make the data set work in worker processes first (the notes say how it fails), then analyze again: "
         f"{busy(idle, only=True)}, since without workers loading and training take turns."
@@ -148,7 +148,7 @@ def _about_cache(stages: MeasuredStages, setting: TrainingSetting) -> str:
 
 
 def _starving_transform(stages: MeasuredStages, transforms: Mapping[str, float]) -> str | None:
-    """Returns the transform that alone takes longer than a step, with as many workers as there are cores; None if none does."""
+    """Returns the transform that alone takes longer than a step, even with one worker for each core; None if there is none."""
     if not transforms:
         return None
     name = max(transforms, key=lambda each: transforms[each])
