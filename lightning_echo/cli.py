@@ -27,26 +27,27 @@ _COMMANDS = ("analyze", "share", "doctor")
 
 @dataclass
 class EchoOptions(EchoConfig):
-    """Data echoing: every fresh example is used factor times. By default it is only measured what that would gain.
+    """Data echoing: every fresh example is used factor times. By default nothing is echoed: the run is only measured.
 
     Args:
         factor: Uses per fresh example, a real number >= 1; 1 is no echoing. 'auto': a TargetIdle with its defaults decides on the
             factor from epoch to epoch.
         insertion_point: Where the echo stage stands: after_read, before_augmentation, after_augmentation, after_batching,
             after_transfer, or auto.
-        buffer_size: Most live examples per rank (batches for after_batching and after_transfer). Or the memory that they may
-            take: a size such as 4GiB for each rank, or 0.2 (that share of the free memory). Default: chosen.
-        reuse: Which examples are used again: 'each' fresh one factor times, or any that 'memory' holds.
+        buffer_size: The largest number of live examples per rank (of live batches for after_batching and after_transfer). Or the
+            memory that they may take: a size such as 4GiB for each rank, or 0.2 (that share of the free memory). Default: chosen.
+        reuse: Which examples are used again. 'each': each fresh example factor times. 'memory': any example that the buffer
+            holds.
         epoch_length: 'fixed': as many steps as without echoing. 'full_pass': as many fresh examples as one pass over the data
             holds.
-        seed: Seed of order, draws and augmentation. Default: that of seed_everything, else one is chosen.
-        cache: What is kept of the examples, so that they are read once: a size such as 8GiB, or 0.5 (that share of the free
+        seed: Seed of the order, the draws and the augmentation. Default: the seed of seed_everything, otherwise one is chosen.
+        cache: A cache that keeps examples, so that they are read once: its size such as 8GiB, or 0.5 (that share of the free
             memory). Or the options of a CacheConfig by name: --echo.cache.size 8GiB --echo.cache.hold raw.
         share: Trainings on this machine that give the same name read their data once. Or the options of a ShareConfig by name:
             --echo.share.name sweep --echo.share.behind skip.
         controller: Decides on the factor from epoch to epoch, e.g. TargetIdle.
-        loaders: In place of the options above, for a collection of loaders: the options of each loader that is echoed, by name.
-        enabled: False switches echoing off, whatever the other options are, and goes on measuring.
+        loaders: For a collection of loaders, in place of the options above: the options of each loader that is echoed, by name.
+        enabled: False switches echoing off, whatever the other options are. The run is still measured.
         summary: Whether to print a summary at the end of fit.
         plot: Whether to log a picture of the run at the end of fit: to TensorBoard, Weights & Biases, MLflow.
     """
@@ -80,22 +81,26 @@ class EchoOptions(EchoConfig):
 
 
 class EchoCLI(LightningCLI):
-    """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.factor auto``; and analyzes: ``analyze``.
+    """A LightningCLI that echoes: ``--echo.factor 4`` or ``--echo.factor auto``. It has three more subcommands.
 
-    The group ``echo`` holds the options of `EchoConfig`, ``controller``, ``loaders``, ``enabled``, ``summary`` and ``plot``:
+    The group ``echo`` holds the options of `EchoConfig`, and ``controller``, ``loaders``, ``enabled``, ``summary`` and ``plot``:
 
-    * With neither factor nor controller an `EchoCallback` only measures, and its advice says whether echoing would pay.
+    * Without a factor and without a controller, an `EchoCallback` only measures. Its advice says whether echoing would pay.
     * ``--echo.enabled false`` does the same, whatever the other options are.
-    * If an `EchoCallback` is configured already, in ``trainer.callbacks`` or elsewhere, it stays the only one, and options in the
-      group are refused.
+    * If an `EchoCallback` is configured already, in ``trainer.callbacks`` or elsewhere, it stays the only one. Options in the
+      group are then refused.
 
     The data may come from a data module or from the model's own ``train_dataloader``.
 
-    The subcommand ``analyze`` takes the same configuration as ``fit`` and tells where the time of a step goes
-    (`StallAnalyzer`). ``share --name sweep`` reads for the trainings that share that name (`serve`). ``doctor`` says what of the
-    data, or on this machine, would go wrong. None of them exists if ``trainer_class`` is a function instead of a class.
+    The subcommands:
 
-    Arguments are those of ``LightningCLI``.
+    * ``analyze`` takes the same configuration as ``fit``, and tells where the time of a step goes (`StallAnalyzer`).
+    * ``share --name sweep`` reads for the trainings that share that name (`serve`).
+    * ``doctor`` looks for what would go wrong, in the data or on this machine.
+
+    They do not exist if ``trainer_class`` is a function instead of a class.
+
+    The arguments are those of ``LightningCLI``.
 
     Example:
         >>> from unittest.mock import patch
@@ -108,7 +113,7 @@ class EchoCLI(LightningCLI):
     """
 
     def setup_parser(self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]) -> None:
-        """Sets the parser up with the subcommands above, which LightningCLI looks for in the Trainer's class."""
+        """Sets the parser up with the subcommands above. LightningCLI looks for them in the Trainer's class."""
         users_class = self.trainer_class
         if isinstance(users_class, type):
             self.trainer_class = _with_commands(users_class)
@@ -122,12 +127,12 @@ class EchoCLI(LightningCLI):
         return {**super().subcommands(), **own}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the group ``echo`` beside trainer, model and data; ``add_arguments_to_parser`` is left to the user."""
+        """Adds the group ``echo`` beside trainer, model and data. ``add_arguments_to_parser`` stays free for the user."""
         super().add_core_arguments_to_parser(parser)
         parser.add_class_arguments(EchoOptions, "echo", sub_configs=True)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses the arguments; ends the program with the parser's message if the options of echoing are impossible."""
+        """Parses the arguments. If the options of echoing are impossible, the program ends with a message of the parser."""
         typed = sys.argv
         try:
             sys.argv = [typed[0], *_with_flag_values(typed[1:])]
@@ -175,7 +180,7 @@ def _with_commands(trainer_class: type[Trainer]) -> type[Trainer]:
 
 
 def _with_flag_values(arguments: list[str]) -> list[str]:
-    """Gives flags a value, ``--verify`` and doctor's ``--json``: jsonargparse wants one for every option.
+    """Gives the flags ``--verify`` and doctor's ``--json`` a value, because jsonargparse wants one for every option.
 
     >>> _with_flag_values(["analyze", "--verify", "--data.size=3"])
     ['analyze', '--verify=true', '--data.size=3']
@@ -191,13 +196,13 @@ def _with_flag_values(arguments: list[str]) -> list[str]:
 
 
 def _trainer_options(trainer: Namespace) -> dict[str, Any]:
-    """Returns the options of the plain Trainers of an analysis: those of the training, but no callbacks, logger and profiler."""
+    """Returns the options for an analysis's plain Trainers: those of the training, without callbacks, logger and profiler."""
     known = set(signature(Trainer.__init__).parameters) - {"callbacks", "logger", "profiler"}
     return {name: value for name, value in vars(trainer).items() if name in known}
 
 
 def _build_options(config: Namespace) -> EchoOptions:
-    """Builds the options and their controller, before model and data are built, to find bad values soon.
+    """Builds the options and their controller before model and data are built, so that bad values are found early.
 
     Raises:
         TypeError: An option has a wrong type.

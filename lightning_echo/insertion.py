@@ -1,4 +1,4 @@
-"""The insertion points: where in the input pipeline the echo stage stands, what is reused and what is redone.
+"""The insertion points: where in the input pipeline the echo stage can stand, what is reused and what is redone.
 
 ::
 
@@ -9,13 +9,14 @@
 Earlier is better for learning, later is cheaper (Choi et al. 2019, arXiv 1907.05550, section 3).
 
 The members of `InsertionPoint` are a table with a row for each point, the earliest first. The rest of the package asks this
-table: no code in another file names a point. A sixth point would touch:
+table: no code in another file names a point. To add a sixth point, you would change:
 
-* this table: a row. If it needs something else of the loader than the five do, also a member of `Needs`. If it reuses a stage
-  that is none yet, also an entry of `STAGES`. If its live items are in a new place, also a member of `Place`.
-* ``fetching/choice.py``, `choose`: whether a loader allows it, and the stages that the workers run for it.
-* the code that keeps and hands out its live items, but only if neither that for examples (``workers/dataset.py``) nor that for
-  batches (``fetching/batches.py``) will do. `start_index_pipeline` in ``fetching/index_pipeline.py`` puts it in its place.
+* This table: add a row. If the point needs of the loader what no other point needs, add a member to `Needs`. If it reuses
+  something that is not a stage yet, add an entry to `STAGES`. If its live items are in a new place, add a member to `Place`.
+* ``fetching/choice.py``, function `choose`: whether a loader allows the point, and the stages that the workers run for it.
+* The code that keeps and hands out live items. There is code for examples (``workers/dataset.py``) and for batches
+  (``fetching/batches.py``). Write more only if neither fits. `start_index_pipeline` in ``fetching/index_pipeline.py`` puts it in
+  its place.
 
 Options, messages, the cost model, the analysis and the doctor follow from the row.
 """
@@ -38,7 +39,7 @@ STAGES = {
 
 
 class Needs(Enum):
-    """What an insertion point needs the loader to be. A loader that is one of these is also each one below it."""
+    """What the loader must be for an insertion point. A loader that is one of these is also each of those below."""
 
     raw_items = "a data set that is read by index and can be cut after reading"
     split = "a data set that is read by index and can be cut before its augmentation"
@@ -67,7 +68,7 @@ class Properties:
         memory: Whose memory live items take, in words for users.
         needs: What the loader must be.
         for_auto: Whether ``auto`` takes the point if it is the earliest one that the loader allows.
-        live_batches: The default size of the buffer, in batches (for points of examples: in batches' worth of examples).
+        live_batches: The default size of the buffer, in batches. If the items are examples: the examples of so many batches.
     """
 
     item: str
@@ -82,20 +83,25 @@ class Properties:
 
 
 class InsertionPoint(str, Enum):
-    """Where the echo stage stands. Members are lower-case, because jsonargparse reads enums by their names.
+    """Where the echo stage stands. The members are lower-case, because jsonargparse reads enums by their names.
+
+    Source: Choi et al. 2019, arXiv 1907.05550, section 3.
 
     Attributes:
         after_read: The raw item (compressed bytes) is reused; decoding, augmentation, collation and transfer run for each use.
-            Never chosen by ``auto``. It is the right point where memory is short, or where decoding draws random numbers.
+            ``auto`` never takes this point. It is the right one if memory is short, or if decoding draws random numbers.
         before_augmentation: The decoded example is reused; augmentation, collation and transfer run for each use.
         after_augmentation: The augmented example is reused; collation and transfer run for each use.
         after_batching: The batch on the host is reused; only its transfer runs for each use.
-        after_transfer: The batch on the device is reused, without a copy: ``transfer_batch_to_device`` and
-            ``on_before_batch_transfer`` run once per fresh batch, ``on_after_batch_transfer`` for each use. Live batches take
-            device memory, and host memory too: after an in-place edit, which the version counter of a tensor shows, the next use
-            gets a fresh transfer from the host. Edits that do not move this counter are not seen, and reach the echo: through
-            ``.data``, ``.numpy()`` of a tensor on the CPU, DLPack, or a user's own kernel. Never chosen by ``auto``.
-        auto: The earliest point, from ``before_augmentation`` on, at which everything random comes after the echo stage.
+        after_transfer: The batch on the device is reused, without a copy. ``auto`` never takes this point.
+
+            * ``on_before_batch_transfer`` and ``transfer_batch_to_device`` run once per fresh batch.
+              ``on_after_batch_transfer`` runs for each use.
+            * Live batches take device memory, and as much host memory. If your code edits a tensor in place, the version counter
+              of the tensor shows it. The next use is then transferred again from the host.
+            * Some edits do not move this counter, so the echo gets the edited batch: edits through ``.data``, DLPack,
+              ``.numpy()`` of a tensor on the CPU, or your own kernel.
+        auto: The earliest point that the loader allows: ``before_augmentation``, ``after_augmentation`` or ``after_batching``.
     """
 
     _value_: str
@@ -194,7 +200,7 @@ class InsertionPoint(str, Enum):
 
     @property
     def option(self) -> str:
-        """The argument by which a user asks for the point, for messages."""
+        """The argument with which a user asks for the point, for messages."""
         return f"insertion_point={self.value!r}"
 
     def __str__(self) -> str:
@@ -209,7 +215,7 @@ def points_from(needs: Needs) -> tuple[InsertionPoint, ...]:
     """Returns the points that a loader allows, the earliest first.
 
     Args:
-        needs: What is known of the loader.
+        needs: What the loader is.
     """
     first = next(number for number, point in enumerate(POINTS) if point.properties.needs is needs)
     return POINTS[first:]

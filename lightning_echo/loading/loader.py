@@ -1,11 +1,11 @@
 """`EchoLoader`: the loader that users hold. It owns the options, the epochs and their length.
 
-The plan lays down one endless stream of batches, and an epoch is a stretch of that stream. ``iter()`` begins the next epoch, or
-continues the present one after a state was loaded. If an epoch is cut short, the next one continues at that batch. Workers and
-their queues therefore stay alive from epoch to epoch.
+The plan is one endless sequence of batches, and an epoch is a part of it. ``iter()`` begins the next epoch. After a state was
+loaded, it continues the present epoch. If an epoch is cut short, the next one continues at that batch. Therefore workers and
+their queues stay alive from epoch to epoch.
 
-``iter()`` alone changes nothing, because Lightning calls it more often than it iterates. If the length of a pass is not known,
-an epoch ends when a pass ends.
+A call of ``iter()`` changes nothing before the first batch is asked for, because Lightning calls it more often than it iterates.
+If the length of a pass is not known, an epoch ends when a pass ends.
 """
 
 from __future__ import annotations
@@ -34,59 +34,66 @@ __all__ = ["EchoLoader"]
 
 
 class EchoLoader:
-    """Echoes a training loader: of what it delivers, one example in ``factor`` is fresh, and the others are used again.
+    """Echoes a training loader: one delivered example in ``factor`` is fresh, and the others are echoed.
 
     The user's collate function makes the batches, as without echoing. Each ``for batch in loader`` is one epoch.
 
     Args:
-        loader: A ``DataLoader``. For ``after_batching`` and ``after_transfer`` any iterable of batches will do. A stream is not
-            divided among ranks here; it must do so itself.
-        factor: Echo factor, a real number >= 1: uses per fresh example, on average. 1 means no echoing.
+        loader: A ``DataLoader``. For ``after_batching`` and ``after_transfer`` any iterable of batches will do. A stream must
+            divide its data among the ranks itself.
+        factor: Echo factor: the uses per fresh example on average, a real number >= 1. 1 means no echoing.
         insertion_point: Where the echo stage stands, see `InsertionPoint`. ``"auto"`` takes the earliest one that this loader
             allows, beginning with ``"before_augmentation"``. ``"after_transfer"`` needs a Trainer with an `EchoDataModule` or
             `EchoCallback`, which put the batches on the device.
-        buffer_size: Largest number of live examples per rank. ``after_batching`` and ``after_transfer`` count batches instead of
-            examples. Or the memory that live examples may take: a string with a unit (``"4GiB"``) is the memory of each rank. A
-            float between 0 and 1 is a share of the free memory, which the ranks of a node divide among themselves. A larger
-            buffer lets the model learn from fewer fresh examples.
+        buffer_size: The largest number of live examples per rank (of live batches for ``after_batching`` and
+            ``after_transfer``). Or the memory that they may take: a string with a unit (``"4GiB"``) is the memory of each rank. A
+            float between 0 and 1 is a share of the free memory, which the ranks of a node divide among themselves. With a larger
+            buffer, the model learns from fewer fresh examples.
 
-            The default for ``reuse="memory"`` is a tenth of the free memory (of the device for ``after_transfer``), rounded down
-            to a power of two of batches. It is at most half of a pass of examples. It is 64 batches if it is not known how much
-            memory an example takes, and half of a pass if the cache and that tenth together hold all examples.
+            The default for ``reuse="memory"``:
+
+            * It is a tenth of the free memory (of the device for ``after_transfer``), rounded down so that the number of batches
+              is a power of two. It is at most half of a pass.
+            * It is 64 batches if it is not known how much memory an example takes.
+            * It is half of a pass if the cache and that tenth together hold all examples.
 
             The default for ``reuse="each"`` is 16 batches, or 4 in device memory. It is at most a quarter of a pass, at least
             two batches per worker, and at most a tenth of the free memory. If a buffer of ``reuse="each"`` hardly holds a batch,
             single examples get up to three uses more or fewer than the factor.
-        reuse: Which examples are used again. ``"memory"``: echoes are drawn from all examples that the buffer holds, and an
-            example leaves it when it is full, the oldest first. ``"each"``: each fresh example is used ``factor`` times, as in
-            the paper. The share of fresh examples is the same. In this project's runs ``"memory"`` took 0.69 to 0.82 times the
-            time (docs/evidence.md).
-        epoch_length: ``"fixed"``: an epoch has as many steps as without echoing. ``"full_pass"``: an epoch has
-            ``round(factor * steps)`` steps, so that it delivers as many fresh examples as one pass over the data holds. An epoch
-            of a stream then ends when the stream ends. An epoch of a loader without a length always does.
-        seed: Seed of order, draws and augmentation. Default: the seed of ``seed_everything``, else that of the loader's
-            ``generator``, else a random one that is drawn once.
-        num_replicas: Number of ranks that the data is divided among, as in ``DistributedSampler``. Default: ask
-            ``torch.distributed``. 1 (with ``rank=0``) gives all data to each rank. Set it if ranks share the work on the same
-            data (tensor parallelism).
+        reuse: Which examples are used again. The share of fresh examples is the same with both:
+
+            * ``"memory"``: echoes are drawn from all examples that the buffer holds. When the buffer is full, the oldest example
+              leaves it first. In this project's runs, training took 0.69 to 0.82 times the time of ``"each"``
+              (docs/evidence.md).
+            * ``"each"``: each fresh example is used ``factor`` times, as in the paper.
+        epoch_length: How many steps an epoch has. An epoch of a loader without a length always ends when a pass ends.
+
+            * ``"fixed"``: as many as without echoing.
+            * ``"full_pass"``: ``round(factor * steps)``, so that the epoch delivers as many fresh examples as one pass holds. An
+              epoch of a stream ends when the stream ends.
+        seed: Seed of the order, the draws and the augmentation. Default: the seed of ``seed_everything``, otherwise the seed of
+            the loader's ``generator``, otherwise a random one that is drawn once.
+        num_replicas: Number of ranks that the data is divided among, as in ``DistributedSampler``. Default:
+            ``torch.distributed`` is asked. 1 (with ``rank=0``) gives all data to each rank. Set it if ranks share the work on the
+            same data (tensor parallelism).
         rank: Number of this rank, from 0.
-        cache: What may be kept of the examples, so that they are read once: a `CacheConfig`, a mapping of its fields, or its
-            size alone (``"8GiB"``). None: nothing is kept.
-        share: Under which name the reading is shared with other trainings on this machine: a name, a `ShareConfig`, or a mapping
-            of its fields. None: this loader reads for itself.
+        cache: A cache that keeps examples, so that they are read once: a `CacheConfig`, a mapping of its fields, or its size
+            alone (``"8GiB"``). None: there is no cache.
+        share: The name under which this training shares the reading with others on this machine. Or a `ShareConfig`, or a
+            mapping of its fields. None: this loader reads for itself.
 
     Attributes:
-        limit_train_batches: The Trainer's option of this name; None if unknown. A resumed run compares it with its place, to see
-            whether the epoch was at its end.
+        limit_train_batches: The Trainer's option of this name; None if unknown. A resumed run uses it to see whether the epoch
+            was at its end.
         factor_owner: Name of the object on which users must set the factor, because it tells the Trainer the new length of
             epochs. Empty: users set the factor on this loader.
         is_transferred: Whether the consumer can put a `BatchUse` on the device. ``after_transfer`` yields such objects.
-        epoch_goes_on: Asked if several loaders make up an epoch. Returns whether the present epoch continues, or None if that is
-            not known.
+        epoch_goes_on: A function that is called if several loaders make up an epoch. It returns whether the present epoch
+            continues, or None if that is not known.
 
     Raises:
         ValueError: An option has an impossible value, or does not fit the loader.
-        TypeError: An option has a wrong type, or ``loader`` is no loader.
+        TypeError: An option has a wrong type, or ``loader`` is not a loader.
 
     Source: Choi et al. 2019, arXiv 1907.05550.
 
@@ -149,7 +156,7 @@ class EchoLoader:
 
     @property
     def loader(self) -> Any:
-        """The user's loader. Iterate this one to look at data during training."""
+        """The user's loader. Iterate over it if you want to look at data during training."""
         return self._setting.source.loader
 
     @property
@@ -159,18 +166,18 @@ class EchoLoader:
 
     @property
     def buffer_size(self) -> int:
-        """Largest number of live examples per rank; of live batches, if whole batches are reused.
+        """The largest number of live examples per rank, or of live batches if whole batches are reused.
 
-        Where it depends on the free memory, it is an estimate until the first batch: then all ranks settle on the smallest one. A
-        resumed run keeps the size of its state, if memory has room for it.
+        If the size depends on the free memory, it is an estimate until the first batch. Then all ranks take the smallest size of
+        any rank. A resumed run keeps the size of its state, if memory has room for it.
         """
         return self._setting.buffer_size
 
     def settle(self) -> None:
-        """Opens the cache, and settles on `buffer_size`, before the first batch does. All ranks must call this function together.
+        """Opens the cache and makes `buffer_size` final. Otherwise the first batch does this. All ranks must call it together.
 
         Raises:
-            ValueError: The memory that the user asks for cannot fill a batch; or the cache cannot be opened.
+            ValueError: The memory that the user asks for cannot hold a batch, or the cache cannot be opened.
         """
         self._run.settle()
 
@@ -186,7 +193,7 @@ class EchoLoader:
 
     @property
     def epoch_length(self) -> str:
-        """``"fixed"`` or ``"full_pass"``; always the second if the length of a pass is not known."""
+        """``"fixed"`` or ``"full_pass"``. Always ``"full_pass"`` if the length of a pass is not known."""
         return self._setting.epoch_length
 
     @property
@@ -219,7 +226,7 @@ class EchoLoader:
         """Returns the factor as a float, if it can be set on this loader, now or later.
 
         Raises:
-            TypeError: The factor is no number.
+            TypeError: The factor is not a number.
             ValueError: The factor is below 1, or needs a larger buffer.
         """
         value = options.check_factor(value)
@@ -231,12 +238,12 @@ class EchoLoader:
 
         Args:
             value: The factor.
-            since: Number of the first batch of the run to which it applies. None: the first that is not planned yet.
+            since: Number of the first batch of the run to which the factor applies. None: the first batch not yet planned.
 
         Raises:
-            TypeError: The factor is no number.
-            ValueError: The factor is below 1, or needs a larger buffer; or batch ``since`` may be planned already, or is a later
-                one while nothing is planned yet.
+            TypeError: The factor is not a number.
+            ValueError: The factor is below 1, or needs a larger buffer. Or batch ``since`` may be planned already. Or nothing is
+                planned yet, and ``since`` is not the next batch.
         """
         value = self.check_factor(value)
         if value != self.factor:
@@ -254,20 +261,20 @@ class EchoLoader:
 
     @property
     def planned_ahead(self) -> int:
-        """Most batches that are planned after the delivered one: those that workers and thread have been asked for."""
+        """The largest number of batches that are planned beyond the delivered one, because workers and thread work on them."""
         return self._run.planned_ahead
 
     @property
     def settled_at(self) -> int:
-        """Number of the batch of the run by which the buffer has been filled.
+        """Number of the batch of the run from which on the share of fresh examples is ``1 / factor``.
 
-        Until then, the share of fresh examples in a batch may be larger than ``1 / factor``.
+        Before that batch, the buffer is being filled, so that the share may be larger.
         """
         return self.factor_since + (0 if self.factor == 1 else self._setting.filling_batches())
 
     @property
     def delivered_batches(self) -> int:
-        """Batches delivered on this rank so far, which is also the number of the next batch."""
+        """Number of batches delivered on this rank so far. It is also the number of the next batch."""
         return self._run.delivery.batches
 
     @property
@@ -292,20 +299,20 @@ class EchoLoader:
 
     @property
     def sharing(self) -> LoaderSharing | None:
-        """How the reading is shared: its options, who shares it, waiting for others, what was missed. None if it is not."""
+        """How the reading is shared: the options, who shares it, the waiting for others, what was missed. None if not shared."""
         return self._setting.sharing
 
     @property
     def seconds(self) -> StageSeconds:
-        """Seconds that the workers spent on the batches delivered so far; all zero if the loader cannot be measured inside."""
+        """Seconds that the workers spent on the batches delivered so far. All are zero if the workers cannot be measured."""
         return replace(self._run.delivery.seconds)
 
     @property
     def batches_used(self) -> Callable[[], BatchesUsed | None] | None:
-        """Returns the number of batches used in the run and in the epoch, if the consumer fetches one batch ahead.
+        """A function that returns the number of batches used in the run and in the epoch, if the consumer fetches one ahead.
 
-        Lightning does so if the loader has no length. Counts and state are then those of the batch in use. None (the attribute,
-        or what it returns): the consumer does not fetch ahead.
+        Lightning fetches one batch ahead if the loader has no length. Counts and state are then those of the batch in use. If
+        the consumer does not fetch ahead, this attribute is None, or the function returns None.
         """
         return self._run.delivery.batches_used
 
@@ -317,9 +324,10 @@ class EchoLoader:
 
     @property
     def trainer_place(self) -> Callable[[], TrainerPlace | None] | None:
-        """Returns where the Trainer is in its epoch, if it iterates this loader alone; None if that is not known.
+        """A function that returns the Trainer's place in its epoch, if the Trainer iterates over this loader alone.
 
-        An epoch of this loader is then where the Trainer's epoch is.
+        An epoch of this loader then has the same place. If the place is not known, this attribute is None, or the function
+        returns None.
         """
         return self._run.delivery.trainer_place
 
@@ -338,7 +346,7 @@ class EchoLoader:
 
     @property
     def num_workers(self) -> int:
-        """Worker processes of the loader; 1 if it shares: the reader's workers count as one, as fast as all together."""
+        """Number of worker processes. If the loader shares its reading, 1: the reader's workers count as a single fast one."""
         return self._setting.source.num_workers if self._setting.sharing is None else 1
 
     @property
@@ -351,7 +359,7 @@ class EchoLoader:
 
     @property
     def is_running(self) -> bool:
-        """Whether workers and thread run. If not, the next batch starts them; without workers, it begins to read."""
+        """Whether workers and thread run. If not, the next batch starts them. Without workers, the next batch begins to read."""
         return self._run.is_running
 
     @property
@@ -390,13 +398,13 @@ class EchoLoader:
             batches: Number of batches.
 
         Returns:
-            The passes, or None for a stream, whose batches cannot be planned beforehand.
+            The number of passes. None for a stream, because its batches cannot be planned beforehand.
         """
         return self._setting.passes_in(batches, self.factor)
 
     @property
     def passes(self) -> float:
-        """Passes over the data so far, by the fresh examples delivered; complete passes only, if their length is not known."""
+        """Passes over the data so far, by the fresh examples delivered. If their length is not known: complete passes only."""
         return self._run.passes
 
     # ------------------------------------------------------------------ iterating
@@ -419,15 +427,15 @@ class EchoLoader:
         self._run.begin_epoch(keeps_length=keeps_length, is_alone=not self.factor_owner)
 
     def close(self) -> None:
-        """Ends workers and thread. A later epoch starts new ones and continues where this one stopped."""
+        """Ends workers and thread. A later epoch starts new ones, and continues where this one stopped."""
         self._run.close()
 
     def follow(self, before: EchoLoader) -> None:
         """Takes the place of another loader in a run, and continues with its seed, factor and counts.
 
-        If both loaders cut the data alike, the run continues at the same batch, otherwise with the next pass. A stream, and a
-        loader without a length, need their own ``state_dict`` to continue within a pass. Without it, the next pass begins, and a
-        warning says so.
+        If both loaders cut the data alike, the run continues at the same batch, otherwise with the next pass. A stream, or a
+        loader without a length, needs a ``state_dict`` of its own to continue within a pass. Without it, the next pass begins,
+        and a warning says so.
 
         Args:
             before: The loader that delivered batches until now.
@@ -436,15 +444,15 @@ class EchoLoader:
 
     @property
     def has_kept_length(self) -> bool:
-        """Whether the next epoch has another length than the factor gives."""
+        """Whether the length of the next epoch differs from the length that the factor gives."""
         return self.has_length and len(self) != self._setting.epoch_batches(self.factor)
 
     def keep_length(self) -> None:
-        """Keeps the length of the next epoch, whatever the factor becomes, because the Trainer has asked for it already."""
+        """Keeps the length of the next epoch, even if the factor changes, because the Trainer has asked for it already."""
         self._run.delivery.progress.kept_length = len(self)
 
     def release_length(self) -> None:
-        """Ends `keep_length`, because the Trainer asks again. The length of a resumed epoch stays until that epoch ends."""
+        """Undoes `keep_length`, because the Trainer asks again. The length of a resumed epoch stays until that epoch ends."""
         if not self._run.delivery.progress.resuming:
             self._run.delivery.progress.kept_length = None
 
@@ -458,8 +466,8 @@ class EchoLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state at the batch that was delivered last.
 
-        It holds plain types, and positions but never examples. It is the same on all ranks, unless the user's loader or stream
-        has a state of its own, which is then part of it.
+        It holds plain types: positions, but never examples. It is the same on all ranks, unless the user's loader or stream has
+        a state of its own. That state is then part of it.
         """
         goes_on = LEFT_OUT if self.epoch_goes_on is None else self.epoch_goes_on()
         place = None if self.trainer_place is None else self.trainer_place()
@@ -472,8 +480,8 @@ class EchoLoader:
             state: What `state_dict` returned.
 
         Raises:
-            EchoStateError: The state is not one of an `EchoLoader`, is damaged, or is of a later version or of another data set;
-                or it was taken within a pass and this loader cannot continue there.
+            EchoStateError: The state is not a state of an `EchoLoader`, or it is damaged, or it is of a later version or of
+                another data set. Or it was taken within a pass, and this loader cannot continue there.
         """
         told = self._told_length
         self._run.load_state_dict(state, self.limit_train_batches)

@@ -1,8 +1,8 @@
 """What is in a checkpoint: `EchoState`, the state of an `EchoLoader`.
 
-`EchoState.from_dict` checks a state as a whole, and `EchoState.to_dict` writes it in plain types. Only ``echo_run.py`` makes a
-state and loads one; all other code receives the object. The classes here and in ``pipeline_state.py`` (plan, order, stream) are
-the only list of the fields, and ``schema.py`` reads that list.
+`EchoState.from_dict` checks a state as a whole, and `EchoState.to_dict` writes it in plain types. Only ``echo_run.py`` makes and
+loads states. All other code receives the object. The classes here and in ``pipeline_state.py`` (plan, order, stream) are the only
+list of the fields, and ``schema.py`` reads that list.
 
 A checkpoint of a run with `EchoCallback` holds more beside it: counts, the controller's state, reports and decisions.
 `EchoCallback.state_dict` lists them.
@@ -52,10 +52,10 @@ class EchoCounts:
     """Examples delivered on this rank.
 
     Attributes:
-        fresh: First uses.
-        echoed: Further uses of the same output of the stage before the insertion point.
-        refetched: Examples that were read again after a resume, because they were live and no process held them. They are among
-            the echoed ones, or were read together with an echoed one.
+        fresh: Number of fresh examples.
+        echoed: Number of echoed examples.
+        refetched: Number of examples that were read again after a resume, because they were live and no process held them. Each
+            of them is an echoed example, or was read together with one.
 
     Example:
         >>> counts = EchoCounts(fresh=8, echoed=24)
@@ -86,10 +86,10 @@ class TrainerState:
     """Where the Trainer was when the state was saved, see `TrainerPlace`.
 
     Attributes:
-        in_epoch: Batches that it had taken in its epoch.
-        ended: Epochs that it had ended.
+        in_epoch: Number of batches that it had taken in its epoch.
+        ended: Number of epochs that it had ended.
         is_over: Whether it had ended the epoch that it began last.
-        in_step: Whether it had taken a batch that it had not counted as completed.
+        in_step: Whether it had taken a batch that it had not yet counted as completed.
     """
 
     in_epoch: int
@@ -99,7 +99,7 @@ class TrainerState:
 
 
 class Conditions(NamedTuple):
-    """What must be the same for a run to continue exactly; see the fields of these names in `EchoState`."""
+    """What must be the same for a run to continue exactly. `EchoState` explains the fields."""
 
     insertion_point: InsertionPoint
     layout: Layout
@@ -108,7 +108,7 @@ class Conditions(NamedTuple):
     reuse: Reuse
 
     def differences(self, now: Conditions) -> str:
-        """Returns what has changed, for people; empty if nothing has."""
+        """Returns what has changed, as a text for people. It is empty if nothing has changed."""
         before, after = (
             {**each._asdict(), "insertion_point": str(each.insertion_point), "reuse": str(each.reuse)} for each in (self, now)
         )
@@ -133,7 +133,7 @@ class EchoState:
         layout: How a pass is cut into batches and divided among the ranks.
         workers: Number of worker processes.
         buffer_size: Largest number of live items on a rank.
-        reuse: The rule of reuse. Not in the file if it is that of the paper.
+        reuse: The rule of reuse. It is not in the file if it is ``each``, the rule of the paper.
         seed: Seed in use; None before the first batch, if none was given.
         factor: The echo factor that was set last.
         constructed_factor: The factor with which the loader was made.
@@ -141,18 +141,19 @@ class EchoState:
         factor_before: The factor that applies until `factor` does.
         factor_since: Number of the first batch to which `factor` applies.
         epoch: Number of the present epoch.
-        epoch_batches: Its length in batches; -1 while that is not known, because the epoch ends when a pass ends.
-        in_epoch: Batches of the present epoch that were delivered.
-        delivered: Batches that were delivered in the whole run.
+        epoch_batches: Length of the present epoch in batches. -1 while that is not known, because the epoch ends when a pass
+            ends.
+        in_epoch: Number of batches of the present epoch that were delivered.
+        delivered: Number of batches that were delivered in the whole run.
         begin_at: Position and batch number at which the run begins, if there is no plan.
-        passes_over: Passes over the data that have ended. Older versions did not save it.
+        passes_over: Number of passes over the data that have ended. Older versions did not save it.
         counts: Examples delivered on this rank: fresh, echoed, refetched.
         plan: Which item is used when. None before the first batch, at the start of a pass with nothing live, and for a stream.
         order: Which index stands at which position. It is there if there is a plan, and at the start of a pass whose length is
             not known.
-        stream: For a stream, what plan and order are otherwise. None, and not in the file, if the data is no stream.
+        stream: For a stream, in place of plan and order. For other data it is None, and not in the file.
         epoch_goes_on: If several loaders make up an epoch: whether the epoch continues (None: not known). Otherwise left out.
-        trainer: Where the Trainer was. None, and not in the file, if that is not known.
+        trainer: Where the Trainer was. If that is not known, it is None, and not in the file.
     """
 
     version: int = STATE_VERSION
@@ -190,8 +191,8 @@ class EchoState:
                 pass.
 
         Raises:
-            EchoStateError: This is no state of an `EchoLoader`, or it is of a later version, or it is damaged. The message names
-                the field that is missing, superfluous or wrong.
+            EchoStateError: This is not a state of an `EchoLoader`, or it is of a later version, or it is damaged. The message
+                names the field that is missing, superfluous or wrong.
         """
         if isinstance(state, dict) and "version" not in state and {"insertion_point", "layout"} & state.keys():
             raise EchoStateError(
@@ -249,7 +250,7 @@ class EchoState:
         return None if planned is None else planned.pending
 
     def with_change(self, number: int, factor: float) -> EchoState:
-        """Returns the same state, in which another factor applies from batch ``number`` on."""
+        """Returns the same state, but another factor applies from batch ``number`` on."""
         if self.pending is None:
             return self
         pending = (*[change for change in self.pending if change.number < number], FactorChange(number, factor))
@@ -262,7 +263,7 @@ class EchoState:
 def is_state(state: Any) -> bool:
     """Returns whether this is a state of an `EchoLoader`, of any version, and not of another stateful loader.
 
-    One that lacks a field is ours all the same: it is refused where it is read, and not passed over.
+    A state that lacks a field counts as one, too: it is refused where it is read, and not ignored here.
     """
     return isinstance(state, dict) and len({"version", "insertion_point", "layout"} & state.keys()) >= 2
 
