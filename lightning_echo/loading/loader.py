@@ -1,6 +1,6 @@
 """`EchoLoader`: the loader that users hold. It owns the options, the epochs and their length.
 
-The plan is one endless sequence of batches, and an epoch is a part of it. ``iter()`` begins the next epoch. After a state was
+The plan is one endless sequence of batches, and an epoch is a stretch of it. ``iter()`` begins the next epoch. After a state was
 loaded, it continues the present epoch. If an epoch is cut short, the next one continues at that batch. Therefore workers and
 their queues stay alive from epoch to epoch.
 
