@@ -3,11 +3,11 @@
 Nothing is evicted. When the budget is used up, or memory is running short, the arena is frozen: it takes nothing more, and what
 it holds stays until the job ends (a named one stays on its disk).
 
-A writer takes the lock, claims the key and reserves space, and gives the lock back. Then it writes the record, and the index word
-last. A process that is killed meanwhile loses the space that it had reserved, and its key is never held; what others read is not
-touched, and the lock ends with the process. Readers take no lock: an index word that is an offset never changes again.
+A writer takes the lock, claims the key, reserves space and gives the lock back. Then it writes the record, and last the index
+word. If the writer is killed in between, the reserved space is lost and the key is never held. Nothing that others read changes,
+and the kernel releases the lock. Readers take no lock, because an index word that is an offset never changes again.
 
-Where the bytes are, in memory or on a disk, and what the locks are is told in ``arena_file.py``.
+``arena_file.py`` explains where the bytes are, in memory or on a disk, and what the locks are.
 
 Source: Mohan et al. 2021, arXiv 2007.06775, section 4.1 (MinIO: items, once cached, are never replaced).
 """
@@ -48,18 +48,18 @@ _FULL_ERRORS = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG}
 
 
 class Arena:
-    """Records by key, 0 to ``keys`` - 1, shared by all processes that have it.
+    """Records by key, from key 0 to key ``keys - 1``, shared by all processes that have the arena.
 
     It can be sent to worker processes, forked or spawned, and to other processes of the same user on this machine
     (`Arena.address`).
 
     Args:
-        fd: A descriptor of a file that `create` or `create_file` has made; it belongs to this object from now on.
-        reserve_bytes: Memory that must stay free. Below it the arena is frozen.
+        fd: A descriptor of a file that `create` or `create_file` has made. This object closes it.
+        reserve_bytes: Memory that must stay free. If less is free, the arena is frozen.
         looks_over: Whether the file is looked over, if no other process has it.
 
     Attributes:
-        shortage: Why this process has frozen the arena before it was full; empty if it has not.
+        shortage: Why this process has frozen the arena before it was full; empty if it has not done so.
 
     Example:
         >>> arena = Arena.create(keys=10, budget_bytes=2**20)
@@ -129,7 +129,7 @@ class Arena:
 
     @classmethod
     def create_nameless(cls, folder: str, keys: int, budget_bytes: int) -> Arena:
-        """Makes an arena on the disk of a folder, in a file that has no name: it is gone with the last process that has it.
+        """Makes an arena in a file without a name, on the disk of a folder. The file is gone when no process has it any more.
 
         Raises:
             OSError: The folder does not exist or cannot be written, or there is no space for the index (8 bytes per key).
@@ -163,12 +163,12 @@ class Arena:
 
     @property
     def note(self) -> bytes:
-        """What was noted when it was made."""
+        """What was noted when the arena was made."""
         return self._file.note
 
     @property
     def counts(self) -> ArenaCounts:
-        """What it holds now."""
+        """What the arena holds now."""
         return self._file.counts
 
     @property
@@ -180,9 +180,9 @@ class Arena:
         return self._file.words[key] > CLAIMED
 
     def get(self, key: int) -> memoryview | bytes | None:
-        """Returns the record of a key, None if there is none: a view that must not be kept, or bytes from a file.
+        """Returns the record of a key; None if there is none.
 
-        What a file has lost of a record is missing in it.
+        From memory it is a view, which must not be kept. From a file it is bytes. Bytes that the file has lost are missing.
         """
         file = self._file
         offset = file.words[key]
@@ -191,10 +191,12 @@ class Arena:
         return file.record_at(offset)
 
     def lengths_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns the bytes of the record of each key: -2 if there is none, -1 if it is being written, or its writer was killed.
+        """Returns the number of bytes of the record of each key.
+
+        It is -2 if there is no record, and -1 if the record is being written or its writer was killed.
 
         Args:
-            keys: The keys; below 0: there is none.
+            keys: The keys. A number below 0 is no key.
 
         Example:
             >>> arena = Arena.create(keys=10, budget_bytes=2**20)
@@ -241,12 +243,12 @@ class Arena:
         return True
 
     def _show(self, key: int, offset: int) -> None:
-        """Lets a record be found that is written. Under the lock."""
+        """Lets others find a record that is written. The caller has the lock."""
         self._file.set_word(key, offset)
         self._change_counts(records=1)
 
     def freeze(self) -> bool:
-        """Lets nothing be added any more. Returns whether this call did so."""
+        """Freezes the arena, so that nothing is added any more. Returns False if it was frozen before."""
         return self._file.locked(self._freeze)
 
     def _freeze(self) -> bool:
@@ -255,9 +257,9 @@ class Arena:
         return not was_frozen
 
     def _reserve_space(self, key: int, size: int) -> int | None:
-        """Claims a key, and returns where its record is to be written; None if somebody else has it, or there is no room.
+        """Claims a key, and returns where its record is to be written; None if the key is taken or there is no room.
 
-        Under the lock.
+        The caller has the lock.
         """
         file = self._file
         if file.words[key] != ABSENT:
@@ -277,7 +279,7 @@ class Arena:
         return file.start + taken
 
     def _may_grow(self, taken: int, end: int) -> bool:
-        """Whether memory allows it, asked whenever another step of growth begins: past a container's limit the kernel kills."""
+        """Whether enough memory is free for the next step of growth. Past a container's limit the kernel kills processes."""
         if taken and taken // _GROWTH_STEP_BYTES == end // _GROWTH_STEP_BYTES:
             return True
         free = free_memory_bytes()
@@ -297,7 +299,7 @@ class Arena:
         return self._file.lookups
 
     def _change_counts(self, *, taken: int = 0, records: int = 0, freezes: bool = False) -> None:
-        """Under the lock."""
+        """Changes the counts. The caller has the lock."""
         now = self.counts
         self._file.counts = ArenaCounts(now.bytes + taken, now.records + records, now.is_frozen or freezes)
 
@@ -305,7 +307,7 @@ class Arena:
 
     @property
     def address(self) -> tuple[int, int]:
-        """Process and descriptor, under which other processes of this user and machine can open it while this one lives."""
+        """Process and descriptor. With these, other processes of this user and machine can open it while this process lives."""
         return os.getpid(), self._file.fd
 
     @classmethod
@@ -320,7 +322,7 @@ class Arena:
         return cls(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), reserve_bytes=reserve_bytes)
 
     def __reduce__(self) -> tuple[Callable[..., Arena], tuple[Any, ...]]:
-        """For a worker process: how to attach, and not what is in it."""
+        """Sends a worker process the way to attach, and not the records."""
         return _received, (reduction.DupFd(self._file.fd), self._reserve)
 
     def __copy__(self) -> Arena:

@@ -1,4 +1,4 @@
-"""`ArenaFile`: the file of an arena, as one process has it: its layout, its descriptor, its locks, reading and writing.
+"""`ArenaFile`: the file of an arena in one process: its layout, its descriptor, its locks, reading and writing.
 
 ::
 
@@ -6,18 +6,18 @@
                                   |                   ^
                                   +-------------------+   offset of the record; 0: none; 1: is being written
 
-The bytes are in memory (a ``memfd``: it has no name, is not bounded by ``/dev/shm``, and is gone with the last process that has
-it), or on a disk. All is written by ``pwrite``, which fails where memory or disk are full: a store through a map would kill the
-process. A file on a disk is read by ``pread``, too: it may become shorter, or its disk may fail.
+The bytes are in memory or on a disk. In memory the file is a ``memfd``: it has no name, is not limited by ``/dev/shm``, and is
+gone when no process has it any more. All writes use ``pwrite``, which fails if the memory or the disk is full. A store through a
+map would kill the process then. A file on a disk is read with ``pread``, because it may become shorter, or its disk may fail.
 
-**The lock for writing** is one of the kernel's (``fcntl``), which ends with the process that has it. Such a lock does not exclude
-other threads of the process, and is dropped when *any* descriptor of the file is closed in it. So a process has one descriptor
-for each file, and a lock between its threads.
+**The lock for writing** is a lock of the kernel (``fcntl``), which ends with the process that has it. Such a lock does not
+exclude other threads of the process. It is dropped when the process closes *any* descriptor of the file. So a process has one
+descriptor for each file, and a lock between its threads.
 
-**The lock of those who have it.** A file on a disk may outlive its processes. Each process that has it holds a second lock,
-shared by all, which belongs to the open file and so to forked processes, too. Who opens the file alone looks it over first
-(`look_over`): a key that a killed process had claimed is free again, and what cannot be right is refused. (``flock`` would do,
-but on network storage it excludes the first lock.)
+**The lock of those who have the file.** A file on a disk may outlive its processes. Each process that has the file holds a second
+lock, which all of them share. It belongs to the open file, and so forked processes have it, too. A process that opens the file
+while no other has it looks it over first (`look_over`). Then a key that a killed process had claimed is free again, and a damaged
+file is refused. (``flock`` cannot be used: on network storage it excludes the first lock.)
 """
 
 from __future__ import annotations
@@ -72,24 +72,24 @@ _HEADER_BYTES = 4096
 _MOST_NOTED = _HEADER_BYTES - _NOTE_AT - _NOTE.size
 _WORD = struct.Struct("<Q")
 WORD_BYTES = _WORD.size
-ABSENT, CLAIMED = 0, 1  # words of the index that are no offset
+ABSENT, CLAIMED = 0, 1  # words of the index that are not offsets
 ALIGNMENT = 64
-SPARE = 0.1  # a record that does not fit is passed over if more than this share of the budget would stay empty
-_NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}  # says a file system without O_TMPFILE
+SPARE = 0.1  # if a record does not fit, but more than this share of the budget is free, only this record is left out
+_NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}  # errors of a file system without O_TMPFILE
 _HAVING = struct.Struct("hhqqi")  # C's struct flock: type, whence, first byte, bytes, process
 _HAVING_AT = (1, 1)  # the second byte; the first one is what `locked` locks
 _WORDS_AT_ONCE = 2**20  # of the index, when it is looked over
 
 
 class ArenaError(RuntimeError):
-    """A file is no arena, or one for something else."""
+    """A file is not an arena, or it is an arena for something else."""
 
 
 class ArenaCounts(NamedTuple):
     """What an arena holds.
 
     Attributes:
-        bytes: Bytes of the records, with what is lost between them.
+        bytes: Bytes of the records, and of the space that is lost between them.
         records: Records that can be read.
         is_frozen: Whether nothing is added any more.
     """
@@ -100,7 +100,7 @@ class ArenaCounts(NamedTuple):
 
 
 class _WordsInFile:
-    """The index of a file. What is missing of it reads as absent."""
+    """The index of a file. A word that the file has lost reads as `ABSENT`."""
 
     def __init__(self, fd: int, keys: int) -> None:
         self._fd, self._keys = fd, keys
@@ -113,7 +113,7 @@ class _WordsInFile:
 
 
 class ArenaFile:
-    """A descriptor, the lock between threads, and in memory a map: one in each process for each file (see `have`).
+    """A descriptor, the lock between threads, and in memory a map. A process has one object for each file (see `have`).
 
     Args:
         fd: The descriptor.
@@ -125,8 +125,8 @@ class ArenaFile:
         note: What was noted when the file was made.
         words: The index: a word by key.
         start: Where the records begin.
-        end: Where they end, if all of the budget is taken.
-        in_memory: Whether it is in memory, and not on a disk.
+        end: Where the records end if all of the budget is taken.
+        in_memory: Whether the file is in memory, and not on a disk.
 
     Raises:
         ArenaError: The file is no arena, or is damaged.
@@ -162,7 +162,10 @@ class ArenaFile:
         _lock_with_others(fd)
 
     def at(self, offset: int, size: int) -> memoryview | bytes:
-        """Returns bytes: a view that must not be kept, or a copy, which is shorter where the file ends."""
+        """Returns bytes of the file. From memory it is a view, which must not be kept. From a disk it is a copy.
+
+        The copy is shorter if the file ends before.
+        """
         return self.view[offset : offset + size] if self.in_memory else _read(self.fd, size, offset)
 
     # ------------------------------------------------------------------ what is in its header
@@ -194,12 +197,12 @@ class ArenaFile:
     # ------------------------------------------------------------------ records
 
     def record_at(self, offset: int) -> memoryview | bytes:
-        """Returns a record. What a file has lost of it is missing in it."""
+        """Returns a record. Bytes that the file has lost are missing."""
         begin = offset + _WORD.size
         if self.in_memory:  # which no other program writes into
             return self.view[begin : begin + _WORD.unpack_from(self.view, offset)[0]]
         length = int.from_bytes(_read(self.fd, _WORD.size, offset), "little")
-        return _read(self.fd, max(min(length, self.end - begin), 0), begin)  # a length that was damaged leads to nothing outside
+        return _read(self.fd, max(min(length, self.end - begin), 0), begin)  # a damaged length must not lead outside
 
     def write_record(self, offset: int, size: int, parts: Sequence[Any]) -> None:
         """Writes a record of ``size`` bytes, which is given in parts."""
@@ -210,8 +213,9 @@ class ArenaFile:
     def locked(self, change: Callable[[], T]) -> T:
         """Calls a function while all other threads and processes are excluded, and returns what it returns.
 
-        An interrupt, or torch's error about a dead worker, may come between any two steps. It must not leave the file locked:
-        all other processes would wait for it. So this is no context manager, which may be left between lock and body.
+        An interrupt, or torch's error about a dead worker, may come between any two steps. It must not leave the file locked,
+        because all other processes would wait for it. So this is not a context manager: an error may come between its lock and
+        its body.
         """
         with self.threads:
             try:
@@ -223,7 +227,7 @@ class ArenaFile:
     def close(self) -> None:
         """Ends the map and closes the descriptor."""
         if isinstance(self.words, memoryview):
-            with contextlib.suppress(BufferError):  # somebody looks at a record still: the map ends with that view
+            with contextlib.suppress(BufferError):  # a view of a record is still in use: the map ends with that view
                 self.words.release()
                 self.view.release()
                 self.map.close()
@@ -234,11 +238,11 @@ class ArenaFile:
 
 _open: dict[tuple[int, int], ArenaFile] = {}  # by device and inode: a second descriptor would drop the lock when it is closed
 _opening = threading.Lock()  # for `_open` and what is in it
-_left: deque[tuple[int, int]] = deque()  # files of which a user has gone, to be counted down by whoever can
+_left: deque[tuple[int, int]] = deque()  # files that one arena has left: the next thread that has `_opening` counts them down
 
 
 def _renew_locks() -> None:
-    """In a forked process, a lock that a thread of its parent had would never be given back."""
+    """Makes new locks in a forked process: a lock that a thread of the parent had would never be given back."""
     global _opening
     _opening = threading.Lock()
     for each in _open.values():
@@ -249,12 +253,12 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 def have(fd: int, *, looks_over: bool = False) -> tuple[ArenaFile, tuple[int, int]]:
-    """Returns the file of a descriptor, which belongs to it from now on, and the key for `leave`.
+    """Returns the file of a descriptor, and the key for `leave`.
 
-    There is one `ArenaFile` in a process for each file, however often that is opened.
+    A process has one `ArenaFile` for each file, however often the file is opened.
 
     Args:
-        fd: The descriptor.
+        fd: The descriptor. It belongs to the file from now on.
         looks_over: Whether the file is looked over, if no other process has it.
 
     Raises:
@@ -265,7 +269,7 @@ def have(fd: int, *, looks_over: bool = False) -> tuple[ArenaFile, tuple[int, in
     with _opening:
         if (known := _open.get(key)) is None:
             try:
-                # Not before `_opening`: another thread that opens the file has that, and waits for this lock to end.
+                # Must come after `_opening`: another thread that opens the file has `_opening`, and waits until this lock ends.
                 known = _open[key] = ArenaFile(fd, is_alone=looks_over and lock_alone(fd))
             except BaseException:
                 os.close(fd)
@@ -281,15 +285,15 @@ def have(fd: int, *, looks_over: bool = False) -> tuple[ArenaFile, tuple[int, in
 def leave(key: tuple[int, int]) -> None:
     """Closes a file that no arena of this process uses any more.
 
-    It never waits. It runs when an arena is collected, which may be anywhere: in a thread that has a lock of a file, for which
-    the thread that has `_opening` waits, or in the middle of `have`.
+    This function never waits, because it runs when an arena is collected as garbage, and that may happen anywhere: in the middle
+    of `have`, or in a thread that has the lock of a file while the thread that has `_opening` waits for that lock.
     """
     _left.append(key)
     _close_left()
 
 
 def _close_left() -> None:
-    """Closes what was left, unless somebody has `_opening`, who does it then."""
+    """Closes the files that were left. If another thread has `_opening`, that thread does it."""
     while _left and _opening.acquire(blocking=False):
         try:
             while _left:
@@ -314,7 +318,7 @@ def held_in_memory() -> int:
 
 
 def new_file(folder: str) -> tuple[int, str | None]:
-    """Returns a new file in a folder, and its name; None if it has none, so that nothing is left if the process is killed."""
+    """Returns a new file in a folder, and its name. If possible, the file has no name (None) and is gone if the process dies."""
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), None
     except OSError as error:
@@ -324,7 +328,7 @@ def new_file(folder: str) -> tuple[int, str | None]:
 
 
 def formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: bytes = b"") -> int:
-    """Makes the file of a descriptor that of an empty arena, and returns the descriptor.
+    """Writes an empty arena into the file of a descriptor, and returns the descriptor.
 
     Raises:
         OSError: There is no space for the index.
@@ -336,7 +340,7 @@ def formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: byt
             raise ValueError(f"a note has at most {_MOST_NOTED} bytes, got {len(note)}")
         start = _start_of_records(keys)
         os.ftruncate(fd, start + budget_bytes)
-        os.posix_fallocate(fd, 0, start)  # what is mapped must be there: else a look at it could kill the process
+        os.posix_fallocate(fd, 0, start)  # mapped bytes must have space: without it, reading them could kill the process
         write(fd, [_COUNTS.pack(0, 0, False)], _COUNTS_AT)
         write(fd, [_NOTE.pack(len(note), zlib.crc32(note, zlib.crc32(header))), note], _NOTE_AT)
         write(fd, [header], 0)
@@ -369,7 +373,7 @@ def open_own(path: str) -> int:
 
 
 def lock_alone(fd: int) -> bool:
-    """Locks a file if no other process has it; returns whether it has."""
+    """Locks a file if no other process has it. Returns whether it is locked."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _HAVING.pack(fcntl.F_WRLCK, os.SEEK_SET, *_HAVING_AT, 0))
     except (BlockingIOError, PermissionError):
@@ -378,19 +382,19 @@ def lock_alone(fd: int) -> bool:
 
 
 def _lock_with_others(fd: int) -> None:
-    """Locks a file together with all others that have it, after one that looks it over."""
+    """Takes the lock that all processes with this file share. Waits for a process that looks it over."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _HAVING.pack(fcntl.F_RDLCK, os.SEEK_SET, *_HAVING_AT, 0))
 
 
 def look_over(file: ArenaFile) -> None:
-    """Makes good what killed processes have left, in a file that nobody else has.
+    """Repairs what killed processes have left, in a file that no other process has.
 
     * A key that was claimed and never written is free again. Its space is lost.
-    * The records are counted anew: a process may have been killed between a record and its count.
-    * A file that was frozen since its disk was full goes on.
+    * The records are counted anew, since a process may have been killed after it wrote a record and before it counted it.
+    * A file that was frozen because its disk was full takes examples again.
 
     Raises:
-        ArenaError: The index leads to where no record can be.
+        ArenaError: The index points to a place where no record can be.
     """
     taken, _, frozen = _COUNTS.unpack(_read(file.fd, _COUNTS.size, _COUNTS_AT))
     if taken > file.budget:
@@ -421,7 +425,7 @@ def _start_of_records(keys: int) -> int:
 
 
 def _read(fd: int, size: int, offset: int) -> bytes:
-    """Reads all of it, as far as the file goes."""
+    """Reads this many bytes, or fewer if the file ends before."""
     data = os.pread(fd, size, offset)
     if len(data) == size or not data:
         return data
@@ -429,7 +433,7 @@ def _read(fd: int, size: int, offset: int) -> bytes:
 
 
 def write(fd: int, parts: Sequence[Any], offset: int) -> None:
-    """Writes all of it, also where the system takes it in pieces."""
+    """Writes all parts, even if the system takes them piece by piece."""
     left = [view for view in (memoryview(part).cast("B") for part in parts) if view.nbytes]
     while left:
         written = os.pwritev(fd, left[:1000], offset)

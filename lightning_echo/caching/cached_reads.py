@@ -1,17 +1,20 @@
 """Reads through the cache: what is held is not read, and what is read is held if there is room.
 
-What is held is what a cut of the data set gives, and the rest of the way to what the insertion point reuses is done after a
-lookup as after a read::
+The cache holds what comes out of the data set at a cut. The stages from there to the insertion point run after a lookup as they
+run after a read::
 
     held:        index --read--> raw --decode--> example --augment--> example'
     "raw"                        ^
     "loaded"                                     ^
     "whole"                                                           ^
 
-So a worker does three things for the examples that a batch needs. It looks all of them up, and reads those that are missing,
-while the random states are watched: what draws random numbers is never held. Then it seeds the random states as it does without a
-cache. Then it finishes each example, in the order of the batch. Nothing before the cut draws random numbers, so each later stage
-draws the same ones with and without the cache.
+For the examples of a batch, a worker does three things:
+
+1. It looks all of them up, and reads those that are missing. Meanwhile it watches the random states: an example whose stages
+   before the cut draw random numbers is never held.
+2. It seeds the random states as it does without a cache.
+3. It finishes each example, in the order of the batch. No stage before the cut has drawn random numbers, so each later stage
+   draws the same ones with and without the cache.
 """
 
 from __future__ import annotations
@@ -43,9 +46,10 @@ class Held(NamedTuple):
     """The stages whose ``load`` gives what is held, and the way from there to what the insertion point reuses.
 
     Attributes:
-        stages: Every read of theirs is watched.
-        finish: index, what is held -> what the insertion point reuses; None: that is what is held.
-        may_draw: Whether ``finish`` may draw random numbers, as it does where it augments. If not, it is watched, too.
+        stages: The stages. Each read with them is watched.
+        finish: A function that gets an index and what is held, and returns what the insertion point reuses. None: what is held is
+            reused as it is.
+        may_draw: Whether ``finish`` may draw random numbers, as augmentation does. If not, it is watched, too.
     """
 
     stages: WatchedStages
@@ -59,9 +63,9 @@ class Caching:
 
     Attributes:
         store: Where the examples are held.
-        make_held: Makes of the data set, and of the stages of the insertion point, what is held.
+        make_held: A function that gets the data set and the stages of the insertion point, and returns the `Held`.
         check_at: Indices at which the workers compare their data sets; empty if all have the same one.
-        others: What other nodes hold, where the cache is partitioned.
+        others: What other nodes hold, if the cache is partitioned.
     """
 
     store: ExampleStore
@@ -80,11 +84,12 @@ class CachedReads:
         preserves: Whether the global random states are put back after each read. If not, the caller seeds them anew.
 
     Attributes:
-        stages: In place of ``stages``: their ``load`` takes what `look_up` has found, in its order.
-        reading: What `look_up` was doing with the data set when an error came, for messages; empty if it came from elsewhere.
+        stages: Stages to use in place of the argument ``stages``. Their ``load`` takes what `look_up` has found, in its order.
+        reading: What `look_up` was doing with the data set when an error occurred, for messages; empty if the error came from
+            elsewhere.
 
     Raises:
-        StaleCacheError: The data set has another number of examples than the one that the cache was made for.
+        StaleCacheError: The cache was made for a data set with another number of examples.
     """
 
     def __init__(self, caching: Caching, dataset: Any, stages: Stages, *, preserves: bool = False) -> None:
@@ -134,15 +139,15 @@ class CachedReads:
     def look_up(self, indices: Sequence[Any], *, are_fresh: bool) -> None:
         """Looks examples up, and reads those that are not held.
 
-        Unless the random states are preserved, the caller then seeds them anew.
+        If the random states are not preserved, the caller seeds them anew afterwards.
 
         Args:
             indices: The indices, in the order in which `stages` will be asked for them. A data set that reads whole batches reads
-                in one call what is missing of them.
-            are_fresh: Whether they are counted. What is read again after a resume is not.
+                all missing examples in one call.
+            are_fresh: Whether the examples are counted. Examples that are read again after a resume are not.
 
         Raises:
-            StaleCacheError: The data set returns another example than the one that is held.
+            StaleCacheError: The data set returns an example that differs from the one that is held.
             SplitRefused: As in `WatchedStages`.
         """
         if self._check_at:
@@ -169,7 +174,7 @@ class CachedReads:
         self._found.extend(found if self._finishing is None else self._finished(self._finishing, indices, found))
 
     def _take_from(self, others: FromOthers, keys: list[int | None], found: list[Any], missing: list[int]) -> list[int]:
-        """Takes what other nodes have sent. Returns the places of what is to be read."""
+        """Takes the examples that other nodes have sent. Returns the places of the examples that must be read."""
         taken = others.take([keys[place] for place in missing], self._store.decoded)
         for number, example in taken.items():
             found[missing[number]] = example
@@ -183,14 +188,14 @@ class CachedReads:
             return None
 
     def has_in_memory(self, index: Any) -> bool:
-        """Returns whether the cache has an example in memory, in the form in which it is reused. If so, it has it to the end."""
+        """Returns whether the cache has an example in memory, in the form in which it is reused. It then stays to the end."""
         if self._held.finish is not None or not self._store.arena.is_in_memory:
             return False
         key = self._key_of(index)
         return key is not None and key in self._store.arena
 
     def again(self, index: Any) -> Any:
-        """Returns a copy of an example that the cache `has_in_memory`, for a further use: this counts as no lookup."""
+        """Returns a copy of an example that the cache `has_in_memory`, for a further use. This is not counted as a lookup."""
         return self._store.look_up([self._key_of(index)], are_fresh=False).found[0]
 
     def take(self) -> Any:
@@ -214,7 +219,7 @@ class CachedReads:
         return self._watched(self._held.stages, lambda: self._load(indices))
 
     def _watched(self, stages: WatchedStages, load: Callable[[], list[Any]]) -> list[Any]:
-        """Returns what ``load`` returns, which loads by ``stages``: a second time if random numbers were drawn."""
+        """Calls ``load``, which loads with ``stages``, and returns the result. Calls it again if random numbers were drawn."""
         with self._around_reads():
             stages.begin()
             loaded = load()
@@ -256,7 +261,7 @@ class CachedReads:
                 self._note = f"the cache is full with {count:,} examples, before it has reached its size: {shortage}"
         except StaleCacheError:
             raise
-        except Exception as error:  # whatever pickle raises for an object of the user's: the example is read each time
+        except Exception as error:  # pickle may raise anything for an object of the user's: this example is then read each time
             self._say(
                 f"an example of type {type(example).__name__} cannot be held by the cache, and so it is read each time: "
                 f"{type(error).__name__}: {error}"
@@ -267,7 +272,7 @@ class CachedReads:
             self._has_said, self._note = True, note
 
     def _finished(self, stages: WatchedStages, indices: Sequence[Any], found: list[Any]) -> list[Any]:
-        """Returns the examples with all that comes before the cut of the insertion point. One that draws there is read whole."""
+        """Returns the examples after all stages before the insertion point. One that draws random numbers is read whole."""
         return self._watched(stages, lambda: [self._finish(stages, *each) for each in zip(indices, found, strict=True)])
 
     def _finish(self, stages: WatchedStages, index: Any, held: Any) -> Any:
@@ -279,12 +284,13 @@ class CachedReads:
         return self._held.finish(index, copy_example(self._next_to_finish))  # a copy, since it may be finished again
 
     def _check_data_set(self) -> None:
-        """Makes sure that the data set of this worker is that of the other workers: ``worker_init_fn`` may have changed it.
+        """Makes sure that this worker has the same data set as the other workers: ``worker_init_fn`` may have changed it.
 
-        The first worker writes what it reads beside the examples. Another one waits for that with its check, not with its work.
+        The first worker writes beside the examples what it reads. If that is not there yet, another worker goes on with its work,
+        and checks later.
 
         Raises:
-            StaleCacheError: It is another one.
+            StaleCacheError: The data set of this worker differs.
         """
         arena = self._store.arena
         if not self._digest:
@@ -308,11 +314,11 @@ class CachedReads:
 
 
 def keep_freed_memory() -> None:
-    """Lets this process keep the memory of the copies that are let go, for the next copies.
+    """Lets this process keep the memory of freed copies for the next copies.
 
-    A worker makes copies of some MB for each batch. Else glibc gives their memory back to the system after each batch, and the
-    system clears it anew, page by page, which takes longer than to copy the examples. How much is kept, glibc learns from the
-    largest piece that was freed, of at most 32 MB (mallopt(3), M_MMAP_THRESHOLD). This one is never written to: it takes no
-    memory.
+    A worker makes copies of some MB for each batch. By default, glibc gives their memory back to the system after each batch.
+    Then the system clears it again, page by page, and this takes longer than to copy the examples. glibc keeps as much as the
+    largest piece that was freed, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD). So this function frees a large piece once. The piece
+    is never written to, so it takes no memory.
     """
     bytearray(_MOST_KEPT_BYTES)

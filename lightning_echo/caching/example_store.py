@@ -17,15 +17,15 @@ MISSING = object()
 
 
 class StaleCacheError(RuntimeError):
-    """A data set returns another example than the one that was held."""
+    """A data set returns an example that differs from the one that was held."""
 
 
 class Lookups(NamedTuple):
     """How often a process has looked for a fresh example.
 
     Attributes:
-        hits: Times that the example was held.
-        misses: Times that it had to be read.
+        hits: How often the example was held.
+        misses: How often the example had to be read.
     """
 
     hits: int = 0
@@ -36,10 +36,10 @@ class LookedUp(NamedTuple):
     """What `ExampleStore.look_up` has found.
 
     Attributes:
-        found: For each key a copy of the example that nobody else has, or `MISSING`.
-        missing: Places in ``found`` of what is not held.
-        to_audit: Places of those hits that must be read once more and compared: the 1st, 10th, 100th ... that is counted in a
-            process.
+        found: For each key a copy of the example, which belongs to the caller alone, or `MISSING`.
+        missing: The places in ``found`` of the examples that are not held.
+        to_audit: The places in ``found`` of the hits that must be read once more and compared: the 1st, 10th, 100th ... hit that
+            a process counts.
     """
 
     found: list[Any]
@@ -51,9 +51,9 @@ class ExampleStore:
     """Looks examples up, and adds those that were read.
 
     Args:
-        arena: Where they are. Its keys are those of `Keys`.
-        name: The name under which they are kept after the job; None: they are not. A kept example consists of types that can be
-            read without running code, and is checked at its first hit in a process.
+        arena: Where the examples are. Its keys are those of `Keys`.
+        name: The name under which the examples are kept after the job; None: they are not kept. A kept example consists of types
+            that can be read without running code, and is checked at its first hit in a process.
 
     Attributes:
         arena: As given.
@@ -81,8 +81,8 @@ class ExampleStore:
         """Looks several examples up.
 
         Args:
-            keys: Their keys; None for one that has no key, and so cannot be held.
-            are_fresh: Whether they are looked for as fresh examples. What is read again after a resume is not counted or audited.
+            keys: Their keys. None for an example without a key, which cannot be held.
+            are_fresh: Whether these are fresh examples. Examples that are read again after a resume are not counted or audited.
 
         Raises:
             StaleCacheError: A kept record is damaged.
@@ -109,7 +109,7 @@ class ExampleStore:
         return decode(record, trusted=self.name is None)
 
     def count_as_hits(self, misses: int) -> None:
-        """Counts so many misses as hits: another node has sent these examples, so that they need not be read."""
+        """Counts this number of misses as hits, because another node has sent the examples and they need not be read."""
         self._received += misses
 
     def get(self, key: int | None) -> Any:
@@ -138,14 +138,14 @@ class ExampleStore:
         """Compares an example that was held with the same one, read again.
 
         Args:
-            held: What was found.
-            read: What the data set returns now.
-            index: Its index in the data set, for the message.
+            held: The example that was held.
+            read: The example that the data set returns now.
+            index: The index of the example in the data set, for the message.
 
         Raises:
             StaleCacheError: They differ.
         """
-        # Of a class that cannot be compared, the record can.
+        # If objects of a class cannot be compared, their records can.
         if (where := difference(held, read)) is not None and _bytes_of(held) != _bytes_of(read):
             raise StaleCacheError(
                 f"example {index!r} is another one now than when it was put into the cache: {where}. A cache needs a data set "
@@ -157,13 +157,13 @@ class ExampleStore:
 
         Args:
             key: Its key.
-            example: What was read. It must not change meanwhile.
+            example: The example. It must not change during this call.
 
         Returns:
             Whether it was added.
 
         Raises:
-            TypeError: It is to be kept under a name, and consists of other types than those that may be.
+            TypeError: The cache has a name, and the example contains a type that cannot be kept under a name.
             Exception: What pickle raises for an example that it cannot write.
         """
         if key in self.arena or self.arena.counts.is_frozen:
@@ -174,7 +174,7 @@ class ExampleStore:
         return self.arena.put(key, record.parts)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process, which counts for itself."""
+        """Returns the state for another process. That process counts by itself, from 0."""
         return {"arena": self.arena, "name": self.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """How much memory is free: for the machine, and for the container that the process runs in.
 
-A container may be allowed less memory than the machine has. Past its limit the kernel kills a process of it, without an error, so
-the limit must be seen beforehand. The kernel groups processes into a tree of control groups (cgroups), of which each may have a
-limit: what is free is the least that any group around the process leaves. Files that a group has only read can be dropped at any
-time; they are counted as free, as ``MemAvailable`` of the machine does.
+A container may be allowed less memory than the machine has. If its processes take more than this limit, the kernel kills one of
+them, without an error. So the limit must be known before. The kernel puts processes into a tree of control groups (cgroups), and
+each group may have a limit. The free memory is the smallest amount that any group around the process leaves. File pages that a
+group has only read can be dropped at any time. They count as free, as in ``MemAvailable`` of the machine.
 
 Source: Linux kernel documentation, cgroup-v2.rst ("memory.max", "memory.current", "memory.stat") and cgroup-v1/memory.rst.
 """
@@ -22,7 +22,7 @@ _NO_LIMIT = 2**60  # version 1 writes a number near 2**63 where there is no limi
 
 
 class _Names(NamedTuple):
-    """What a version of control groups calls its files, and the entry of ``memory.stat`` with what can be dropped."""
+    """The file names of a version of control groups, and the entry of ``memory.stat`` that says how much can be dropped."""
 
     limit: str
     used: str
@@ -72,13 +72,13 @@ def control_groups(controller: str, proc: Path = _PROC, cgroups: Path = _CGROUPS
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2, where all controllers are in one tree; beside version 1 it is often a folder of its own
+        if not controllers:  # version 2: all controllers in one tree; beside version 1 it is often in a folder of its own
             trees = [cgroups, cgroups / "unified"]
         elif controller in controllers.split(","):
             trees = [cgroups / controller]
         else:
             continue
-        # In a container the path may be one of the machine, which is not to be seen there: the tree's root is its own group then.
+        # In a container the path may be one of the machine, which does not exist there. Then the root of the tree is its group.
         inside = Path(path.lstrip("/"))
         for tree in trees:
             yield from ((tree / group, not controllers) for group in (inside, *inside.parents))

@@ -1,7 +1,7 @@
-"""What a cache can hold of a data set, and which of it saves the most time per byte.
+"""What a cache can hold of a data set, and which of these saves the most time per byte.
 
-A cache holds what one of three cuts of the data set gives. Which of them fit, the insertion point decides: what is held must come
-before what an echo reuses.
+A cache holds what comes out of the data set at one of three cuts. The insertion point decides which cuts are possible: the cut of
+the cache must not come after that of the insertion point.
 
 ============================= ======= ========== =========
 an echo reuses                ``raw`` ``loaded`` ``whole``
@@ -11,7 +11,7 @@ loaded examples               yes     yes        no
 augmented examples, batches   yes     yes        yes
 ============================= ======= ========== =========
 
-The hold never changes a batch. So ``"auto"`` may measure, and choose another one in the next run.
+The hold never changes a batch. So ``"auto"`` may measure, and may choose another hold in the next run.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ class Hold:
 
     Attributes:
         name: ``"raw"``, ``"loaded"`` or ``"whole"``.
-        make: Makes of a data set, and of the stages of the insertion point, what is held; sent to the workers.
-        example_bytes: What one held example takes in the cache, estimated by a few.
+        make: A function that gets a data set and the stages of the insertion point, and returns the `Held`. It is sent to the
+            workers.
+        example_bytes: Bytes that one example takes in the cache, estimated from a few examples.
         what: What is held, for people.
-        is_of_point: Whether that is what the insertion point reuses.
+        is_of_point: Whether the insertion point reuses exactly what is held.
     """
 
     name: str
@@ -68,16 +69,16 @@ class Hold:
 
 
 def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, name: str) -> list[Hold]:
-    """Returns what a cache can hold, the earliest cut first; at least one.
+    """Returns what a cache can hold, the earliest cut first. There is at least one.
 
     Args:
         dataset: A map-style data set.
-        indices: Those that can be read; None: all.
+        indices: The indices that can be read; None: all.
         split: Where the insertion point splits the data set; None: it reuses whole examples, or batches.
-        name: What the user asks for; ``"auto"``: all that fits the insertion point.
+        name: The hold that the user asks for. ``"auto"``: all that fit the insertion point.
 
     Raises:
-        ValueError: Nothing can be held, or not what the user asks for.
+        ValueError: Nothing can be held, or the hold that the user asks for is not possible.
         Exception: The data set itself raises it when it is read.
     """
     fits = {RAW: True, LOADED: split is None or not split.raw, WHOLE: split is None}
@@ -103,7 +104,7 @@ def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, n
             "StagedDataset.of(dataset, augment=...). If its __getitem__ returns the same each time, without any random numbers, "
             f"say so by cache.hold={WHOLE!r}"
         ) from refusals[-1]
-    refusals.clear()  # their tracebacks lead to this frame, and further: the data set would stay until garbage is collected
+    refusals.clear()  # their tracebacks refer to this frame and others: they would keep the data set until garbage collection
     return found
 
 
@@ -144,19 +145,19 @@ def _stages_of(dataset: Any, split: Split) -> Stages:
 
 
 def _make_of_point(dataset: Any, stages: Stages) -> Held:
-    """What is held is what the insertion point reuses."""
+    """Returns the `Held` if the insertion point reuses exactly what is held."""
     assert isinstance(stages, WatchedStages)
     return Held(stages)
 
 
 def _make_before(dataset: Any, stages: Stages, split: Split, refusal: type[SplitRefused] | None) -> Held:
-    """The insertion point reuses the whole example."""
+    """Returns the `Held` if the insertion point reuses the whole example."""
     watched = WatchedStages(_stages_of(dataset, split), dataset, refusal=refusal)
     return Held(watched, watched.augment)
 
 
 def _make_raw_before_load(dataset: Any, stages: Stages, raw: Split, loaded: Split, refusal: type[SplitRefused] | None) -> Held:
-    """The raw item is held, and the insertion point reuses the loaded example."""
+    """Returns the `Held` if the raw item is held and the insertion point reuses the loaded example."""
     made = make_decoding(dataset, raw, loaded)
     return Held(WatchedStages(made, dataset, refusal=refusal), made.augment, may_draw=False)
 
@@ -167,15 +168,15 @@ def _make_raw_before_load(dataset: Any, stages: Stages, raw: Split, loaded: Spli
 def read_held(
     dataset: Any, hold: Hold, make_stages: Callable[[Any], Stages], indices: Sequence[Any]
 ) -> tuple[list[Any], list[float]]:
-    """Returns what is held of some examples, read from a throw-away copy, and the seconds that each took.
+    """Reads some examples from a temporary copy of the data set. Returns what is held of each, and the seconds that each took.
 
-    An example that may not be held, since loading it draws random numbers, is `WHOLE`.
+    If loading an example draws random numbers, it may not be held, and `WHOLE` stands in its place.
 
     Args:
         dataset: The data set.
         hold: What is held.
         make_stages: Makes the stages of the insertion point.
-        indices: What to read.
+        indices: The indices of the examples to read.
     """
     examples, seconds = [], []
     with preserved_random_states():
@@ -201,9 +202,9 @@ def quickest(
     indices: Sequence[Any],
     size: int,
 ) -> Hold:
-    """Returns the hold that saves the most seconds per byte, by a few examples; the last one if all examples fit.
+    """Returns the hold that saves the most seconds per byte, measured on a few examples; the last hold if all examples fit.
 
-    One of which not even a single example fits is not taken, if there is another one.
+    A hold in whose form not even one example fits is not chosen, if there is another.
 
     Args:
         dataset: The data set.
@@ -218,7 +219,7 @@ def quickest(
         return last
 
     def saved_per_byte(place: int) -> float:
-        # Each hold is timed on examples of its own: what was read once is read faster the second time.
+        # Each hold is timed on its own examples, because an example is read faster the second time.
         mine = indices[place * _TIMED : (place + 1) * _TIMED] or indices[:_TIMED]
         _, seconds = read_held(dataset, holds[place], make_stages, mine)
         return median(seconds) / max(holds[place].example_bytes, 1)

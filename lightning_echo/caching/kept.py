@@ -1,11 +1,13 @@
-"""A cache that is kept under a name: its file, and what the file says that it holds.
+"""A cache that is kept under a name: its file, and what the file says about its contents.
 
 The file is ``<path>/<name>.cache``. Beside the examples it says what they are: the classes and lengths of the data sets that read
-them, and what is held of them (`Contents`). A job whose data set or transforms before the cut are others does not get it. Bytes
-tell more than names: whoever makes the file puts a few examples into it before it appears, and whoever opens it reads up to
-eight of those that are held once more, and compares (``loader_cache.py``).
+them, and what is held of them (`Contents`). A job with another data set, or with other transforms before the cut, cannot use the
+file. Names alone do not show every difference, so examples are compared, too. The process that makes the file puts a few examples
+into it before the file appears. A process that opens the file reads up to eight of the held examples again, and compares
+(``loader_cache.py``).
 
-Several jobs may have the file at once. They fill it together. The one that makes it first wins, and the others open that one.
+Several jobs may use the file at the same time. They fill it together. If several make the file at the same time, all use the file
+of the first.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Contents(NamedTuple):
     Attributes:
         data_sets: Classes and lengths of the data sets that read the examples.
         hold: What is held of an example: ``"raw"``, ``"loaded"`` or ``"whole"``.
-        what: The same in detail: the names of all that comes before the cut.
+        what: What is held, in detail: the names of everything that comes before the cut.
     """
 
     data_sets: str
@@ -46,15 +48,15 @@ class Contents(NamedTuple):
         return cls(_short(", ".join(f"{name} of {length:,}" for name, length in data_sets)), hold, _short(what))
 
     def to_bytes(self) -> bytes:
-        """Returns them for the file, at most about 2 KB."""
+        """Returns the contents as bytes for the file, at most about 2 KB."""
         return json.dumps(self._asdict(), ensure_ascii=False).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Contents:
-        """Reads them from the file.
+        """Reads the contents from the bytes of a file.
 
         Raises:
-            ArenaError: They are those of something else.
+            ArenaError: The bytes are something else.
         """
         try:
             return cls(**json.loads(data))
@@ -62,7 +64,7 @@ class Contents(NamedTuple):
             raise ArenaError("the file was made by another version: remove it, or give another name") from error
 
     def difference(self, wanted: Contents) -> str:
-        """Returns in which way these are not what is wanted; empty if they are."""
+        """Returns, in words, how these contents differ from what is wanted; empty if they do not differ."""
         if self.data_sets != wanted.data_sets:
             return f"it was made of [{self.data_sets}], and the data set here is [{wanted.data_sets}]"
         if self.hold != wanted.hold or self.what != wanted.what:
@@ -87,11 +89,11 @@ def open_kept(config: CacheConfig, keys: int, begin: Callable[[], tuple[Contents
     Args:
         config: The options.
         keys: Number of keys.
-        begin: Is called if it is made. Returns what it is to hold, and a few examples by key, which it gets at once.
+        begin: Called if the arena is made. It returns what the arena will hold, and the first examples for it, by key.
 
     Raises:
         ValueError: The file cannot be used.
-        TypeError: An example consists of other types than those that may be kept.
+        TypeError: An example contains a type that cannot be kept.
     """
     path = file_of(config)
     try:
@@ -131,7 +133,7 @@ def refusal(example: Any, name: str | None) -> str:
 
 
 def _short(text: str) -> str:
-    """Returns a text that fits into the file, and is another one for another text."""
+    """Returns a text that is short enough for the file. Different texts stay different."""
     data = text.encode()
     if len(data) <= _MOST_BYTES:
         return text

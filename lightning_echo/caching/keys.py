@@ -1,14 +1,14 @@
-"""The key of an example: which one it is in the data set that reads it.
+"""The key of an example: its number in the data set that reads it.
 
-A ``Subset`` or ``ConcatDataset`` only passes an index on. Two subsets of a data set have the same examples under different
-indices, and different examples under the same index. So the key of an example is made of the data set that reads it and of the
-index there::
+A ``Subset`` or ``ConcatDataset`` only passes an index on. Two subsets of a data set may have the same example under different
+indices, and different examples under the same index. So the key of an example is made from the data set that reads it and from
+the index there::
 
     ConcatDataset:  index 7 -> data set 1, index 2       keys 0 to 4: data set 0
     Subset there:   index 2 -> index 11                  keys 5 to 24: data set 1        -> key 5 + 11
 
-A data set that is inside twice has its keys once. What `StagedDataset.of` returns has keys of its own: two of them may decode the
-examples of one data set in two ways.
+If a data set is inside twice, both have the same keys. What `StagedDataset.of` returns has its own keys, because two of them may
+decode the examples of one data set in two ways.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Keys:
 
     Attributes:
         count: Number of keys.
-        parts: Name and length of each data set that reads, in the order of their keys.
+        parts: Name and length of each data set that reads examples, in the order of their keys.
 
     Raises:
-        NoKeysError: A data set that reads is a stream, or has no length.
+        NoKeysError: A data set that reads examples is a stream, or has no length.
 
     Example:
         >>> from torch.utils.data import ConcatDataset, Subset
@@ -72,9 +72,9 @@ class Keys:
             self.parts.append((_name_of(description), length))
 
     def of(self, index: Any) -> int | None:
-        """Returns the key of an example; None if its index is no number, or none from 0 on of the data set that reads it.
+        """Returns the key of an example; None if the index that the reading data set gets is no number, or is out of range.
 
-        What an index below 0 means, only the data set knows that reads it: not all count from the end.
+        An index below 0 has no key, because only that data set knows what it means: not all count from the end.
 
         Args:
             index: What the data set is asked for.
@@ -91,7 +91,7 @@ class Keys:
         return start + place if 0 <= place < length else None
 
     def of_many(self, indices: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """Returns the keys of several examples, -1 for what has none. It is quick if the indices are integers.
+        """Returns the keys of several examples, -1 for an example without a key. It is fast if the indices are integers.
 
         Args:
             indices: What the data set is asked for.
@@ -128,7 +128,7 @@ class Keys:
     def _of_or_none(self, index: Any) -> int:
         try:
             key = self.of(index)
-        except Exception:  # whatever a data set raises that passes the index on: it will do so again when it is read
+        except Exception:  # a data set that passes the index on may raise anything. It raises it again when the example is read
             return -1
         return -1 if key is None else key
 
