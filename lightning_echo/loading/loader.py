@@ -227,7 +227,7 @@ class EchoLoader:
 
         Raises:
             TypeError: The factor is not a number.
-            ValueError: The factor is below 1, or needs a larger buffer.
+            ValueError: The factor is below 1, not finite, above the limit, or needs a larger buffer.
         """
         value = options.check_factor(value)
         self._setting.check_buffer(value)
@@ -242,8 +242,8 @@ class EchoLoader:
 
         Raises:
             TypeError: The factor is not a number.
-            ValueError: The factor is below 1, or needs a larger buffer. Or batch ``since`` may be planned already. Or nothing is
-                planned yet, and ``since`` is not the next batch.
+            ValueError: The factor is below 1, not finite, above the limit, or needs a larger buffer. Or batch ``since`` may be
+                planned already. Or nothing is planned yet, and ``since`` is not the next batch.
         """
         value = self.check_factor(value)
         if value != self.factor:

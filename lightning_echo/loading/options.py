@@ -1,7 +1,8 @@
 """The options of a loader are checked here. Each message names the argument, what was expected, what came and the way out.
 
-A factor comes through `check_factor`, whichever way it was given: as an argument, in a configuration, or by a controller during a
-run. Whether the buffer is large enough for it only the loader knows (`EchoLoader.check_factor`).
+A factor comes through `check_factor`, whether it is an argument, stands in a configuration, or is a controller's. Before that,
+`Decision` refuses a controller's factor below 1 (``measuring/control.py``). Whether the buffer is large enough for a factor only
+the loader knows (`EchoLoader.check_factor`). The factor of a checkpoint is refused with its state (``schema.py``).
 """
 
 from __future__ import annotations

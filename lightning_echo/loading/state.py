@@ -5,7 +5,7 @@ loads states. All other code receives the object. The classes here and in ``pipe
 list of the fields, and ``schema.py`` reads that list.
 
 A checkpoint of a run with `EchoCallback` holds more beside it: counts, the controller's state, reports and decisions.
-`EchoCallback.state_dict` lists them.
+`EchoCallback.state_dict` lists them, and `EchoCallback.on_save_checkpoint` adds the logged metrics.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 * Validation is taken out of the time. Logging and hooks are part of the time, but not of the waiting.
 
 On CUDA the host runs ahead of the device. There, events on the stream tell how long the device really had nothing to do between
-two steps. Of that gap, only as much counts as the host waited. An event is read after the device has passed it, so a step never
-synchronises; only the end of an epoch waits for its last event.
+two steps. Of that gap, at most the time that the host waited counts. An event is read after the device has passed it, so a step
+never synchronises. Only the end of an epoch, and a decision within one, wait for the last event.
 
 The first batch of an epoch is a special case:
 
@@ -188,7 +188,7 @@ class StepTimer:
         return taken
 
     def settle(self) -> None:
-        """Waits until the device has passed all events: for the end of an epoch."""
+        """Waits until the device has passed all events: at the end of an epoch, and for a decision within one."""
         if self._pending:
             self._pending[-1].end.synchronize()
         while self._pending:

@@ -1,8 +1,8 @@
 """`Decider`: shows the controller the same observation on every rank, and gives all ranks the decision of rank 0.
 
-The controller decides on the factor. Each rank has a controller and asks it, after the ranks have joined what they measured
-(`Decider.observe`). Then rank 0 sends its decision to the others (`Decider.decide`), and on each rank `EchoCallback` sets that
-factor on its own loader. ``asking.py`` says after which steps this happens.
+The controller decides on the factor. Each rank has a controller and asks it, after the ranks have joined their times
+(``run_meter.py``) and their logged metrics (`Decider.observe`). Then rank 0 sends its decision to the others (`Decider.decide`),
+and on each rank `EchoCallback` sets that factor on its own loader. ``asking.py`` says after which steps this happens.
 """
 
 from __future__ import annotations

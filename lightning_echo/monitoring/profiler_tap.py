@@ -1,7 +1,7 @@
 """`ProfilerTap`: hears when Lightning fetches a batch, and when it copies the batch to the device.
 
-Lightning has no hook before and after these two. But in every run it tells them to its profiler, whichever that is. So the tap
-replaces the profiler's ``start`` and ``stop`` during a training, and calls the original ones.
+A callback has no hook before and after these two. But in every run Lightning tells them to its profiler, whichever that is. So
+the tap replaces the profiler's ``start`` and ``stop`` during a training, and calls the original ones.
 
 Lightning calls ``profile`` around every hook, some twenty times in a step. If the profiler does nothing, the tap replaces
 ``profile``, too, with a quicker one. So a step costs less with the tap than without it.

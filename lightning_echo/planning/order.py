@@ -5,9 +5,9 @@ A pass is what the plain loader would deliver in one epoch. Over all ranks it co
 data set are filled from the start of the pass. What stands in a slot is an *entry*: an index, or a list of them where a user's
 batch sampler yields lists.
 
-Where a pass ends, the next one begins: the next position is its first entry (`Order.take`). Nothing is started anew for that, the
-live items stay live, and epochs play no part. The batches keep the sizes of the plain loader: the last batch of a pass may be a
-short one (`PlanShape.size_of`). There are three orders:
+Where a pass ends, the next one begins: the position after the last entry of a pass is the first entry of the next pass
+(`Order.take`). Nothing is started anew for that, the live items stay live, and epochs play no part. A pass may end within a
+batch. There are three orders:
 
 * `ShuffledOrder` is a permutation that can be entered anywhere: no list of the data set's length is ever made.
 * `SequentialOrder` is the data set's own order.

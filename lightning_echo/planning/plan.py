@@ -43,8 +43,8 @@ class PlannedBatch(NamedTuple):
         first_fresh: Position of its first fresh item.
         fresh: How many of ``positions`` are fresh; they come first.
         positions: Positions of the items.
-        stays_live: One byte per item, 1 while it has uses left after this one.
-        forget: Positions whose remaining uses were dropped: the worker may let them go.
+        stays_live: One byte per item, 1 if it is still live after this batch.
+        forget: Positions of items that are no longer live: the worker may let them go.
     """
 
     number: int

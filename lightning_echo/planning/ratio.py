@@ -5,8 +5,9 @@ A factor such as 2.37 is the fraction 237 / 100 here. Error diffusion rounds it 
 * Of the first ``n`` items exactly ``floor(n / e)`` are fresh.
 * The first ``i`` fresh items get ``floor(i * e)`` uses together.
 
-So every factor is met exactly and on all ranks alike, without random numbers. ``memory_plan.py`` keeps the first rule,
-``each_plan.py`` keeps both.
+So every fraction is met exactly and on all ranks alike, without random numbers. ``memory_plan.py`` keeps the first rule,
+``each_plan.py`` keeps both. The rules count from the batch on at which the buffer is full. The batches that fill it hold more
+fresh items, and nothing makes up for these.
 """
 
 from __future__ import annotations

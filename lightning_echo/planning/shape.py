@@ -35,7 +35,7 @@ class PlanShape:
 
     Attributes:
         batch_size: Items in a full batch.
-        last_batch_size: Items in the last batch of a pass, which may be a full one.
+        last_batch_size: Items in the last batch of the plain loader's epoch, which may be a full one.
         batches_per_pass: Batches of the plain loader in one epoch on this rank.
         workers: Worker processes, each with a buffer of its own; 0 counts as one.
         buffer_size: The most live items of a rank.
@@ -91,6 +91,6 @@ class PlanShape:
         return min(most, least + min(slack, max(self.pass_length - least, 0) // 2))
 
     def size_of(self, number: int) -> int:
-        """Returns the size of batch ``number``. The sizes are those of the plain loader, pass after pass."""
+        """Returns the size of batch ``number``: that of the plain loader, epoch after epoch. A fresh pass may end elsewhere."""
         ends_pass = (number + self.phase + 1) % self.batches_per_pass == 0
         return self.last_batch_size if ends_pass else self.batch_size

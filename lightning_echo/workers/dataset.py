@@ -1,9 +1,9 @@
 """What runs in the workers: look an example up, or read it.
 
 The batch sampler in the main process sends a `Request`; `ExampleCache` answers it with the examples of the batch. It reads an
-example at its first use, keeps it while uses are left and lets it go at the last one. A worker decides nothing of this: the plan
-does (``planning/plan.py``), and the request says it. `Request.stays_live` has a byte for each example, 1 if the worker keeps it.
-`Request.forget` names those that it lets go of without a further use. After a resume an example may be live and
+example at its first use, and keeps it for as long as the plan says. A worker decides nothing of this: the plan does
+(``planning/plan.py``), and the request says it. `Request.stays_live` has a byte for each example of the batch, 1 if the worker
+keeps it. `Request.forget` names those that the worker lets go without using them again. After a resume an example may be live and
 not be held. The cache reads it again, under the seeds of the first time: the cache can make training slower, never wrong. What
 the cache of the node has in memory is not kept here a second time.
 
@@ -73,7 +73,7 @@ class Request(NamedTuple):
         positions: Positions of the examples in the fresh stream, the fresh ones first.
         fresh: How many of them are fresh.
         indices: The examples' indices in the user's data set.
-        stays_live: One byte per example, 1 while it has uses left after this one.
+        stays_live: One byte per example, 1 if it is still live after this batch.
         forget: Positions that are no longer live.
         rebuild: Calls to repeat for this batch.
         round: Number of the round in which nodes exchange what is needed for this batch; -1: they do not.

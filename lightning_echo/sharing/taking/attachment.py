@@ -1,8 +1,13 @@
-"""The training's side: it takes example after example out of the window, and outlives the reader.
+"""The training's side: it takes example after example out of the window, also when the reader has died.
 
-When the reader dies, what it has published is still in the window, which this process holds. The training goes on with it, and
-then with the window of the next reader (``connecting.py``), which begins after the last item that is there. Any reader gives the
-same example at the same item, so nothing is lost and nothing comes twice.
+What a dead reader has published is still in the window, which this process holds. The training takes it, and attaches to the next
+reader meanwhile (`Attachment._succeed`, ``connecting.py``):
+
+* Data that is read by index: any reader gives the same example at the same item. The next one begins after the last item that is
+  there, so nothing is lost and nothing comes twice.
+* A stream, or whole batches: a reader cannot begin within a pass. The training ends with a `ReaderError`; with
+  ``share.restart="pass"`` it goes on with the next pass (`SharedStream.follow`).
+* With ``share.restart=False``, or if the reader died before its first example, the training ends with a `ReaderError`.
 
 The ranks of a training must miss the same items. So they ask the reader before they take a round of items, and it gives all ranks
 the same answer (``reader/agreeing.py``).

@@ -1,7 +1,7 @@
-"""How a training comes to a reader: it attaches to the one of its name, or starts one; and to the next one when that dies.
+"""How a training comes to a reader: it attaches to the one of its name, or starts one. When that dies, it attaches to the next.
 
-A thread, which waits for nothing else, sees that a reader has ended, and attaches to the next one at once, however much there is
-still to be taken from the windows before. So a reader that follows a dead one hears of all its trainings within a moment, and
+A thread of its own waits for the end of the reader, and attaches to the next one at once, however much there is still to be taken
+from the windows before. So a reader that follows a dead one hears of all its trainings within a moment, and
 keeps for each what it needs.
 """
 
