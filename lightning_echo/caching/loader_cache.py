@@ -1,10 +1,10 @@
 """`LoaderCache`: the cache of one loader: its options, what it holds, and, from the first start on, the cache of the node.
 
-Workers are started and ended, loaders are made anew at a reload; the examples stay. When the loader starts its workers,
+Workers start and end, and a reload makes new loaders, but the examples stay. When the loader starts its workers:
 
-1. the ranks of a node find out whether they have the same data set, and open one cache together (``node_cache.py``);
-2. a cache from before a reload goes on if the new data set has the examples that it holds, which up to eight of them show;
-3. the workers get what they need for their reads (`Caching`).
+1. The ranks of a node find out whether they have the same data set, and open one cache together (``node_cache.py``).
+2. After a reload, the old cache is used on if the new data set has the examples that it holds. Up to eight of them are compared.
+3. The workers get what they need for their reads (`Caching`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lightning_echo.splitting.stages import Stages
 
 __all__ = ["LoaderCache"]
 
-_MOST_SEARCHED = 100_000  # keys, for those that are held
+_MOST_SEARCHED = 100_000  # keys: so many are searched for examples that are held
 _NOT_PARTITIONED = "cache.partitioned=True changes nothing here, since {}: each node has a cache of its own"
 
 
@@ -51,14 +51,15 @@ class LoaderCache:
     Args:
         config: Its options.
         dataset: The loader's data set.
-        indices: Those that can be read; None: all.
+        indices: The indices that can be read; None: all.
         split: Where the insertion point splits the data set; None: it reuses whole examples, or batches.
         make_stages: Makes the stages of the insertion point.
-        differs_in_workers: Whether a ``worker_init_fn`` of the user's may change the data set, so that the workers must find out
-            whether they all have the same one.
+        differs_in_workers: Whether the user's ``worker_init_fn`` may change the data set. Then the workers must find out whether
+            they all have the same one.
 
     Raises:
-        ValueError: Nothing can be held of this data set, not what the options say, or there is not enough memory.
+        ValueError: Nothing can be held of this data set, the ``hold`` of the options is not possible, or there is not enough
+            memory.
         NoKeysError: The examples cannot be told apart by numbers.
     """
 
@@ -90,23 +91,24 @@ class LoaderCache:
     # ------------------------------------------------------------------ opening
 
     def follow(self, before: LoaderCache) -> None:
-        """Takes the place of another loader's cache: what that one holds is held on, if it fits."""
+        """Takes the place of another loader's cache. What that cache holds stays, if it fits."""
         self._opened, self._opened_for, self._partitioned = before._opened, before._opened_for, before._partitioned
 
     def open(self, part: Part | None = None, *, together: bool = True) -> str:
         """Opens the cache of the node, unless it is open.
 
         Args:
-            part: What this rank says of itself, where the cache may be partitioned.
-            together: Whether the ranks of a node share it. In a job of several ranks, all of them must then call this together.
+            part: What this rank tells the others about itself, if the cache may be partitioned.
+            together: Whether the ranks of a node share the cache. In a job of several ranks, all of them must then call this
+                together.
 
         Returns:
             A message for the user; empty if there is none.
 
         Raises:
-            ValueError: There is not enough memory, the path cannot be used, what is kept under the name is something else, or the
-                nodes cannot be joined.
-            TypeError: An example consists of types that cannot be kept under a name.
+            ValueError: There is not enough memory, the path cannot be used, the file of this name holds other data, or the nodes
+                cannot be joined.
+            TypeError: An example contains a type that cannot be kept under a name.
             RuntimeError: Another rank could not make the cache.
         """
         self._message, keys = "", Keys(self._dataset).count
@@ -133,12 +135,12 @@ class LoaderCache:
         return "; ".join(filter(None, (lost, message, self._message)))
 
     def _open_partitioned(self, identity: Identity, part: Part, before: NodeCache | None) -> tuple[NodeCache, str]:
-        """Opens the cache of the node, and joins it with those of the others. Returns it with a message for the user."""
+        """Opens the cache of the node, and joins it with those of the other nodes. Returns it, and a message for the user."""
         config, keys = self._config, Keys(self._dataset)
         sizes = gathered((place_of_process(), config.bytes_of()))
         nodes = nodes_of([place for place, _ in sizes])
         of_job = sum(sizes[nodes.index(node)][1] for node in range(max(nodes) + 1))
-        # All nodes hold the same, whatever each would have measured.
+        # All nodes must use the same hold, although each may have measured another one as the best.
         name = gathered(self._quickest(of_job).name if torch.distributed.get_rank() == 0 else "")[0]
         opened, message = open_together(identity, lambda: NodeCache.make(config, name, keys.count), before)
         size = self._holds[opened.hold].example_bytes
@@ -159,11 +161,11 @@ class LoaderCache:
     # ------------------------------------------------------------------ under a name
 
     def _open_kept(self, keys: int) -> NodeCache:
-        """Returns the cache that is kept under the name, if it is one of this data set.
+        """Returns the cache that is kept under the name.
 
         Raises:
-            ValueError: It is not.
-            TypeError: An example consists of types that cannot be kept.
+            ValueError: It is the cache of another data set.
+            TypeError: An example contains a type that cannot be kept.
         """
         config = self._config
         cache, found = NodeCache.make_kept(config, keys, self._begin_kept)
@@ -185,7 +187,7 @@ class LoaderCache:
         return cache
 
     def _begin_kept(self) -> tuple[Contents, dict[int, Any]]:
-        """Returns what the file is to say, and a few examples, by which the next one to open it knows the data set."""
+        """Returns what the file is to say, and a few examples, so that the next process can compare them with its own."""
         hold, key_of, indices = self._quickest(), Keys(self._dataset).of, self._indices
         at = [] if self._differs_in_workers else [indices[place] for place in sample_places(len(indices))]
         read, _ = read_held(self._dataset, hold, self._make_stages, at)
@@ -206,13 +208,13 @@ class LoaderCache:
         return digest_of(read_held(self._dataset, hold, self._make_stages, at)[0])
 
     def _fits(self, before: NodeCache, keys: int) -> bool:
-        """Returns whether the data set has the examples that a cache holds, as far as some of them show."""
+        """Returns whether the data set has the examples that a cache holds. Only some of them are compared."""
         if before.keys != keys or before.hold not in self._holds or type(self._dataset) is not type(self._opened_for):
             return False
         return not self._first_difference(before)
 
     def _first_difference(self, cache: NodeCache) -> str:
-        """Returns in which way the data set has other examples than a cache holds, as far as some of them show."""
+        """Returns, in words, the first difference between the data set and a cache. Only some examples are compared."""
         store, key_of, held = cache.store(), Keys(self._dataset).of, []
         indices = self._indices
         step = max(len(indices) // _MOST_SEARCHED, 1)
@@ -235,7 +237,7 @@ class LoaderCache:
         return self._holds[self._opened.hold]
 
     def begin_rounds(self) -> Rounds | None:
-        """Begins to exchange examples with other nodes, for a pipeline that is about to start; None if that is not done."""
+        """Begins to exchange examples with other nodes, for a pipeline that starts next; None if the cache is not partitioned."""
         return None if self._partitioned is None else self._partitioned.begin()
 
     def caching(self, rounds: Rounds | None = None) -> Caching:
@@ -262,7 +264,7 @@ class LoaderCache:
 
     @property
     def memory_to_come(self) -> int:
-        """Bytes of memory that are free now and that the cache may still take; 0 if it is on a disk."""
+        """Bytes of free memory that the cache may still take; 0 if the cache is on a disk."""
         if self._config.path is not None:
             return 0
         counts = self.counts
@@ -270,9 +272,9 @@ class LoaderCache:
 
     @property
     def not_held(self) -> int | None:
-        """About how many examples of the data set it will not hold in memory as the insertion point reuses them.
+        """About how many examples of the data set will not be in memory in the form that the insertion point reuses.
 
-        None before it is open, if it holds something else, or if it is on a disk.
+        None before the cache is open, if it holds another form, or if it is on a disk.
         """
         if self._opened is None or self._config.path is not None or not self._hold.is_of_point:
             return None
@@ -284,10 +286,10 @@ class LoaderCache:
         """Counts fresh examples that were delivered.
 
         Args:
-            hits: Those that were held.
-            misses: Those that were read.
-            received: How many of the hits other nodes held.
-            waited_seconds: Seconds of waiting for what other nodes hold.
+            hits: Number of examples that the cache had.
+            misses: Number of examples that were read.
+            received: Number of hits that came from other nodes.
+            waited_seconds: Seconds of waiting for examples of other nodes.
         """
         if self._opened is not None:
             self._opened.add_lookups(hits, misses)
@@ -299,7 +301,7 @@ class LoaderCache:
         if self._has_said or self._opened is None:
             return ""
         self._has_said = True
-        # An index may lead to the example of another one, and there may be examples that no index leads to.
+        # Two indices may lead to the same example, and there may be examples to which no index leads.
         hold, counts, length = self._hold, self._opened.counts, min(self._opened.keys, len(self._indices))
         nodes, size = (1, counts.size) if self._partitioned is None else (self._partitioned.nodes, self._partitioned.size)
         share = min(size // hold.example_bytes / max(length, 1), 1.0)
@@ -317,5 +319,5 @@ class LoaderCache:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process, which opens its own."""
+        """Returns the state for another process. That process opens a cache of its own."""
         return {**vars(self), "_opened": None, "_opened_for": None, "_partitioned": None}

@@ -1,23 +1,23 @@
-"""Records: an example as bytes, and an example from bytes that nobody else has.
+"""Records: an example as bytes, and an independent example made from such bytes.
 
 ::
 
     | header size | checksum |   header   |  buffer 0  |  buffer 1  | ...
        4 bytes      4 bytes                 each begins at a multiple of 16 bytes
 
-What is large in an example is in the buffers, as it lies in memory: tensors, arrays, images, bytes. The header says how the
-example is made of them. There are two kinds:
+The buffers contain the large parts of an example, as they lie in memory: tensors, arrays, images, bytes. The header says how the
+example is made of them. There are two kinds of header:
 
 * JSON, for examples that consist of a closed list of types: None, bool, int, float, str, bytes, tuple, list, dict, tensors on
   the CPU, torchvision's ``tv_tensors``, numpy arrays and scalars, PIL images. Reading it cannot run any code, so it may come
   from a file.
-* pickle, for all other examples. It may only be read by the job that has written it.
+* pickle, for all other examples. Only the job that has written it may read it.
 
-`decode` copies the record once. What it returns is made of that copy, so an edit in place cannot reach the cache.
+`decode` copies the record once, and makes the example from that copy. So an edit in place cannot change the cache.
 
-An object that is in an example twice is one object again (an example with a list or dict twice is pickled). Two tensors that
-are views of one memory become independent, as in a copy for an echo. Tensors and arrays keep their strides if no two elements
-share memory and there are no gaps.
+If one object is in an example twice, it is one object again after decoding (an example with the same list or dict twice is
+pickled). Two tensors that are views of one memory become independent, as in a copy for an echo. Tensors and arrays keep their
+strides if no two elements share memory and there are no gaps.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from lightning_echo.protecting.objects import is_from_pillow, is_image
 __all__ = ["NotPlainError", "Record", "decode", "digest_of", "encode", "encode_plain", "is_whole"]
 
 _PREFIX = struct.Struct("<II")
-_parsed = json.JSONDecoder().raw_decode  # `json.loads` looks for the encoding and for blanks first: three times as long
+_parsed = json.JSONDecoder().raw_decode  # `json.loads` also looks for the encoding and for blanks: it takes three times as long
 _ALIGNMENT = 16
 _JSON, _PICKLE = b"J", b"P"
 _SCALARS = (type(None), bool, int, float, str)
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-_NUMPY_DTYPES = {  # those that numpy has, too
+_NUMPY_DTYPES = {  # the types that torch and numpy both have
     f"torch.{name}": np.dtype(name)
     for name in ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128", "bool")
 }
@@ -57,7 +57,7 @@ _IMAGE_MODES |= {"I;16", "I;16L", "I;16B"}
 
 
 class NotPlainError(TypeError):
-    """An example has a type that only pickle can write."""
+    """An example contains a type that only pickle can write."""
 
 
 class Record(NamedTuple):
@@ -79,8 +79,9 @@ def encode(example: Any, *, checksum: bool = False, key: int = 0) -> Record:
 
     Args:
         example: What a data set returned. It must not change until the record is written.
-        checksum: Whether the record gets a checksum (CRC-32 of the key, and of all but the first eight bytes), for `is_whole`.
-        key: Which example it is.
+        checksum: Whether the record gets a checksum, for `is_whole`. It is a CRC-32 of the key and of all bytes after the first
+            eight.
+        key: The key of the example.
 
     Raises:
         Exception: What pickle raises for an example that it cannot write.
@@ -104,7 +105,7 @@ def encode_plain(example: Any) -> Record:
     """Returns the record of an example that any process may read.
 
     Raises:
-        NotPlainError: Only pickle could write it.
+        NotPlainError: Only pickle can write this example.
     """
     return _record(*_plain_form(example), True, False, 0)
 
@@ -124,12 +125,12 @@ def _record(header: bytes, buffers: _Buffers, is_plain: bool, checksum: bool, ke
 
 
 def decode(data: Any, *, trusted: bool = True, is_copy: bool = False) -> Any:
-    """Returns the example of a record, made of a copy of it.
+    """Returns the example of a record, made from a copy of the record.
 
     Args:
         data: The bytes of the record: anything with a buffer.
-        trusted: Whether this job has written the record. Otherwise one with pickle is refused.
-        is_copy: Whether ``data`` is a bytearray that nobody else has, so that it need not be copied.
+        trusted: Whether this job has written the record. If not, a pickled record is refused.
+        is_copy: Whether ``data`` is a bytearray that only the caller uses. Then it is not copied.
 
     Raises:
         ValueError: The record is pickled and not trusted.
@@ -146,7 +147,7 @@ def decode(data: Any, *, trusted: bool = True, is_copy: bool = False) -> Any:
 
 @lru_cache(maxsize=1024)
 def _maker_from(header: bytes) -> Callable[[Any], Any]:
-    """Returns what makes an example of a record with this header. Examples made alike have equal ones, up to their labels."""
+    """Returns a function that makes the example of a record with this header. Similar examples often have equal headers."""
     text = header[len(_JSON) :].decode()
     form, parsed = _parsed(text)
     if parsed != len(text):
@@ -156,12 +157,12 @@ def _maker_from(header: bytes) -> Callable[[Any], Any]:
 
 
 def _quick_maker(form: Any, start: int, met: set[int]) -> Callable[[Any], Any] | None:
-    """Returns the same for an example of scalars and dense tensors, in half of the time of `_value`; None for any other.
+    """Returns such a function for an example of scalars and dense tensors, which is twice as fast as `_value`; None for others.
 
     Args:
         form: The form.
         start: Where the buffers begin.
-        met: Numbers of the tensors that were met; one that is in an example twice is one object.
+        met: Numbers of the tensors that were met before. A tensor that is in an example twice is one object.
     """
     if type(form) is not list:
         return lambda data: form
@@ -173,7 +174,7 @@ def _quick_maker(form: Any, start: int, met: set[int]) -> Callable[[Any], Any] |
             return None
         met.add(number)
         at, sizes = start + offset, tuple(shape)
-        return lambda data: torch.from_numpy(np.ndarray(sizes, kind, data, at))  # half as long as the general way
+        return lambda data: torch.from_numpy(np.ndarray(sizes, kind, data, at))  # twice as fast as the general way
     if tag not in ("tuple", "list", "dict"):
         return None
     parts = [_quick_maker(part[1] if tag == "dict" else part, start, met) for part in form[1:]]
@@ -191,7 +192,7 @@ def _quick_maker(form: Any, start: int, met: set[int]) -> Callable[[Any], Any] |
 
 
 def is_whole(data: Any, key: int = 0) -> bool:
-    """Returns whether a record has the checksum that was written with it, and is that of this key."""
+    """Returns whether a record still has its checksum and belongs to this key."""
     if len(data) < _PREFIX.size:
         return False
     return bool(_PREFIX.unpack_from(data)[1] == zlib.crc32(memoryview(data)[_PREFIX.size :], _begin_of_checksum(key)))
@@ -207,7 +208,7 @@ def digest_of(examples: Iterable[Any]) -> bytes:
 
 
 def _begin_of_checksum(key: int) -> int:
-    return key % 2**32  # with another begin, the same bytes have another checksum
+    return key % 2**32  # the checksum starts with this number, so the same bytes have another checksum under another key
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ class _Buffers:
         self.parts: list[Any] = []
         self.size = 0
         self.count = 0
-        self.forms: dict[int, tuple[Any, Any]] = {}  # id -> the object, which must live as long as its id counts, and its form
+        self.forms: dict[int, tuple[Any, Any]] = {}  # id -> the object, kept so that its id is not used again, and its form
         self.containers: dict[int, Any] = {}  # id -> list or dict that was met
 
     def add(self, data: Any) -> int:
@@ -234,7 +235,7 @@ class _Buffers:
 
 
 def _form(value: Any, buffers: _Buffers) -> Any:
-    """Returns what JSON can hold of a value: a scalar as it is, anything else as a list that begins with a tag."""
+    """Returns a value in a form for JSON: a scalar as it is, anything else as a list that begins with a tag."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -255,7 +256,7 @@ def _form(value: Any, buffers: _Buffers) -> Any:
 
 
 def _leaf_form(value: Any, buffers: _Buffers) -> list[Any] | None:
-    """Returns the form of an object that is kept in a buffer (tag, number, and what its class needs), None for any other."""
+    """Returns the form of an object that is kept in a buffer (tag, number, and what its class needs); None for other objects."""
     if (known := buffers.forms.get(id(value))) is not None:
         form: list[Any] = known[1]
         return form
@@ -356,7 +357,7 @@ def _write_image(image: Any, buffers: _Buffers) -> list[Any] | None:
 
 
 class _Leaves:
-    """The objects that are made of the buffers of a record, each once."""
+    """The objects that are made from the buffers of a record. Each is made once."""
 
     __slots__ = ("_data", "_made", "_start")
 
@@ -375,7 +376,7 @@ class _Leaves:
         return bytes(memoryview(self._data)[start : start + length])
 
     def tensor(self, start: int, dtype: str, shape: list[int], strides: list[int]) -> torch.Tensor:
-        if not strides and (kind := _NUMPY_DTYPES.get(dtype)) is not None:  # half as long as the general way
+        if not strides and (kind := _NUMPY_DTYPES.get(dtype)) is not None:  # twice as fast as the general way
             return torch.from_numpy(np.ndarray(shape, kind, self._data, start))
         if 0 in shape:
             return torch.empty(shape, dtype=_DTYPES[dtype])
@@ -387,7 +388,7 @@ class _Leaves:
     ) -> torch.Tensor:
         if not module.startswith(_TV_TENSORS):
             raise ValueError(f"a record with a tensor of {module}, which is not {_TV_TENSORS}")
-        place = import_module(module)  # whose class was written has torchvision; a process that reads may not have imported it
+        place = import_module(module)  # torchvision is installed, since the writer had it, but may not be imported here
         kind = getattr(place, name, None)
         if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
             raise ValueError(f"{module} has no {name}")
@@ -426,7 +427,7 @@ _READERS: dict[str, Callable[..., Any]] = {
 
 
 def _value(form: list[Any], leaves: _Leaves) -> Any:
-    """Returns what a form stands for that is a list; any other stands for itself."""
+    """Returns the value of a form that is a list. A form that is no list is itself the value."""
     tag = form[0]
     if tag == "tuple":
         return tuple([_value(part, leaves) if type(part) is list else part for part in form[1:]])
@@ -454,7 +455,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """Returns how a sparse tensor is made again.
 
-        Torch's own way keeps each one in a list, until ``torch.load`` is called: here they would pile up.
+        Torch's own way keeps each sparse tensor in a list until ``torch.load`` is called. Here that list would grow without end.
         """
         if type(value) is not torch.Tensor or value.__dict__ or value.requires_grad:
             return NotImplemented

@@ -1,15 +1,15 @@
-"""`Board`: the memory in which the leader of a node and all workers of that node see what other nodes have sent.
+"""`Board`: shared memory of a node, in which its leader and all its workers see what other nodes have sent.
 
 ::
 
     | numbers | of each rank: numbers, marks | of each round: where it lies | who keeps each key | ring |
 
-The leader writes which rounds have arrived. A worker marks a round when it has taken from the ring what it needs, and the leader
-frees it when all ranks have. Each number has a single writer, so that nothing is locked.
+The leader writes which rounds have arrived. A worker marks a round when it has taken from the ring what it needs. The leader
+frees the round when all ranks have marked it. Each number has only one writer, so no lock is needed.
 
-A round is known by its *id*: the number of the start (the pipelines of a job are started and ended together), and its number. So
-what is left of an earlier start is never taken for something else. A worker that has copied a record looks once more whether the
-leader is still at the same start: if not, somebody may have written over it.
+A round is known by its *id*, which is made of two numbers: that of the start (the pipelines of a job start and end together) and
+that of the round. So the rest of an earlier start is never taken for something else. After a worker has copied a record, it looks
+again whether the leader is still at the same start. If not, the record may have been overwritten.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ROUND_BITS = 40  # of an id
 _ARRIVED, _ENDED, _FAILED, _EXCHANGED = range(4)  # numbers of the leader
 _CLOSED, _RECEIVED, _WAITED = range(3)  # numbers of a rank
 _NUMBERS = 8
-_PATIENCE_SECONDS = 60.0  # after that a worker reads from storage
-_LITTLE_PATIENCE_SECONDS = 1.0  # of a worker that has waited in vain, until a round comes in time again
+_PATIENCE_SECONDS = 60.0  # after this time a worker reads from storage
+_LITTLE_PATIENCE_SECONDS = 1.0  # the same, for a worker that has waited in vain, until a round comes in time again
 _FIRST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.0002, 0.001
 _NANOSECONDS = 1e9
 
 
 def id_of(start: int, number: int) -> int:
-    """Returns the id of a round: ids grow with starts and rounds."""
+    """Returns the id of a round. A later round, or a later start, has a larger id."""
     return start << _ROUND_BITS | number
 
 
@@ -49,7 +49,7 @@ class Shape(NamedTuple):
     Attributes:
         keys: Number of keys.
         ranks: Ranks of the node.
-        rounds: Rounds that may be under way at once.
+        rounds: Rounds that may be in progress at the same time.
         ring_bytes: Bytes of the ring.
     """
 
@@ -79,7 +79,7 @@ class Counted(NamedTuple):
 
     Attributes:
         received: Delivered examples that came from other nodes.
-        waited_seconds: Seconds that workers have waited for such.
+        waited_seconds: Seconds that workers have waited for such examples.
         exchange_seconds: Seconds in which records were sent and received.
     """
 
@@ -92,8 +92,8 @@ class Board:
     """The memory, as one process has it. It can be sent to worker processes.
 
     Args:
-        fd: A descriptor, which belongs to this object from now on.
-        shape: Its sizes.
+        fd: A descriptor. It belongs to this object from now on.
+        shape: The sizes of the board.
 
     Attributes:
         shape: As given.
@@ -123,7 +123,7 @@ class Board:
         fd = os.memfd_create("lightning_echo-board", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, shape.ring_at + shape.ring_bytes)
-            os.posix_fallocate(fd, 0, shape.ring_at + shape.ring_bytes)  # what is not there would kill the process at a look
+            os.posix_fallocate(fd, 0, shape.ring_at + shape.ring_bytes)  # without space, reading the map could kill the process
             return cls(fd, shape)
         except BaseException:
             os.close(fd)
@@ -131,7 +131,7 @@ class Board:
 
     def __del__(self) -> None:
         if hasattr(self, "map"):
-            os.close(self._fd)  # the map goes with the arrays that look into it
+            os.close(self._fd)  # the map ends with the arrays that use it
 
     @property
     def address(self) -> tuple[int, int, Shape]:
@@ -154,7 +154,7 @@ class Board:
     # ------------------------------------------------------------------ what the leader writes
 
     def begin(self, start: int) -> None:
-        """Begins a start: nobody keeps anything, nothing has arrived."""
+        """Begins a start: no node keeps anything yet, and nothing has arrived."""
         self.keepers[:] = 0
         self._leaders[_FAILED] = 0
         self._leaders[_ARRIVED] = id_of(start, 0)
@@ -165,8 +165,8 @@ class Board:
         Args:
             start: Number of the start.
             number: Number of the round.
-            begin: Where its directory lies in the ring.
-            count: Records that it has.
+            begin: Where the directory of the round lies in the ring.
+            count: Number of records of the round.
         """
         row = self._table[number % self.shape.rounds]
         row[0] = 0
@@ -175,7 +175,7 @@ class Board:
         self._leaders[_ARRIVED] = id_of(start, number + 1)
 
     def end(self, start: int, *, has_failed: bool) -> None:
-        """Lets all workers stop waiting. If the exchange has failed, each node keeps what it reads."""
+        """Tells all workers to wait no more. If the exchange has failed, each node keeps what it reads."""
         self._leaders[_FAILED] = has_failed
         self._leaders[_ENDED] = start
 
@@ -184,12 +184,12 @@ class Board:
         self._leaders[_EXCHANGED] += int(seconds * _NANOSECONDS)
 
     def taken(self, start: int, rank: int, since: int) -> int:
-        """Returns the first round, from one on, that a rank has not taken yet. A rank that has closed takes nothing more.
+        """Returns the first round that a rank has not taken yet. A rank that has closed counts as having taken all.
 
         Args:
             start: Number of the start.
             rank: Number of the rank on its node.
-            since: A round that all before it are known to be taken.
+            since: The round to begin with. All rounds before it are known to be taken.
         """
         if self._ranks[rank, _CLOSED] >= start:
             return 1 << _ROUND_BITS
@@ -201,11 +201,11 @@ class Board:
     # ------------------------------------------------------------------ what a rank writes
 
     def close_rank(self, rank: int, start: int) -> None:
-        """Lets the workers of a rank stop waiting, as it ends."""
+        """Tells the workers of a rank to wait no more, because the rank ends."""
         self._ranks[rank, _CLOSED] = start
 
     def count(self, rank: int, received: int, waited_seconds: float) -> None:
-        """Counts, for a rank, delivered examples that came from other nodes, and how long its workers waited for such."""
+        """Counts, for a rank, delivered examples that came from other nodes, and how long its workers waited for them."""
         self._ranks[rank, _RECEIVED] += received
         self._ranks[rank, _WAITED] += int(waited_seconds * _NANOSECONDS)
 
@@ -222,10 +222,10 @@ class Board:
         self._marks[rank, number % self.shape.rounds] = id_of(start, number) + 1
 
     def wait_for(self, rank: int, start: int, number: int, patience: float) -> bool:
-        """Waits until a round has arrived, for so many seconds at most. Returns whether it has.
+        """Waits until a round has arrived, at most for ``patience`` seconds. Returns whether it has arrived.
 
-        A worker whose main process has died does not wait: it has the connections of that process, too, and as long as it lives
-        other nodes do not notice.
+        A worker whose main process has died does not wait. It holds the connections of that process open, so the other nodes do
+        not notice the death as long as the worker lives.
         """
         wanted, nap = id_of(start, number + 1), _FIRST_NAP_SECONDS
         give_up, parent = time.monotonic() + patience, os.getppid()
@@ -238,7 +238,7 @@ class Board:
         return True
 
     def records_of(self, start: int, number: int) -> dict[int, memoryview]:
-        """Returns the records of a round that has arrived, by key: views that must not be kept."""
+        """Returns the records of a round that has arrived, by key. They are views, which must not be kept."""
         wanted, begin, count = self._table[number % self.shape.rounds].tolist()
         if wanted != id_of(start, number) + 1 or not count:
             return {}
@@ -247,7 +247,7 @@ class Board:
         return {key: self.ring[at : at + size] for key, at, size in zip(keys, offsets, lengths, strict=True)}
 
     def is_at(self, start: int) -> bool:
-        """Returns whether the leader is at a start still, so that nobody has written over what was not marked."""
+        """Returns whether the leader is still at a start. If so, rounds that are not marked were not overwritten."""
         return bool(id_of(start, 0) <= self._leaders[_ARRIVED] < id_of(start + 1, 0))
 
     def may_keep(self, key: int, node: int) -> bool:
@@ -288,11 +288,11 @@ class FromOthers:
         self._round, self._records, self.received, self.waited = number, None, 0, 0.0
 
     def take(self, keys: Sequence[int | None], decode: Callable[[Any], Any]) -> dict[int, Any]:
-        """Returns what has come from other nodes of some examples, by the place in ``keys``. It may wait.
+        """Returns the examples that have come from other nodes, by their place in ``keys``. It may wait for them.
 
         Args:
-            keys: The keys of what this node does not hold.
-            decode: Makes an example of a record, which it copies.
+            keys: The keys of the examples that this node does not hold.
+            decode: Makes an example from a copy of a record.
         """
         if self._round < 0:
             return {}
@@ -318,7 +318,7 @@ class FromOthers:
         return found
 
     def end(self) -> None:
-        """Ends a batch: the ring may be used for something else."""
+        """Ends a batch: its part of the ring may be overwritten."""
         if self._round >= 0:
             self._records = None
             self._board.mark(self._rank, self._start, self._round)

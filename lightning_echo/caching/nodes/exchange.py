@@ -1,14 +1,18 @@
-"""`Exchange`: the thread of a node's leader, which tells the other leaders what this node holds, sends, and receives.
+"""`Exchange`: the thread of a node's leader. It tells the other leaders what this node holds, sends records and receives records.
 
-All of it is collectives of a Gloo group of the leaders' own, in the same order on all of them, in one thread of each. A turn has
-up to three kinds, see ``caching/nodes/__init__.py``: a header from each node; what each node holds of what is needed; the records
-of each round that has room everywhere.
+The leaders have a Gloo group of their own. Each leader has one thread for it, and all threads call the same collectives in the
+same order. A turn has up to three kinds of collectives, see ``caching/nodes/__init__.py``:
 
-**How it ends.** A node that closes says so in the header of one more turn, and all threads end after it. One that cannot go on
-says so, too, where it tells what it holds. If a node has died, its connections break, or the group's time-out passes: the call
-raises, and the thread ends. (To close the connections is no way to tell: forked workers have them, too.) Either way the board
-says so, and workers read what they need. `Exchange.close` waits a few seconds for the thread, and leaves it if it hangs in a
-collective: it is a daemon thread that refers to nothing of the training.
+* a header from each node,
+* which of the needed examples each node holds,
+* the records of each round for which all rings have room.
+
+**How it ends.** A node that closes says so in the header of one more turn, and all threads end after that turn. A node that
+cannot go on says so when it tells what it holds. If a node has died, its connections break, or the time-out of the group passes:
+then the call raises, and the thread ends. (A node cannot tell the others by closing its connections, because forked workers hold
+them open, too.) In each case the board says that the exchange has ended, and workers read what they need. `Exchange.close` waits
+a few seconds for the thread. If the thread hangs in a collective, it is left alone: it is a daemon thread, and refers to nothing
+of the training.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ from lightning_echo.caching.nodes.partition import (
 
 __all__ = ["Exchange", "Group", "OrdersDifferError"]
 
-_BEAT_SECONDS = 0.25  # a node with nothing to say takes its turn as often as this
-_HELD_UP_SECONDS = 0.002  # how often is looked whether the rings have room again
+_BEAT_SECONDS = 0.25  # time between two turns of a node that has nothing to say
+_HELD_UP_SECONDS = 0.002  # time between two looks whether the rings have room again
 _MOST_ROUNDS = 16  # in a turn
 _JOIN_SECONDS = 5.0
 
@@ -60,8 +64,8 @@ class _Header(NamedTuple):
     Attributes:
         start: Number of its start.
         asked: Rounds whose needs it knows.
-        known: Rounds of which it is known who holds what: the same on all.
-        taken: Rounds that its workers have done with.
+        known: Rounds for which it is known who holds what: the same number on all nodes.
+        taken: Rounds from which its workers have taken everything.
         is_full: Whether its cache takes nothing more.
         ends: Whether it ends.
     """
@@ -78,8 +82,8 @@ class _Round(NamedTuple):
     """What is sent for a round.
 
     Attributes:
-        transfers: All records.
-        block_bytes: What it takes in the ring of each node.
+        transfers: All records of the round.
+        block_bytes: Bytes that the round takes in the ring of each node.
     """
 
     transfers: Transfers
@@ -125,7 +129,7 @@ class Exchange:
         arena: What this node holds.
         keys: Turns indices into keys.
         start: Number of the start.
-        after: The exchange of the start before, whose thread ends first.
+        after: The exchange of the start before. Its thread must end first.
 
     Attributes:
         failure: Why the exchange has failed; empty if it has not.
@@ -151,28 +155,28 @@ class Exchange:
         self.failure = ""
         self.error: OrdersDifferError | None = None
         self._changed = threading.Condition()
-        self._asked: deque[Sequence[Any]] = deque()  # of rounds that are not known yet
+        self._asked: deque[Sequence[Any]] = deque()  # the needs of rounds for which it is not known yet who holds what
         self._asked_count = 0
         self._ends = self._has_ended = False
-        # From here on, only the thread.
+        # Only the thread uses what follows.
         self._partition = Partition(board.keepers)
         self._known = self._arrived = 0
         self._taken = [0] * board.shape.ranks
         self._is_held_up = False  # whether all have asked for more than the rings have room for
-        self._pending: deque[_Round] = deque()  # that are known and have not arrived
+        self._pending: deque[_Round] = deque()  # rounds that are known and have not arrived
         self._spaces = [RingSpace(capacity) for capacity in self._capacities]
         self._outgoing = np.empty(0, dtype=np.uint8)
         self._thread = threading.Thread(target=self._run, name="lightning_echo-exchange", daemon=True)
 
     def begin(self) -> None:
-        """Starts the thread. The workers have been started before: none is forked while the thread begins."""
+        """Starts the thread. Call it after the workers were started, so that none is forked while the thread begins."""
         self._thread.start()
 
     def ask(self, rows: Sequence[Any]) -> None:
         """Takes the needs of the next round.
 
         Args:
-            rows: What stands in the slots of all shares for it, share after share, again and again: indices, or lists of them.
+            rows: The indices of the round, or lists of indices: one for each share of the data in turn, again and again.
         """
         with self._changed:
             if not self._has_ended:
@@ -202,7 +206,7 @@ class Exchange:
                     pass
         except OrdersDifferError as error:
             self.error, self.failure = error, str(error)
-        except Exception as error:  # whatever Gloo raises when a node is gone
+        except Exception as error:  # Gloo may raise anything when a node is gone
             self.failure = f"{type(error).__name__}: {error}"
         self._board.end(self._start, has_failed=bool(self.failure))
         with self._changed:
@@ -234,7 +238,7 @@ class Exchange:
         return True
 
     def _wait(self) -> None:
-        """Waits until there is something to do, or it is time to take a turn for the others' sake."""
+        """Waits until there is something to do, or until the other nodes need a turn of this node."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._ends or (not self._is_held_up and self._asked_count > self._known),
@@ -247,7 +251,7 @@ class Exchange:
         return min(self._taken)
 
     def _learn(self, count: int, is_full: Sequence[bool]) -> None:
-        """Finds out who holds what of the next rounds, and what is to be sent."""
+        """Finds out who holds which examples of the next rounds, and what is to be sent."""
         with self._changed:
             rounds = [self._asked.popleft() for _ in range(count)]
         needs = [self._needs_of(rows) for rows in rounds]
@@ -259,7 +263,7 @@ class Exchange:
         except Exception as caught:  # a file on a disk
             mine, error = np.zeros(len(keys), dtype=np.int64), caught
         digest = zlib.crc32(keys.tobytes())
-        both = [digest, -digest]  # of these, too, each node gets the largest
+        both = [digest, -digest]  # each node gets the largest of both: so it sees whether all digests are equal
         largest = self._group.largest(np.concatenate([[*both, error is not None], mine]))
         if error is not None:
             raise error
@@ -278,9 +282,9 @@ class Exchange:
         self._known += count
 
     def _needs_of(self, rows: Sequence[Any]) -> tuple[Integers, Integers]:
-        """Returns the keys of a round, and for each the node that needs it. A key below 0 is none."""
+        """Returns the keys of a round, and for each the node that needs it. A number below 0 is no key."""
         shares = len(self._node_of_share)
-        if rows and isinstance(rows[0], list | tuple):  # what a batch sampler has made
+        if rows and isinstance(rows[0], list | tuple):  # a batch sampler has made them
             indices = [index for row in rows for index in row]
             needing = np.repeat(self._node_of_share[np.arange(len(rows)) % shares], [len(row) for row in rows])
         else:

@@ -1,6 +1,6 @@
-"""How the nodes of a job join their caches, when these are opened: who takes part, what is refused, group and boards.
+"""How the nodes of a job join their caches when these are opened: who takes part, what is refused, the group and the boards.
 
-All ranks do this together. What is refused on one rank is refused on all, with the same words.
+All ranks do this together. What one rank refuses, all ranks refuse, with the same words.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _OPTION = "cache.partitioned=True"
 
 
 class Part(NamedTuple):
-    """What a rank says of itself.
+    """What a rank tells the others about itself.
 
     Attributes:
         shares: Number of shares of a pass.
-        share: Which one is this rank's.
-        workers: Its worker processes.
-        batch_size: Examples in a batch.
-        ahead: Batches that may be asked for and not delivered.
+        share: The share of this rank.
+        workers: Number of its worker processes.
+        batch_size: Number of examples in a batch.
+        ahead: Number of batches that may be asked for and not yet delivered.
         origin: What its order depends on, beside the seed of the run.
-        refusal: Why no other rank can compute its order; empty if they can.
+        refusal: Why other ranks cannot compute its order; empty if they can.
     """
 
     shares: int
@@ -57,15 +57,15 @@ class _Member(NamedTuple):
 
 
 class Rounds:
-    """What a pipeline needs of the exchange, from its start to its end.
+    """What a pipeline needs for the exchange, from its start to its end.
 
     Args:
         others: What the workers of this rank need.
         board: The board of the node.
         rank: Number of this rank on its node.
         start: Number of the start.
-        share: Which share of a pass is this rank's.
-        exchange: The thread, on the leader of a node; None elsewhere.
+        share: The share of a pass that is this rank's.
+        exchange: The exchange, on the leader of a node; None on other ranks.
 
     Attributes:
         others: As given.
@@ -92,7 +92,7 @@ class Rounds:
         return f"the nodes do not exchange examples any more, and each reads what it does not hold: {self.exchange.failure}"
 
     def release(self) -> None:
-        """Lets the workers of this rank stop waiting, before they are ended."""
+        """Tells the workers of this rank to wait no more, before they are ended."""
         self._board.close_rank(self._rank, self._start)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Partitioned:
         cache: The cache of the node.
         keys: The keys of the data set.
         sizes: Bytes that the cache of each node may hold.
-        part: What this rank has said of itself.
+        part: What this rank has told the others about itself.
 
     Attributes:
         nodes: Number of nodes.
@@ -141,7 +141,7 @@ class Partitioned:
         self._last: Exchange | None = None
 
     def begin(self) -> Rounds:
-        """Begins a start of the pipelines. All ranks start theirs together, and end them together."""
+        """Begins a start of the pipelines. All ranks start their pipelines together, and end them together."""
         self._start += 1
         others = FromOthers(self._board, self._node, self._rank, self._start)
         if self._rank == 0:
@@ -160,7 +160,7 @@ class Partitioned:
         return Rounds(others, self._board, self._rank, self._start, self._part.share, exchange)
 
     def goes_on(self, cache: NodeCache, keys: Keys, part: Part) -> bool:
-        """Returns whether this rank can take part as before, as the data set was made anew and has the same examples."""
+        """Returns whether this rank can take part as before, when the data set was made anew and has the same examples."""
         self._keys = keys
         has_failed = self._last is not None and bool(self._last.failure)
         return cache is self._cache and part == self._part and not has_failed
@@ -194,10 +194,10 @@ def join(
         cache: The cache of this node.
         keys: The keys of the data set.
         identity: What data set this rank has.
-        part: What this rank says of itself.
-        example_bytes: What one held example takes, about.
+        part: What this rank tells the others about itself.
+        example_bytes: About how many bytes one held example takes.
         has_own_cache: Whether this rank could not share the cache of its node.
-        before: How it took part until now, with another data set.
+        before: How this rank took part until now, with another data set.
 
     Returns:
         How this rank takes part; None if the job has a single node.
@@ -215,7 +215,7 @@ def join(
         raise ValueError(f"{_OPTION} is impossible here: {reason}")
     if own := [rank for rank, member in enumerate(members) if member.has_own_cache]:
         raise ValueError(f"{_OPTION} is impossible here: rank {own[0]} cannot reach the cache of its node")
-    # A rank that has joined before has done so together with all others.
+    # If this rank has joined before, all other ranks have joined with it.
     if before is not None and all(gathered(before.goes_on(cache, keys, part))):
         return before
     me = torch.distributed.get_rank()
@@ -282,7 +282,7 @@ def _board_of_node(here: Sequence[int], keys: int, part: Part, example_bytes: in
 
 
 def _ring(ranks: int, part: Part, example_bytes: int) -> int:
-    """Returns the bytes of a ring: for what all ranks of the node ask for ahead, or a share of the free memory."""
+    """Returns the bytes of a ring: enough for what all ranks of the node ask for ahead, or else a share of the free memory."""
     of_round = 2 * max(example_bytes, 4096) * part.batch_size * ranks  # examples have different sizes
     wanted = max(of_round // 2 * (part.ahead + _SPARE_ROUNDS), _LEAST_ROUNDS * of_round)
     free = free_memory_bytes()

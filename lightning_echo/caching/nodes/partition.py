@@ -1,8 +1,8 @@
-"""Who holds what, who keeps what, who sends what to whom, and where it will lie: arithmetic that all nodes do alike.
+"""Who holds what, who keeps what, who sends what to whom, and where it will lie. All nodes do this arithmetic in the same way.
 
-The *needs* of a round are the keys of all examples that all ranks read for it, in the order of the slots, and for each the node
-that needs it. What is known of a key is *told*: a number that says which node holds it and how long its record is, 0 if nobody
-does. The largest number that a node tells counts, so that one collective tells all.
+The *needs* of a round are the keys of all examples that all ranks read for it, in the order of the slots. Each need also says
+which node needs the example. For each key, a node *tells* a number, which says whether the node holds the example and how long
+its record is. It is 0 if the node does not hold it. The largest number of all nodes counts, so one collective is enough.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ENTRY_BYTES = 24  # of the directory of a round: key, offset, length
 
 
 def told(lengths: Integers, node: int) -> Integers:
-    """Returns what a node tells of the keys that are needed.
+    """Returns the numbers that a node tells for the needed keys.
 
     Args:
-        lengths: The length of the record of each key there, `NOT_HELD` or `BEING_WRITTEN`.
+        lengths: The length of the record of each key on this node, `NOT_HELD` or `BEING_WRITTEN`.
         node: Number of the node.
 
     Example:
@@ -47,23 +47,24 @@ class Partition:
     """Which node may keep each key.
 
     Args:
-        keepers: For each key the number of the node that may keep it, plus one; 0: nobody has needed it yet. It is changed here,
-            and workers look at it.
+        keepers: For each key the number of the node that may keep it, plus one. 0: no node has needed it yet. This class changes
+            the array, and workers read it.
     """
 
     def __init__(self, keepers: npt.NDArray[np.int16]) -> None:
         self._keepers = keepers
 
     def settle(self, keys: Integers, needing: Integers, said: Integers, is_full: Sequence[bool]) -> None:
-        """Decides who keeps what is needed and held by nobody.
+        """Decides who keeps the examples that are needed and that no node holds.
 
-        It is the first node that needs it and has room. If that has become full before it could keep it, another one may.
+        It is the first node that needs the example and has room. If that node becomes full before it has kept the example,
+        another node may keep it.
 
         Args:
             keys: The needs.
             needing: The node that needs each of them.
-            said: What was told of each, by all nodes.
-            is_full: Whether the cache of each node takes nothing more. It was asked before what was told.
+            said: The number that was told for each of them, the largest of all nodes.
+            is_full: Whether the cache of each node is full. It was asked before the numbers were told.
         """
         keepers = self._keepers
         is_held = said > 0
@@ -71,7 +72,7 @@ class Partition:
         full = np.array([False, *is_full])  # nobody is not full
         present = keepers[keys]
         may = ~is_held & ((present == 0) | full[present]) & ~full[1:][needing]
-        # Where a key is there several times, what is assigned last counts: so from the last to the first.
+        # If a key is there several times, the last assignment counts. So the keys are assigned from the last to the first.
         keepers[keys[may][::-1]] = (needing[may][::-1] + 1).astype(np.int16)
 
 
@@ -95,7 +96,7 @@ class Transfers(NamedTuple):
         return Transfers(*(column[which] for column in self))
 
     def bytes_by(self, whose: Integers, nodes: int) -> list[int]:
-        """Returns the bytes of all records, each aligned, by node: of the nodes that send (``sources``), or get them."""
+        """Returns for each node the bytes of its records, each aligned. ``whose`` is ``sources`` or ``targets``."""
         found: list[int] = np.bincount(whose, aligned(self.lengths), nodes).astype(np.int64).tolist()
         return found
 
@@ -107,13 +108,13 @@ class Transfers(NamedTuple):
 
 
 def transfers_of(keys: Integers, needing: Integers, said: Integers, capacities: Sequence[int]) -> Transfers:
-    """Returns what is sent for a round. A record goes to a node once, however many of its ranks need it.
+    """Returns what is sent for a round. A record is sent to a node once, however many of its ranks need it.
 
     Args:
         keys: The needs.
         needing: The node that needs each of them.
-        said: What was told of each, by all nodes.
-        capacities: Bytes of the ring of each node. What does not fit into an empty one is not sent.
+        said: The number that was told for each of them, the largest of all nodes.
+        capacities: Bytes of the ring of each node. What does not fit into an empty ring is not sent.
     """
     lengths, holders = _lengths(said), said & ((1 << _NODE_BITS) - 1)
     places = np.flatnonzero((said > 0) & (lengths >= 0) & (holders != needing))
@@ -127,7 +128,7 @@ def transfers_of(keys: Integers, needing: Integers, said: Integers, capacities: 
 
 
 def _fitting(transfers: Transfers, capacities: Integers) -> npt.NDArray[np.bool_]:
-    """Returns which records fit into the ring of their node, one after the other. Not node by node: there may be hundreds."""
+    """Returns which records fit into the ring of their node. It has no loop over nodes, because there may be hundreds."""
     by_target = np.argsort(transfers.targets, kind="stable")
     targets = transfers.targets[by_target]
     ends = np.cumsum(aligned(transfers.lengths[by_target]) + _ENTRY_BYTES)
@@ -144,7 +145,7 @@ def aligned(size: Any) -> Any:
 
 
 class RingSpace:
-    """Where blocks lie in a ring. All nodes do this for the ring of each node, and so know whether there is room.
+    """Where blocks lie in a ring. Each node computes this for the rings of all nodes, and so knows whether there is room.
 
     Args:
         capacity: Bytes of the ring.
@@ -163,11 +164,11 @@ class RingSpace:
         self._blocks: deque[tuple[int, int, int]] = deque()  # round, where it begins, where it ends
 
     def place(self, number: int, size: int) -> int | None:
-        """Takes space for a round, in one piece. Returns where it begins; None if there is no room now.
+        """Takes space for a round, in one piece. Returns where the space begins; None if there is no room now.
 
         Args:
-            number: The round, larger than all before it.
-            size: Its bytes, at least 1.
+            number: The number of the round. It must be larger than all before it.
+            size: Bytes of the round, at least 1.
         """
         begin = self._begin(size)
         if begin is not None:
@@ -175,7 +176,7 @@ class RingSpace:
         return begin
 
     def has_room(self, size: int) -> bool:
-        """Returns whether there is room for so many bytes now."""
+        """Returns whether there is room for this number of bytes now."""
         return not size or self._begin(size) is not None
 
     def _begin(self, size: int) -> int | None:
