@@ -6,5 +6,5 @@ May import: the folders that stand before it in the map, and nothing of Lightnin
 
 * Counts and state belong to the batch that is in use, even if a later one has been fetched already.
 * A run that goes on from a state delivers the batches that the uninterrupted run would have delivered.
-* Calling ``iter()`` changes nothing; only ``next()`` does.
+* A call of ``iter()`` changes nothing. A call of ``next()`` does.
 """

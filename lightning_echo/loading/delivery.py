@@ -1,14 +1,14 @@
 """What has been delivered so far: counts, seconds, and how far epochs have come.
 
 If a loader has no length, Lightning fetches one batch ahead, to see where an epoch ends. Counts and state must belong to the
-batch in use, so they are those of before the last fetch::
+batch in use. So they are those from before the last fetch::
 
     Lightning fetches   0   1       2       3
     Lightning uses          0       1       2
 
-A batch that was fetched and not used when another iteration begins is the first batch of that iteration. If several loaders are
-fetched from together, one of them may end before the others are asked. So only the Trainer can tell which batch is in use: it is
-asked by `Delivery.batches_used`.
+If a batch was fetched but not used before another iteration begins, it becomes the first batch of that iteration. If the Trainer
+fetches from several loaders together, one of them may end before the others are asked. So only the Trainer knows which batch is
+in use, and `Delivery.batches_used` asks it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _never() -> bool:
 
 
 class BatchesUsed(NamedTuple):
-    """How many batches a consumer has used that fetches one batch ahead.
+    """How many batches a consumer has used, if it fetches one batch ahead.
 
     Attributes:
         in_run: Batches in the whole run.
@@ -64,12 +64,12 @@ class Delivery:
         progress: How far epochs have come, including a batch that was fetched ahead.
         seconds: Seconds that the workers spent on the batches.
         note: A message of a worker for the user; empty if there is none.
-        batches_used: A function that returns how many batches the consumer has used, if the consumer fetches one ahead. Without
-            the function, or if it returns None, the consumer does not fetch ahead.
-        trainer_place: A function that returns where the Trainer is. Without the function, or if it returns None, there is no
-            Trainer, or the Trainer iterates several loaders.
+        batches_used: A function that returns how many batches the consumer has used, if the consumer fetches one ahead. If it is
+            None, or returns None, the consumer does not fetch ahead.
+        trainer_place: A function that returns where the Trainer is. If it is None, or returns None, there is no Trainer, or the
+            Trainer iterates over several loaders.
         add_lookups: A function that counts the hits and misses of a cache, the hits that came from other nodes, and the seconds
-            of waiting for those; None: there is no cache.
+            of waiting for those. None: there is no cache.
     """
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class Delivery:
     def fetch(self, next_batch: Callable[[int], Fetched | None], crosses_passes: Callable[[], bool] = _never) -> Any:
         """Returns the next batch, and counts it.
 
-        The training waits for this function. So everything that is done for each batch, beside making it, is done here.
+        The training waits for this function. Beside the making of the batch, all work for each batch is done here.
 
         Args:
             next_batch: Returns the batch after a number of delivered ones, or None if a pass has ended.
@@ -185,7 +185,7 @@ class Delivery:
 
         Raises:
             StopIteration: The epoch has ended.
-            RuntimeError: ``next_batch`` raised a StopIteration, which would end the epoch silently.
+            RuntimeError: ``next_batch`` raised a StopIteration. Passed on, it would end the epoch silently.
         """
         before = None if self.batches_used is None else self._delivered()
         item, progress = self._unused, self.progress
@@ -226,7 +226,7 @@ class Delivery:
     def _count(self, fresh: int, echoed: int, refetched: int) -> None:
         """Counts a batch, as the last action of a fetch.
 
-        An interrupt before it has fetched nothing. An interrupt after it comes while the consumer has the batch.
+        If an interrupt comes before this, nothing was fetched. If it comes after this, the consumer has the batch.
         """
         self._last = fresh, echoed, refetched
         self._fresh, self._echoed, self._refetched = self._fresh + fresh, self._echoed + echoed, self._refetched + refetched
@@ -243,8 +243,8 @@ class Delivery:
     def _note_fetch(self, before: Delivered) -> None:
         """Notes when the batch that is fetched now will be in use.
 
-        A batch is in use when the consumer has used up the one before it. The first batch of an iteration is in use as soon as
-        the consumer uses one.
+        A batch is in use once the consumer has used up the batch before it. The first batch of an iteration is in use once the
+        consumer uses a batch.
         """
         used = None if self.batches_used is None else self.batches_used()
         self._before = None if used is None else before

@@ -1,7 +1,7 @@
 """`EchoRun`: the whole run of an `EchoLoader`, however often it is stopped. It owns everything that changes.
 
-What never changes is in `Setting`. What changes is the seed, the factor (`RunFactor`), the pipeline with its workers
-(`RestartablePipeline`) and the counts (`Delivery`); they are saved and loaded together. A resumed run continues
+`Setting` holds what never changes. The seed, the factor (`RunFactor`), the pipeline with its workers (`RestartablePipeline`) and
+the counts (`Delivery`) do change. They are saved and loaded together. A resumed run continues
 
 * at the same batch, if everything is as it was;
 * at the same place of the pass, if the number of ranks, the batch size or the number of workers has changed;
@@ -55,9 +55,10 @@ class EchoRun:
         delivery: What has been delivered.
         name: Name of the loader among several, see `EchoLoader`.
         worker_init_fn: The function that each worker calls when it starts.
-        heard_epoch: Number of the epoch that Lightning has told; -1 if it told none.
+        heard_epoch: Number of the epoch that Lightning told last; -1 if it told none.
         beginning: How the run began.
-        predecessor: The run of the loader that was made before over the same data, if that is alive. None once this run begins.
+        predecessor: The run of the loader that was made before over the same data, if that run is alive. None once this run
+            begins.
     """
 
     _pipeline: RestartablePipeline
@@ -86,7 +87,7 @@ class EchoRun:
 
     @property
     def passes(self) -> float:
-        """Passes over the data so far, by the fresh examples delivered; complete passes only, if their length is not known."""
+        """Passes over the data so far, by the fresh examples delivered. If their length is not known: complete passes only."""
         items = self._setting.items_per_pass()
         if not items:
             return float(self.delivery.ended_passes)
@@ -96,7 +97,7 @@ class EchoRun:
 
     @property
     def planned_ahead(self) -> int:
-        """Most batches that are planned after the delivered one."""
+        """The largest number of batches that are planned beyond the delivered one."""
         return self._setting.lookahead(self.factor.largest)
 
     def length(self) -> int:
@@ -111,10 +112,11 @@ class EchoRun:
 
         Args:
             value: The factor.
-            since: Number of the first batch of the run to which it applies. None: the first that is not planned yet.
+            since: Number of the first batch of the run to which the factor applies. None: the first batch not yet planned.
 
         Raises:
-            ValueError: Batch ``since`` may be planned already; or nothing is planned yet, so that no factor can wait.
+            ValueError: Batch ``since`` may be planned already. Or nothing is planned yet, and ``since`` is a later batch than
+                the next one.
         """
         fetched = self.delivery.progress.delivered
         is_planned = self._pipeline.started is not None or self.state().pending is not None
@@ -157,7 +159,7 @@ class EchoRun:
 
         Args:
             keeps_length: As in `Progress.begin`.
-            is_alone: Whether this loader must find out for itself if it continues the run of another loader. Otherwise an
+            is_alone: Whether this loader must find out by itself whether it continues the run of another loader. Otherwise an
                 `EchoDataModule` or `EchoCallback` tells it.
         """
         predecessor, before = self.predecessor, self.beginning.before
@@ -291,13 +293,14 @@ class EchoRun:
         return pipeline
 
     def settle(self) -> None:
-        """Opens the cache, and settles on what depends on the free memory. All ranks must call this function together.
+        """Opens the cache, and makes the sizes that depend on the free memory final. All ranks must call this function together.
 
         Raises:
-            ValueError: The memory that the user asks for cannot fill a batch; or as `LoaderCache.open`.
+            ValueError: The memory that the user asks for cannot hold a batch. Or the cache cannot be opened, see
+                `LoaderCache.open`.
         """
         if (cache := self._setting.cache) is not None:
-            self._open_cache(cache)  # first: what it holds takes no memory of the buffer
+            self._open_cache(cache)  # before the buffer: what the cache holds takes no memory of the buffer
         if message := self._setting.settle_buffer(self.factor.value):
             self.warn(message)
 
@@ -450,7 +453,7 @@ class EchoRun:
         self._go_to(state, progress)
 
     def _follow_with_next_pass(self, before: EchoRun) -> None:
-        """Continues with seed, factor and counts, but begins the next pass, because the two loaders cut the data differently."""
+        """Continues with seed, factor and counts, but begins the next pass, because the loaders cut the data differently."""
         mine, others, state = self._setting, before._setting, before.state()
         self.seed, delivered, position = before.seed, before.delivery.batches, 0
         self.factor.restart(before.factor.value)

@@ -1,4 +1,4 @@
-"""Epochs: stretches of the endless stream of batches, and how far the run has come in them.
+"""Epochs: stretches of the endless sequence of batches, and how far the run has come in them.
 
 `Progress` holds the numbers, `Epoch` is the iterator of one epoch, and `Iterations` refuses two iterators at the same time.
 """
@@ -18,14 +18,15 @@ __all__ = ["Epoch", "Iterations", "Progress", "TrainerPlace"]
 
 
 class TrainerPlace(NamedTuple):
-    """Where the Trainer is that iterates the loader.
+    """The place of the Trainer that iterates over the loader.
 
     Attributes:
-        in_epoch: Batches that it has taken in this epoch.
-        epoch_batches: Batches that it takes in this epoch; -1 if it is not training, or if the number is not known.
-        ended: Epochs that it has ended.
+        in_epoch: Number of batches that it has taken in this epoch.
+        epoch_batches: Number of batches that it takes in this epoch; -1 if it is not training, or if the number is not known.
+        ended: Number of epochs that it has ended.
         is_over: Whether it has ended the epoch that it began last. The next batch then belongs to another epoch.
-        in_step: Whether it has taken a batch that it has not counted as completed: it is in ``on_train_batch_end``, or before.
+        in_step: Whether it has taken a batch that it has not counted as completed. It is then in ``on_train_batch_end``, or
+            before that hook.
         resumes: Whether it continues from a checkpoint.
         limit: Its ``limit_train_batches``.
     """
@@ -44,7 +45,7 @@ class TrainerPlace(NamedTuple):
 
 
 def limited(batches: float, limit: int | float | None) -> float:
-    """Returns how many batches of an epoch a Trainer takes, given its ``limit_train_batches``.
+    """Returns the number of batches of an epoch that a Trainer with this ``limit_train_batches`` takes.
 
     Only an integer limits an epoch of infinite length.
 
@@ -59,7 +60,7 @@ def limited(batches: float, limit: int | float | None) -> float:
 def unlimited(taken: float, limit: int | float | None) -> int:
     """Returns the length of the shortest epoch of which a Trainer takes ``taken`` batches.
 
-    An integer limit does not depend on the length of the epoch: then the length is ``taken``.
+    An integer limit does not depend on the length of the epoch. The result is then ``taken``.
 
     >>> unlimited(3, 0.5), unlimited(3, 0.3), unlimited(3, 5)
     (6, 10, 3)
@@ -80,9 +81,9 @@ class Progress:
         in_epoch: Batches of the present epoch that were delivered.
         delivered: Batches that were delivered in the whole run.
         resuming: Whether the next iteration continues the present epoch instead of beginning another one.
-        kept_length: Length of the next epoch, if it is not the one that the factor gives; else None.
+        kept_length: Length of the next epoch, if it differs from the length that the factor gives; otherwise None.
         not_ended: Where the Trainer was when the state was saved, if all batches of the epoch had been delivered and the Trainer
-            had not ended the epoch; else None.
+            had not ended the epoch; otherwise None.
     """
 
     epoch: int = 0
@@ -106,7 +107,8 @@ class Progress:
         Args:
             length: Length of the next epoch; -1 if it is not known.
             keeps_length: Whether `kept_length` applies to the epoch after this one, too.
-            place: Where the Trainer is, if that is known. The epoch is then as far as the Trainer's, and does not end before it.
+            place: Where the Trainer is, if that is known. The epoch then has the same place as the Trainer's epoch, and does not
+                end earlier.
         """
         goes_on = self.resuming and (place is None or place.in_epoch > 0)
         if not goes_on:
@@ -119,17 +121,17 @@ class Progress:
             self.kept_length = None
 
     def trainers_length(self, length: int, place: TrainerPlace | None) -> int:
-        """Returns the length to tell a Trainer that resumes an epoch of which all batches had been delivered (`not_ended`).
+        """Returns the length to tell a Trainer that resumes an epoch whose batches had all been delivered (`not_ended`).
 
-        If the checkpoint was saved in ``on_train_batch_end``, Lightning goes on counting from that batch, unless the next epoch
-        is no longer than that. If it was saved later, Lightning ends the old epoch first.
+        If the checkpoint was saved in ``on_train_batch_end``, Lightning continues to count from that batch, if the next epoch has
+        more batches than that. If the checkpoint was saved later, Lightning ends the old epoch first.
 
         Args:
             length: Length of the next epoch.
             place: Where the Trainer is, if that is known.
 
         Returns:
-            ``length``, if nothing of this applies.
+            ``length``, if none of this applies.
         """
         if self.not_ended is None or place is None or not place.resumes:
             return length
@@ -149,12 +151,12 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: EchoState, limit: int | float | None) -> Progress:
-        """Returns where a run stands that continues from a state.
+        """Returns the progress of a run that continues from a state.
 
         Args:
-            state: The state. If several loaders make up an epoch, it says whether the epoch continues, since one of the loaders
-                may have ended before the epoch does.
-            limit: The Trainer's ``limit_train_batches``, by which an epoch ends earlier.
+            state: The state. If several loaders make up an epoch, the state says whether the epoch continues, because this loader
+                may end before the epoch does.
+            limit: The Trainer's ``limit_train_batches``, which ends an epoch earlier.
         """
         progress = cls(state.epoch, state.epoch_batches, state.in_epoch, state.delivered)
         end = limited(progress.epoch_batches if progress.epoch_batches >= 0 else math.inf, limit)
@@ -209,9 +211,9 @@ class Epoch(Iterator[Any]):
 def _let_go_of_handled_end() -> None:
     """Removes the traceback of a ``StopIteration`` that the caller is handling, because the traceback holds all iterators.
 
-    Lightning iterates a loader again while it still handles the end of the last iteration. A stream that begins now may keep
-    that exception alive as long as it lives itself: if a generator calls compiled code (Cython's, as in numpy), the code stores
-    the exception that is being handled outside.
+    Lightning begins the next iteration while it still handles the end of the last one. A stream that begins now may keep that
+    exception alive as long as the stream lives. The reason: if a generator calls compiled code (of Cython, as in numpy), the
+    code stores the exception that its caller is handling.
     """
     handled = sys.exc_info()[1]
     if isinstance(handled, StopIteration):
@@ -225,7 +227,7 @@ class Iterations:
         self._refs: list[weakref.ref[Epoch]] = []
 
     def __reduce__(self) -> tuple[type[Iterations], tuple[()]]:
-        """A copy in another process has none."""
+        """A copy in another process has no iterators."""
         return Iterations, ()
 
     def add(self, epoch: Epoch) -> None:

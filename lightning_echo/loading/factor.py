@@ -42,7 +42,7 @@ class RunFactor:
         self.value, self.since, self.largest = value, since, max(self.largest, value)
 
     def in_force(self, number: int) -> float:
-        """Returns the factor that batch ``number`` was planned with. Right for all batches from the last change on."""
+        """Returns the factor that batch ``number`` was planned with. It is right for batches delivered after the last change."""
         return self.value if number >= self.since else self.before
 
     def load(self, state: EchoState) -> None:

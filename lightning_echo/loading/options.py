@@ -1,8 +1,8 @@
-"""The options of a loader are checked here. Each message names the argument, what was expected, what came and the way out.
+"""The options of a loader are checked here. Each message names the argument, what was expected, what was given and the way out.
 
-A factor comes through `check_factor`, whether it is an argument, stands in a configuration, or is a controller's. Before that,
-`Decision` refuses a controller's factor below 1 (``measuring/control.py``). Whether the buffer is large enough for a factor only
-the loader knows (`EchoLoader.check_factor`). The factor of a checkpoint is refused with its state (``schema.py``).
+`check_factor` checks every factor: one given as an argument, one in a configuration, and one set by a controller. Before that,
+`Decision` refuses a controller's factor below 1 (``measuring/control.py``). Only the loader knows whether its buffer is large
+enough for a factor (`EchoLoader.check_factor`). The factor of a checkpoint is refused with its state (``schema.py``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_factor(factor: Any) -> float:
     """Returns the echo factor as a float.
 
     Raises:
-        TypeError: The factor is no number.
+        TypeError: The factor is not a number.
         ValueError: The factor is below 1, not finite, or above the limit.
     """
     if isinstance(factor, bool) or not isinstance(factor, Real):
@@ -64,11 +64,11 @@ def check_point(point: Any) -> InsertionPoint:
 
 
 def check_buffer_size(buffer_size: Any) -> int | float | str | None:
-    """Returns the buffer size as a plain value, also numpy's; None for the default.
+    """Returns the buffer size as a plain value, also if it is a number of numpy; None for the default.
 
     Raises:
         TypeError: The size is neither a number nor a string.
-        ValueError: There is no such number of examples, share or number of bytes.
+        ValueError: The size is impossible as a number of examples, as a share, or as a number of bytes.
     """
     if buffer_size is None:
         return None
@@ -93,7 +93,7 @@ def check_epoch_length(epoch_length: Any) -> str:
     """Returns ``epoch_length`` itself.
 
     Raises:
-        ValueError: There is no such way to end epochs.
+        ValueError: It is neither ``"fixed"`` nor ``"full_pass"``.
     """
     if epoch_length not in EPOCH_LENGTHS:
         raise ValueError(f"epoch_length must be 'fixed' or 'full_pass', got {epoch_length!r}")
@@ -119,7 +119,7 @@ def check_ranks(num_replicas: Any, rank: Any) -> tuple[int, int] | None:
     """Returns the number of ranks and the number of this rank; None: ask ``torch.distributed``.
 
     Raises:
-        TypeError: One of the two is no integer.
+        TypeError: One of the two is not an integer.
         ValueError: Only one of the two is given, or there is no such rank.
     """
     if num_replicas is None and rank is None:
@@ -141,7 +141,7 @@ def check_seed(seed: Any) -> int | None:
     """Returns the seed; None for the default.
 
     Raises:
-        TypeError: The seed is no integer.
+        TypeError: The seed is not an integer.
     """
     if seed is None:
         return None

@@ -1,7 +1,7 @@
-"""What a checkpoint holds of a pipeline: the plan, the order of the indices, and for a stream both in one, by worker.
+"""What a checkpoint holds of a pipeline: the plan and the order of the indices. For a stream, each worker has both in one.
 
 The classes are fields of `EchoState` (``state.py``), and ``schema.py`` reads them. The functions check what must hold between
-fields: each has arguments for what is known outside.
+fields. Their arguments are what is known from elsewhere.
 
 An item is an example, or a batch if whole batches are reused. A position counts the fresh items on one rank from the start of the
 run. Batches and passes are numbered from 0.
@@ -53,7 +53,7 @@ Integer = Annotated[int, Least(None)]
 
 
 class FactorChange(NamedTuple):
-    """A factor, and the number of the first batch to which it applies; in `StreamState.factors`, of the first request."""
+    """A factor, and the number of the first batch to which it applies. In `StreamState.factors`: of the first request."""
 
     number: int
     factor: float
@@ -66,7 +66,8 @@ class LiveItem(NamedTuple):
         position: Its position.
         left: Uses left.
         used: Uses so far.
-        call_first: Position of the first fresh item of the batch in which it was fresh. Those items were read in one call.
+        call_first: Position of the first fresh item of the batch in which this item was fresh. All fresh items of that batch were
+            read in one call.
         call_size: Number of fresh items in that batch.
     """
 
@@ -85,7 +86,7 @@ class BufferState:
         live: The live items, in the order from which they are drawn.
         uses_left: Uses left of all live items together; None if an older version saved the state.
         warming: Whether the buffer is being filled.
-        owed: Uses that found no place in a batch and are given to later items; below 0: items have got too many.
+        owed: Uses that had no place in a batch and are given to later items. Below 0: items have got too many uses.
         staggered: Items that have been given uses since the buffer began to be filled.
         delivered: Items delivered since the error diffusion began anew.
         fresh: Fresh items among those.
@@ -137,7 +138,7 @@ class PlanState:
         factor: The echo factor that applies to the next batch.
         pending: Changes of the factor that are still to come.
         buffers: One for each worker. There is a single one without workers, and if whole batches are reused.
-        memories: The same where echoes are drawn from all that memory holds.
+        memories: In place of buffers, if echoes are drawn from all that memory holds.
     """
 
     number: int
@@ -159,7 +160,7 @@ class PlanState:
 
 
 class Distance(NamedTuple):
-    """From pass ``first`` on, two uses of an index are so many positions of a lane apart, see ``planning/order.py``."""
+    """From pass ``first`` on: how many positions of a lane two uses of an index are apart, see ``planning/order.py``."""
 
     first: int
     positions: int
@@ -167,7 +168,7 @@ class Distance(NamedTuple):
 
 
 class PassEnd(NamedTuple):
-    """Passes before pass ``before`` had so many slots, as the run had another number of ranks then."""
+    """How many slots the passes before pass ``before`` had. The run had another number of ranks then."""
 
     before: int
     slots: Annotated[int, Least(1)]
@@ -207,11 +208,11 @@ class OrderState:
     Attributes:
         distances: For an order by index, see ``planning/order.py``.
         ends: For an order by index: where passes ended before the run went on with another number of ranks.
-        sampler: For the order of a user's sampler: the passes that may have to be asked for again.
+        sampler: For the order of a user's sampler: the passes whose order the sampler may have to give again.
         passes: For a loader without a length: the passes that may have to be read again. The last one is the present pass.
-        loader: For a loader with a state of its own, if it is needed to read the live batches again.
-        phase: For a training that shares its reading: batches of a pass that came before its first one.
-        share: The name that is shared, from which the order follows.
+        loader: For a loader with a state of its own, if that state is needed to read the live batches again.
+        phase: For a training that shares its reading: the number of batches of a pass that came before its first batch.
+        share: The name under which the reading is shared. The order follows from it.
     """
 
     distances: tuple[Distance, ...] | None = None
@@ -263,7 +264,7 @@ class StreamWorkerState:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamState:
-    """Where a run over a stream stands, see ``fetching/stream_pipeline.py``. Lists about workers are in the order of workers.
+    """Where a run over a stream stands, see ``fetching/stream_pipeline.py``. A list about workers is in their order.
 
     Attributes:
         request: Number of the next request to the workers.
@@ -273,7 +274,7 @@ class StreamState:
         batches: Number of batches that each worker has made.
         workers: State of each worker; None if it has not begun, or if its stream has no state.
         factors: Factors, each with the number of the first request to which it applies. The first factor applies now.
-        pending: Changes of the factor that are still to come, by the number of a batch of the run.
+        pending: Changes of the factor that are still to come. Their numbers are those of batches of the run.
     """
 
     request: int
@@ -336,7 +337,7 @@ def _check_pulled(pulled: Sequence[Pulled], plan: PlanState, path: str) -> None:
 
 
 def _check_workers(plan: PlanState, path: str, workers: int, reuse: Reuse) -> None:
-    """Checks that a plan has what its rule of reuse needs, buffers or memories, one for each worker, and not the other."""
+    """Checks that a plan has one buffer or one memory for each worker, as its rule of reuse needs, and not both."""
     held: dict[str, tuple[BufferState | MemoryState, ...] | None] = {"buffers": plan.buffers, "memories": plan.memories}
     needed = "buffers" if reuse is Reuse.each else "memories"
     for name, there in held.items():
@@ -349,7 +350,7 @@ def _check_workers(plan: PlanState, path: str, workers: int, reuse: Reuse) -> No
 
 
 def _check_memory(memory: MemoryState, path: str, position: int) -> None:
-    """Checks what one worker holds; all of it stands before a position."""
+    """Checks what one worker holds. All of it must stand before ``position``."""
     try:
         calls = unpack_calls(memory.calls)
     except ValueError:
@@ -365,7 +366,7 @@ def _check_memory(memory: MemoryState, path: str, position: int) -> None:
 
 
 def check_plan(plan: PlanState, path: str, most: int, workers: int, reuse: Reuse) -> None:
-    """Checks the fields of a plan, for so many workers; at most ``most`` fresh items can have been delivered in its batches."""
+    """Checks the fields of a plan for ``workers`` workers. Its batches cannot have held more than ``most`` fresh items."""
     _check_workers(plan, path, workers, reuse)
     require(plan.position <= most, f"{path}.position", f"at most {most}, by its number of batches", plan.position)
     for number, memory in enumerate(plan.memories or ()):

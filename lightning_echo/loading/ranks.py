@@ -1,4 +1,4 @@
-"""What the ranks of a distributed job must agree on before the first batch: their number, on a node too, and the seed."""
+"""What the ranks of a job must agree on before the first batch: their number, in the job and on a node, and the seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def world() -> tuple[int, int]:
 
 
 def ranks_of_launcher() -> int:
-    """Returns how many ranks this node has, as the launcher says (torchrun does); 1 if it does not."""
+    """Returns how many ranks this node has, if the launcher says so (torchrun does); otherwise 1."""
     said = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(said) if said.isdigit() and int(said) else 1
 
@@ -42,9 +42,9 @@ def data_parallel() -> tuple[int, int]:
     These are the ranks of `world`, unless a device mesh with a dimension ``"data_parallel"`` covers the job. Along the other
     dimensions of such a mesh, ranks share the work on the same data.
 
-    The mesh belongs to a strategy, and torch keeps no list of meshes. If the job has more than one group of processes, this
-    function therefore looks among all objects, which takes 0.2 s: call it once in a run. If earlier trainings of this process
-    have left other meshes, the one with the fewest groups counts, as the cautious answer.
+    The mesh belongs to a strategy, and torch keeps no list of meshes. Therefore, if the job has more than one group of
+    processes, this function looks among all objects. That takes 0.2 s: call it once in a run. If earlier trainings of this
+    process have left other meshes, the mesh with the fewest groups is taken, to be on the safe side.
     """
     size, rank = world()
     meshes: Any = sys.modules.get("torch.distributed.device_mesh")
@@ -62,7 +62,7 @@ def _covers(mesh: Any, size: int) -> bool:
 
 
 def default_seed(loader: Any) -> int:
-    """Returns the seed of ``seed_everything``, else that of the loader's generator, else a random one. It is equal on all ranks.
+    """Returns the seed of ``seed_everything``, or that of the loader's generator, or a random one. It is equal on all ranks.
 
     All ranks must call this function together.
     """

@@ -2,9 +2,9 @@
 
 A run continues at the place of the state, or at the same place of a pass that is cut differently, or with the next pass.
 
-A stream, and a loader without a length, cannot be asked for a place. Without a state of their own, they can only begin their
-next pass. In the middle of a pass that would repeat data silently, so it is an error. Between two passes it is right, but what
-was live then cannot be read again.
+A stream, and a loader without a length, cannot start at a given place. Without a state of their own, they can only begin their
+next pass. In the middle of a pass, that would repeat data silently, so it is an error. Between two passes it is right, but the
+items that were live then cannot be read again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def adapt_state(state: EchoState, setting: Setting) -> EchoState:
 
     Args:
         state: The loaded state.
-        setting: Of the loader that loads it.
+        setting: The setting of the loader that loads it.
 
     Raises:
         EchoStateError: The state was taken within a pass, and the loader cannot continue there.
@@ -41,8 +41,8 @@ def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | Non
     """Returns the state from which a run continues in the same process, after its workers were ended.
 
     Returns:
-        The state at the start of the next pass, or None if the loader can continue at its place; and whether the present pass had
-        to be cut short.
+        Two values: the state at the start of the next pass, or None if the loader can continue at its place. And whether the
+        present pass had to be cut short.
     """
     if setting.resumes or (state.plan is None and state.stream is None):
         return None, False
@@ -52,16 +52,17 @@ def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | Non
 def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[EchoState | None, bool]:
     """Returns the state with which a loader continues where another one has stopped, in the same process.
 
-    If a loader of unknown length, or of a stream, was made anew between two passes, its next pass is read: it may read other
-    data.
+    If a loader of unknown length, or of a stream, was made anew between two passes, the new loader reads its next pass, because
+    it may read other data.
 
     Args:
         state: State of the loader before.
         before: Setting of the loader before.
         setting: Setting of the loader that takes its place.
 
-    Returns: The state, or None if a position means something else in the two loaders; and whether the present pass had to be
-        cut short.
+    Returns:
+        Two values: the state, or None if a position does not mean the same in both loaders. And whether the present pass had to
+        be cut short.
     """
     own_passes = setting.by_streams or setting.source.length is None  # only the loader itself knows what comes next
     if own_passes != (before.by_streams or before.source.length is None) or setting.by_batches is not before.by_batches:
@@ -76,10 +77,10 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
 
 
 def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
-    """Returns the position and batch number at which a run with another layout leaves nothing of the pass out.
+    """Returns the position and batch number at which a run with another layout continues, so that it leaves out no example.
 
-    It skips what all ranks together had taken from the pass, rounded down to whole batches of this run. A pass of unknown length
-    is not divided among ranks, so its batches have not moved.
+    The run skips what all ranks together had taken from the pass, rounded down to whole batches of this run. A pass of unknown
+    length is not divided among ranks, so its batches are at the same places.
 
     Args:
         state: State of the run that was saved, with a plan.
@@ -103,13 +104,13 @@ def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
 def order_to_go_on(state: EchoState, now: Layout, begin_at: Start) -> OrderState | None:
     """Returns the order with which a run with another layout goes on within a pass.
 
-    How the start of a pass is rearranged depends on where the pass before it ended, and so on the number of ranks then. In the
-    pass under way it must stay as it was: otherwise some of its examples would be left out, and others come twice.
+    The start of a pass is rearranged. How, depends on where the pass before it ended, and so on the number of ranks at that time.
+    The present pass must keep its arrangement: otherwise some of its examples would be left out, and others would come twice.
 
     Args:
         state: State of the run that was saved, with a plan.
         now: Layout of this run.
-        begin_at: Where it goes on.
+        begin_at: Where this run continues.
     """
     order, before = state.order, state.layout
     end = before.pass_length * before.replicas
@@ -136,7 +137,7 @@ def _is_between_passes(state: EchoState) -> bool:
 
 
 def _last_pass(state: EchoState) -> PassStart | None:
-    """Returns the present pass, if the length of passes is not known; else None."""
+    """Returns the present pass, if the length of passes is not known; otherwise None."""
     return state.order.passes[-1] if state.order is not None and state.order.passes else None
 
 

@@ -1,8 +1,8 @@
 """Reading a state: the type of a field tells what its value must be, and the error names the field that is wrong.
 
 A state comes from a file. Without these checks, a wrong value would show long after loading: as an error about something else, or
-as training on other data. The classes of ``state.py`` are the only list of the fields. The type of a field stands for a form in
-the file:
+as training on other data. The classes of ``state.py`` are the only list of the fields. The type of a field says what the file
+holds:
 
 =====================  ========================================================================================
 type                   in the file
@@ -14,7 +14,7 @@ named tuple            a list with one entry for each field
 ``float``              an echo factor
 ``bool``, an enum      True or False; the value of a member
 ``str``                a text
-``Any``                an object of the user's, which is not looked into
+``Any``                an object of the user's, which is not checked
 ``Annotated[X, mark]``  `Least`: an integer with another smallest value; `ROW`: a dataclass that is written as a list
 =====================  ========================================================================================
 """

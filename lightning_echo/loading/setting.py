@@ -1,8 +1,8 @@
 """`Setting`: what an `EchoLoader` was made with: the user's loader, the insertion point, the buffer size, the ranks.
 
-None of it is exchanged later, but the buffer size: where it depends on the free memory, it is an estimate until a run starts
-(`BufferSize`). The number of ranks and the length of the data set are asked for each time that they are needed: a loader is made
-before a job starts its other processes, and a data set may grow.
+Only the buffer size can change later: if it depends on the free memory, it is an estimate until a run starts (`BufferSize`). The
+number of ranks and the length of the data set are looked up each time that they are needed, because a loader is made before a job
+starts its other processes, and because a data set may grow.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _OWN_BATCH = 64  # examples in the batches of a user's batch sampler, for a gues
 
 
 class Setting:
-    """The user's loader, where and how it is echoed, and what follows from these alone.
+    """The user's loader, where and how it is echoed, and what follows from that.
 
     Args:
         loader: The user's loader.
         point: The insertion point that the user asked for.
-        buffer_size: Largest number of live items; the memory that they may take, as a string with a unit or as a share of the
-            free memory; None: chosen here.
+        buffer_size: Largest number of live items. Or the memory that they may take, as a string with a unit or as a share of the
+            free memory. None: the size is chosen here.
         factor: Echo factor at the start.
         ranks: Number of ranks and number of this rank; None: ask ``torch.distributed``.
-        epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes the second if the length of a pass is not known.
+        epoch_length: ``"fixed"`` or ``"full_pass"``. It becomes ``"full_pass"`` if the length of a pass is not known.
         cache: The options of a cache; None: nothing is kept.
         reuse: The rule of reuse.
         share: The options of sharing; None: this loader reads for itself.
@@ -67,7 +67,7 @@ class Setting:
 
     Raises:
         ValueError: An option is impossible with this loader.
-        TypeError: ``loader`` is no loader.
+        TypeError: ``loader`` is not a loader.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Setting:
         return room_of_rank(ranks, self.cache.memory_to_come, not_cached, on_device=self.choice.point.on_device)
 
     def settle_buffer(self, factor: float) -> str:
-        """Settles on the buffer size of the run, unless that is settled. All ranks must call this function together.
+        """Makes the buffer size of the run final, if it is still an estimate. All ranks must call this function together.
 
         Args:
             factor: Echo factor now.
@@ -160,14 +160,14 @@ class Setting:
             A message for the user; empty if there is none.
 
         Raises:
-            ValueError: The memory that the user asks for cannot fill a batch.
+            ValueError: The memory that the user asks for cannot hold a batch.
         """
         if self.buffer.is_settled:
             return ""
         return self.buffer.settle(factor, self._room(ranks_on_node()), gathered)
 
     def keep_buffer_of(self, state: EchoState) -> None:
-        """Goes on with the buffer size of a state, if a run can then continue exactly and the user asks for no other number."""
+        """Keeps the buffer size of a state, if the run can then continue exactly and the user asks for no other number."""
         is_alike = state.conditions._replace(buffer_size=self.buffer_size) == self.conditions()
         self.buffer.keep(state.buffer_size if is_alike and state.delivered else None)
 
@@ -188,7 +188,7 @@ class Setting:
         )
 
     def remark(self) -> str:
-        """Returns what else the user should know, to be appended to `describe` once."""
+        """Returns what else the user should know. It is appended to `describe` once."""
         remarks = []
         if not self.resumes:
             remarks.append(
@@ -209,7 +209,7 @@ class Setting:
         reason = f" (auto: {self.choice.reason})" if self.choice.reason else ""
         return reason + "".join(f"; {remark}" for remark in remarks)
 
-    # ------------------------------------------------------------------ ranks, and what a pass is on this one
+    # ------------------------------------------------------------------ ranks, and a pass on this rank
 
     def rank_of_process(self) -> int:
         """Returns the number of this process, also if all processes get the same data."""
@@ -218,7 +218,7 @@ class Setting:
     def _noise_rank(self) -> int:
         """Returns a number that is equal for ranks that must draw the same random numbers.
 
-        Those are ranks that share the work on the same data.
+        These are ranks that share the work on the same data.
 
         Raises:
             RuntimeError: This loader would divide the data among such ranks.
@@ -249,7 +249,7 @@ class Setting:
         return (self._ranks or world()) if self._deals_out else (1, 0)
 
     def epoch_batches(self, factor: float) -> int:
-        """Returns the number of batches in an epoch on this rank; only if it `has_length`."""
+        """Returns the number of batches in an epoch on this rank. Call it only if `has_length` is true."""
         batches = self.layout().batches_per_pass
         return batches if self.epoch_length == "fixed" else round(factor * batches)
 
@@ -267,7 +267,7 @@ class Setting:
         return self.layout().items_per_pass(self.by_batches)
 
     def _expected_items(self) -> int | None:
-        """Returns how many items to expect in a pass on this rank, for a stream by its loader's length; None if not known."""
+        """Returns the expected number of items in a pass on this rank; None if not known. A stream's comes from its loader."""
         if self.source.length is None:
             return None
         return self.source.length * self.source.loader.batch_size if self.by_streams else self.items_per_pass()
@@ -280,13 +280,13 @@ class Setting:
     # ------------------------------------------------------------------ running
 
     def lookahead(self, largest_factor: float) -> int:
-        """Returns how many batches after the delivered one may be planned already."""
+        """Returns how many batches beyond the delivered one may be planned already."""
         if self.sharing is not None and self.sharing.is_replayed and not self.by_batches:
             return self.sharing.lookahead
         return lookahead(self.source, self.by_batches, largest_factor)
 
     def filling_batches(self) -> int:
-        """Returns the number of batches after which each one has its share of fresh examples, however the buffer is filled."""
+        """Returns the number of batches after which the share of fresh examples in each batch is the one of the factor."""
         if self.reuse is Reuse.memory:
             return 1 if self.by_batches else max(self.source.num_workers, 1)
         return self.buffer_size if self.by_batches else -(-self.buffer_size // self.layout().batch_size)
@@ -318,7 +318,7 @@ class Setting:
         )
 
     def part_in_cache(self) -> Part:
-        """Returns what this rank says to others of which it holds a part, where the cache is partitioned."""
+        """Returns what this rank tells the other ranks of a partitioned cache about itself."""
         source, (shares, share) = self.source, self._shards()
         refusal = ""
         if source.shards_itself and type(source.sampler) is DistributedSampler:  # Lightning puts one into a user's loader

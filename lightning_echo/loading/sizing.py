@@ -1,25 +1,33 @@
-"""How many items may be live: by default as the rule of reuse wants it, enough to fill a batch, and no more than memory holds.
+"""How many items may be live. The default depends on the rule of reuse. It can fill a batch, and it fits into memory.
 
 If n batches are live, two uses of an example are about n batches apart. With 16 live batches instead of two, a language model
 needed 0.69 times the fresh examples to reach its target, and image classification 0.86 times (docs/evidence.md, e = 4).
 
-**Each fresh item is used** ``e`` **times:** 16 batches are live, or 4 in device memory, which is scarce; at most a quarter of a
-short pass, because filling the buffer takes additional fresh examples; and at most a tenth of the free memory.
+**Each fresh item is used** ``e`` **times** (``reuse="each"``):
 
-**Echoes are drawn from all that memory holds:** a tenth of the free memory is filled, without additional fresh examples. The
-number of batches is rounded down to a power of two: what is free differs a little from run to run, and two runs with the same
-seed should have the same batches. If it is not known how much memory an item takes, 64 batches are live. There is always room for
-a batch per worker, so that any factor fits that is set later.
+* 16 batches are live, or 4 in device memory, because that is scarce.
+* It is at most a quarter of a pass, because more fresh examples are needed to fill the buffer.
+* It is at most a tenth of the free memory.
 
-*Room* is the free memory that a rank may count on: what the node has free, without what its cache will take, divided among the
-ranks of the node; for items on a device not more than that device has free. A live example that the node's cache has in memory
-takes nothing of it. So where there is room for all that the cache will not hold, only the pass bounds what is live.
+**Echoes are drawn from all that memory holds** (``reuse="memory"``):
 
-A pass bounds what can be held without holding an index twice. If all of it but a batch is live, the next pass must keep the order
-of this one. So a default takes half of that: then the orders of two passes have a correlation of 0.2, with three quarters 0.6.
+* A tenth of the free memory is filled. This needs no more fresh examples.
+* The number of batches is rounded down to a power of two. The free memory differs a little from run to run, and two runs with the
+  same seed should have the same batches.
+* If it is not known how much memory an item takes, 64 batches are live.
+* There is always room for a batch per worker, so that any factor fits that is set later.
+
+*Room* is the free memory that a rank may count on. It is the free memory of the node, without what the node's cache will take,
+divided among the ranks of the node. For items on a device, it is at most the free memory of that device. A live example that the
+node's cache has in memory takes nothing of the room. So if there is room for all that the cache will not hold, only the pass
+limits what is live.
+
+A pass limits how many items can be held, because no index may be held twice. If all of a pass but one batch is live, the next
+pass must have the same order. So a default takes half of that. Then the orders of two passes have a correlation of 0.2. With
+three quarters it would be 0.6.
 
 Free memory differs from rank to rank and from moment to moment, but the plan must be the same on all ranks. So the size is an
-estimate until a run starts, when all ranks settle on the smallest one. A resumed run keeps the size of its state.
+estimate until a run starts. Then all ranks take the smallest size of any rank. A resumed run keeps the size of its state.
 """
 
 from __future__ import annotations
@@ -54,8 +62,8 @@ class Room(NamedTuple):
     Attributes:
         bytes: Its size.
         ranks: Number of ranks that the free memory of the node is divided among.
-        not_cached: Examples of the data set that the node's cache will not hold as they are while they are live; None: nothing
-            live is held by a cache.
+        not_cached: Number of examples of the data set that the node's cache will not hold in the form that a live example has.
+            None: the cache holds no live examples.
     """
 
     bytes: int
@@ -83,9 +91,9 @@ def room_of_rank(ranks: int, set_aside: int, not_cached: int | None = None, *, o
 
 
 def free_device_bytes() -> int | None:
-    """Returns what this rank's device has free, bytes; None if this process does not use CUDA (yet).
+    """Returns the free memory of this rank's device, in bytes; None if this process does not use CUDA (yet).
 
-    To ask would be to begin to use it, and a process that is forked later could not use it any more.
+    The question itself would start CUDA in this process. Then a process that is forked later could not use CUDA.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
@@ -103,8 +111,8 @@ class BufferSizing:
         by_batches: Whether whole batches are the items.
         usual: Live items by default, if each fresh item is used ``e`` times and memory is not short.
         unknown: Live items by default, if echoes are drawn from memory and ``item_bytes`` is not known.
-        most: The most items that a pass allows; None if its length is not known.
-        most_by_default: The most that a default takes of them.
+        most: The largest number of items that a pass allows; None if its length is not known.
+        most_by_default: The largest number of them that a default takes.
         reuse: The rule of reuse.
     """
 
@@ -163,10 +171,10 @@ class BufferSizing:
         return max(smallest_buffer(self.batch_size, max(factor, 2.0), self.workers), 1)
 
     def size(self, asked: Asked, factor: float, room: Room | None) -> tuple[int, str]:
-        """Returns the number of items for what was asked, and a warning if memory is too short for a default (else ``""``).
+        """Returns the number of items, and a warning if there is too little memory for a default (otherwise ``""``).
 
         Raises:
-            ValueError: Bytes or a share cannot be turned into items. The message says what is not known.
+            ValueError: Bytes or a share cannot be turned into a number of items. The message says what is not known.
         """
         if isinstance(asked, int):
             return asked, ""
@@ -194,21 +202,21 @@ class BufferSizing:
             fitting = (1 << batches.bit_length() >> 1) * self.batch_size
         if self.most_by_default is not None:
             fitting = min(fitting, self.most_by_default)
-        # A factor may be raised later: however large it is, a batch needs no more echoes than it has items.
+        # A factor may be raised later. Even with the largest one, a batch needs no more echoes than it has items.
         return max(fitting, self._least(factor), self.batch_size * self.workers)
 
     def _fitting(self, own: int, room: Room | None) -> int:
-        """Returns how many items may be live where a rank has memory for ``own`` of them, beside what the cache of its node has.
+        """Returns how many items may be live, if a rank has memory for ``own`` of them beside those that its node's cache has.
 
-        Which ones the cache has depends on chance. So it counts only if there is memory for all others. And a buffer that has to
-        be filled first should not be as large as a pass.
+        Chance decides which items the cache has. So the cache counts only if there is memory for all other items. And a buffer
+        that has to be filled first should not be as large as a pass.
         """
         if self.reuse is Reuse.each or room is None or room.not_cached is None or room.not_cached > own:
             return own
         return max(own, self.most or 0)
 
     def remark(self, asked: Asked, room: Room | None) -> str:
-        """Returns why a size does not depend on memory though it should, for people; empty if there is nothing to say."""
+        """Returns a text for people: why a size that should depend on memory does not. It is empty if there is nothing to say."""
         if asked is not None or self.reuse is Reuse.each or (room is not None and self.item_bytes):
             return ""
         unknown = "how much memory is free" if self.item_bytes else f"how much memory live {self.what} take"
@@ -284,13 +292,13 @@ class BufferSize:
         asked: What the user asks for.
         sizing: The sizes by which it is chosen.
         factor: Echo factor at the start.
-        room: Of this rank, as far as it is known.
+        room: The room of this rank, if it is known.
 
     Attributes:
         value: Largest number of live items.
-        is_settled: Whether the value stays. A number that the user asks for always does.
+        is_settled: Whether the value is final. A number that the user asks for always is.
         warning: A message for the user about the estimate; empty if there is none.
-        remark: How a default was chosen if memory could not choose it; empty otherwise.
+        remark: How a default was chosen if it could not be chosen by memory; otherwise empty.
 
     Raises:
         ValueError: What is asked for is impossible.
@@ -317,10 +325,10 @@ class BufferSize:
         self._sizing.check(self._asked, self.value, factor)
 
     def keep(self, size: int | None) -> None:
-        """Goes on with the size of a saved run, unless the user asks for a number.
+        """Keeps the size of a saved run, unless the user asks for a number.
 
         Args:
-            size: The size; None: the run that goes on is no longer bound to one.
+            size: The size. None: the run need not keep a size any more.
         """
         if isinstance(self._asked, int):
             return
@@ -329,20 +337,21 @@ class BufferSize:
             self.value, self.is_settled = size, False
 
     def settle(self, factor: float, room: Room | None, gathered: Callable[[tuple[int, bool]], list[tuple[int, bool]]]) -> str:
-        """Settles on one size with all other ranks.
+        """Agrees with all other ranks on one size.
 
-        That is the size of the saved run, if all ranks have room for it; else the smallest one that a rank has worked out.
+        It is the size of the saved run, if all ranks have room for it. Otherwise it is the smallest size that any rank has.
 
         Args:
             factor: Echo factor now.
-            room: Of this rank.
-            gathered: Returns what all ranks have given it.
+            room: The room of this rank.
+            gathered: Takes a value of this rank, and returns the values of all ranks.
 
         Returns:
-            A message for the user if memory is short and the user does not know it yet; else an empty string.
+            A message for the user if there is too little memory and the user does not know it yet; otherwise an empty string.
 
         Raises:
-            ValueError: What is asked for cannot fill a batch, as another rank has less memory, or there is less than before.
+            ValueError: The memory asked for cannot hold a batch, because another rank has less memory, or less is free than
+                before.
         """
         before, kept = self.value, self._kept
         mine, warning = (before, "") if room is None else self._sizing.size(self._asked, factor, room)

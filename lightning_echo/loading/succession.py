@@ -1,16 +1,16 @@
 """What happens if a user makes a new `EchoLoader` for each epoch: the new one continues the run of the one before.
 
 A hook may return a new `EchoLoader` each time that it is called (``reload_dataloaders_every_n_epochs=1``), or each of several
-short trainings may make one. Each would begin a run of its own, and all would deliver the same part of the data. Nobody tells the
-loader, but there are two signs:
+short trainings may make one. Each loader would begin a run of its own, and all would deliver the same part of the data. Nothing
+tells the loader directly, but there are two signs:
 
 * Lightning tells the epoch to the samplers of a loader. So an `EchoLoader` has a ``batch_sampler`` that receives it
   (`EpochListener`).
-* A loader finds the run of the loader that was made before it over the same data set, while that run is alive
+* A loader finds the run of the loader that was made before it over the same data set, if that run is alive
   (`predecessor_of`). How that run began is known as long as the data set is alive (`Beginning`).
 
 If a loader is at the start of its run and Lightning tells it a later epoch than the first, it continues the run of its
-predecessor. A warning says if there is no predecessor, or if two trainings begin with the same part of the data.
+predecessor. The loader warns if there is no predecessor, or if two trainings begin with the same part of the data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Beginning", "EpochListener", "Succeeding", "predecessor_of"]
 
 @dataclass
 class Beginning:
-    """How a run began. It tells whether a later run delivers the same, and it does not keep the loader alive.
+    """How a run began. It shows whether a later run delivers the same batches, and it does not keep the loader alive.
 
     Attributes:
         epochs: Number of epochs that were begun.
@@ -74,7 +74,7 @@ class EpochListener:
 def predecessor_of(run: Run, loader: Any) -> Run | None:
     """Returns the run of the loader that was made last over the same data, if that run is alive.
 
-    Remembers ``run`` in its place. How the earlier run began is noted in ``run.beginning.before``, even if it is not alive.
+    Remembers ``run`` in its place. ``run.beginning.before`` then says how the earlier run began, even if it is not alive.
 
     Args:
         run: Run of the new loader.
@@ -92,6 +92,6 @@ def predecessor_of(run: Run, loader: Any) -> Run | None:
     if last[1].epochs:
         run.beginning.before = last[1]
         return found
-    run.beginning.before = last[1].before  # the last run was never begun: the one before it counts
+    run.beginning.before = last[1].before  # the last run was never begun, so take the one before it
     earlier: Run | None = None if found is None else found.predecessor
     return earlier

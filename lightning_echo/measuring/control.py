@@ -63,17 +63,17 @@ class Observation:
     Attributes:
         epoch: Number of the epoch, from 0.
         factor: Echo factor that was set last.
-        steps: Number of steps that `idle_fraction` and `step_seconds` were measured over: those steps of the epoch that were
-            planned with this factor, from the last decision on. A few steps tell little.
-        idle_fraction: Idle fraction of the job over these steps; None if there are no such steps.
-        step_seconds: Time per step over them, waiting included; None if there are no such steps.
-        costs: Measured costs of the pipeline, of the slowest rank. None if the workers cannot be measured and no step waited.
-        metrics: What is in ``trainer.callback_metrics``, the mean over ranks, without the keys of ``echo/``.
+        steps: Number of steps over which `idle_fraction` and `step_seconds` were measured. They are the steps of the epoch since
+            the last decision that were planned with this factor. A few steps tell little.
+        idle_fraction: Idle fraction of the job over these steps, 0 to 1; None if there are no such steps.
+        step_seconds: Seconds per step over these steps, with the waiting; None if there are no such steps.
+        costs: Measured costs of the pipeline on the slowest rank. None if the workers cannot be measured and no step waited.
+        metrics: The values in ``trainer.callback_metrics``, as means over the ranks, without the keys that begin with ``echo/``.
         logged: Names of the metrics that were logged since the last decision.
         validated: Whether validation has run in this ``fit``, or is switched off.
         moment: When the controller is asked.
         batches: Number of batches of the run so far.
-        idle_low: Lower end of the 95 % interval of `idle_fraction`. None if there are too few steps for one.
+        idle_low: Lower end of the 95 % interval of `idle_fraction`. None if there are too few steps for an interval.
 
     Example:
         >>> seen = Observation(epoch=3, factor=2.0, steps=100, idle_fraction=0.25, step_seconds=0.02, metrics={"val_loss": 0.5})
@@ -132,18 +132,20 @@ class Controller(ABC):
 
     Each rank gives its controller the same observation. The decision of rank 0 is used on all ranks.
 
-    It is asked at the end of each epoch. To be asked within epochs, too, set one of the attributes. They count batches and not
-    optimizer steps, so that accumulated gradients make no difference. With ``epoch_length="full_pass"`` and a known length it is
-    asked only at the ends of epochs, because the Trainer cannot be told a new length within an epoch. At an epoch's last batch it
-    is asked once: at the end.
+    The controller is asked at the end of each epoch. Set one of the attributes if it must be asked within epochs, too:
+
+    * The attributes count batches, not optimizer steps. Gradient accumulation therefore makes no difference.
+    * With ``epoch_length="full_pass"`` and a known length, the controller is asked only at the ends of epochs, because the
+      Trainer cannot be told a new length within an epoch.
+    * At the last batch of an epoch it is asked once: at the end.
 
     Attributes:
-        first_after_steps: In the first epoch of a run, it is asked after this number of steps, if it has not been asked before
-            (`Moment.early`). The first steps tell nothing and are not counted: those whose batches were queued at the start,
-            those that fill the buffer, and ten more. None: it is not asked then.
-        every_n_steps: It is asked each time after this number of batches of an epoch (`Moment.within_epoch`). An epoch that
-            never ends needs this. Each time, the ranks exchange what they have measured. None: it is not asked then.
-        asked_after: Further numbers of batches of the run after which it is asked (`Moment.within_epoch`).
+        first_after_steps: In the first epoch of a run, the controller is asked after this number of steps, if it has not been
+            asked before (`Moment.early`). Three kinds of steps tell nothing and are not counted: the steps whose batches were
+            queued at the start, the steps that fill the buffer, and ten more. None: it is not asked early.
+        every_n_steps: The controller is asked each time after this number of batches of an epoch (`Moment.within_epoch`). An
+            epoch that never ends needs this. Each time, the ranks exchange what they have measured. None: it is not asked then.
+        asked_after: The controller is also asked after these numbers of batches of the run (`Moment.within_epoch`).
 
     Example:
         >>> class Halve(Controller):
@@ -159,7 +161,11 @@ class Controller(ABC):
 
     @abstractmethod
     def decide(self, observation: Observation) -> Decision:
-        """Returns the factor from now on: from the next epoch on at the end of an epoch, as nearly as queues allow."""
+        """Returns the factor from now on. Batches that are planned already keep their factor.
+
+        Args:
+            observation: What is known now.
+        """
 
     def initial_factor(self) -> float | None:
         """Returns the factor of the first epoch; None leaves the factor that the loader has."""
@@ -173,7 +179,7 @@ class Controller(ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint has to save: plain types and tensors."""
+        """Returns what a checkpoint has to save, in plain types and tensors."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027 (a controller without state has nothing to load)
@@ -186,7 +192,7 @@ def state_by_kind(controller: Controller) -> dict[str, Any]:
 
 
 def load_state_by_kind(controller: Controller, state: dict[str, Any]) -> None:
-    """Restores the state that `state_by_kind` returned; it ignores the state of another class of controller."""
+    """Restores the state that `state_by_kind` returned. It ignores the state of another class of controller."""
     name = type(controller).__name__
     if (own := entry(state, name, dict | None, None)) is not None:
         controller.load_state_dict(own)

@@ -22,26 +22,28 @@ __all__ = ["MetricGuard"]
 
 
 class MetricGuard(Controller):
-    """Puts a ceiling on another controller's factor, which it lowers while a metric gets no better.
+    """Limits the factor of another controller. While a metric gets no better, it lowers this limit, the *ceiling*.
 
-    A *check* is a decision before which the metric was logged anew. It is asked whenever the other controller is, also within
-    epochs, and the ceiling holds there, too.
+    The guard is asked whenever the other controller is asked, also within epochs. The ceiling applies there, too. A *check* is a
+    decision before which the metric was logged again.
 
+    * At first there is no ceiling. It begins at the echo factor at the first time that it is lowered.
     * After ``patience`` checks in a row without improvement, the ceiling is multiplied by ``shrink``.
-    * After ``patience`` checks in a row with improvement, it is divided by ``shrink``, until it is back at its first value and
-      ends.
+    * After ``patience`` checks in a row with improvement, the ceiling is divided by ``shrink``. When it is back at the value that
+      it began with, there is no ceiling any more.
 
     Args:
         controller: The controller to guard.
         monitor: Name of a logged metric.
         mode: ``"min"`` if a smaller value is better, ``"max"`` if a larger one is.
         patience: Number of checks in a row, >= 1.
-        min_delta: An improvement on the best value so far must be larger than this, >= 0.
-        shrink: Factor of the ceiling, in (0, 1).
+        min_delta: The metric has improved if it is better than its best value so far by more than this, >= 0. In the metric's
+            unit.
+        shrink: The number that the ceiling is multiplied by, in (0, 1).
 
     Raises:
         TypeError: ``controller`` is not a controller, or an option is not a number.
-        ValueError: An option has an impossible value. `decide` raises it, too, if no metric named ``monitor`` is ever logged.
+        ValueError: An option has an impossible value. `decide` also raises it if no metric named ``monitor`` is logged.
 
     Example:
         >>> from lightning_echo.measuring.schedule import FactorSchedule
@@ -79,8 +81,8 @@ class MetricGuard(Controller):
         self._best: float | None = None
         self._row = 0  # checks in a row: positive with improvement, negative without
         self._ceiling = math.inf
-        self._first_ceiling = math.inf  # raised to this value, the ceiling ends
-        self._missing = 0  # decisions of this process before which the metric should have been logged, and was not
+        self._first_ceiling = math.inf  # when the ceiling is back at this value, it ends
+        self._missing = 0  # decisions of this process before which the metric should have been logged, but was not
 
     def __repr__(self) -> str:
         options = f"monitor={self.monitor!r}, mode={self.mode!r}, patience={self.patience}"
@@ -113,7 +115,7 @@ class MetricGuard(Controller):
         return Decision(self._ceiling, Reason.guarded, message)
 
     def _look(self, observation: Observation) -> str:
-        """Moves the ceiling if the metric has a new value, and returns the metric in words."""
+        """Moves the ceiling if the metric has a new value, and returns a text about the metric."""
         value = observation.metrics.get(self.monitor)
         if value is None:
             self._check_known(observation)
@@ -123,7 +125,7 @@ class MetricGuard(Controller):
         return self._check(value, observation.factor) if is_new else f"{self.monitor} {value:.4g} is not new"
 
     def _check_known(self, observation: Observation) -> None:
-        """Raises if the metric was missing at the ends of two epochs. Within an epoch it need not have been logged.
+        """Raises a ValueError if the metric was missing at the ends of two epochs. Within an epoch it need not be logged.
 
         A metric that the module logs in its own ``on_train_epoch_end`` is known to callbacks one epoch late.
         """

@@ -1,9 +1,9 @@
 """torchmetrics for fresh and echoed examples and for the job's idle fraction, with their reductions over ranks.
 
 The steps of a job are synchronous: if one rank waits, all ranks wait. So the idle time of a step is the longest wait of any rank.
-Neither the mean nor the maximum of the ranks' own idle fractions is that of the job. `IdleFraction` therefore stores the waits of
-an epoch, and the ranks join them once: step by step the longest wait and whose it was. What travels, and what each rank holds,
-is one number per step, however many ranks there are.
+The idle fraction of the job is neither the mean nor the maximum of the idle fractions of its ranks. Therefore `IdleFraction`
+stores the waits of an epoch, and the ranks join them once: for each step, the longest wait and the rank that had it. Each rank
+sends and holds one number per step, no matter how many ranks there are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["EchoCounter", "IdleFraction", "JobSteps", "idle_low", "job_steps"]
 # came in bursts (periods 2 to 32) or had heavy tails, and in 4.5 % with a correlation of 0.95 from step to step. More blocks were
 # wrong more often, up to 21 %, and so was a bootstrap over blocks, up to 17 %.
 _BLOCKS, _QUANTILE = 5, 2.776
-_LEAST_PER_BLOCK = 2  # steps: of single steps, nothing could be told about what follows upon what
+_LEAST_PER_BLOCK = 2  # steps: blocks of a single step would not show how the waits of neighbouring steps depend on each other
 
 
 class JobSteps(NamedTuple):
@@ -67,8 +67,8 @@ def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor) -> JobSteps:
 
     Args:
         longest: The longest wait of any rank before each step, seconds, shape (steps,).
-        rank: Whose wait it was, the same shape.
-        seconds: Seconds from step to step on the rank on which they took longest, the same shape.
+        rank: The rank that had this wait, the same shape.
+        seconds: Seconds from step to step on the rank whose steps took longest in sum, the same shape.
     """
     total, count = float(seconds.sum()), len(longest)
     idle = min(float(longest.sum()), total)
@@ -78,15 +78,15 @@ def _of_joined(longest: Tensor, rank: Tensor, seconds: Tensor) -> JobSteps:
 
 
 def _join(per_step: Tensor, group: Any = None) -> list[Tensor]:
-    """Joins the steps of all ranks by reductions: to gather them would take 3.3 GB for 100,000 steps of 4,096 ranks.
+    """Joins the steps of all ranks by reductions. Gathering them would take 3.3 GB for 100,000 steps of 4,096 ranks.
 
     Args:
         per_step: Seconds waited, and seconds from step to step, of this rank, shape (2, steps).
         group: The process group; None: all ranks.
 
     Returns:
-        One tensor, in a list as torchmetrics wants it, shape (3, steps), float64: the longest waits, whose they were, and the
-        seconds of the rank on which the steps took longest.
+        One tensor, in a list as torchmetrics wants it, shape (3, steps), float64. Its rows are the longest waits, the ranks that
+        had them, and the seconds of the rank whose steps took longest in sum.
 
     Raises:
         ValueError: The ranks have made different numbers of steps.
@@ -112,7 +112,7 @@ _LAST_RANK = 2**_RANK_BITS - 1
 
 
 def _marked(seconds: Tensor, rank: int) -> Tensor:
-    """Returns times as whole numbers of which the largest also says whose it is; of equal ones that of the lowest rank."""
+    """Returns times as integers that also hold the number of the rank. Of equal times, that of the lowest rank is the largest."""
     marked: Tensor = ((seconds * 1e9).round().long() << _RANK_BITS) | (_LAST_RANK - rank)
     return marked
 
@@ -122,11 +122,11 @@ def _largest(values: Tensor, group: Any) -> None:
 
 
 def idle_low(waited: Tensor, seconds: Tensor) -> float | None:
-    """Returns the lower end of the 95 % interval of the idle fraction: how little the waiting may be by chance.
+    """Returns the lower end of the 95 % interval of the idle fraction.
 
-    The waits of neighbouring steps are not independent: workers hand over several batches in a row. So the steps are cut into a
-    few long blocks, whose sums nearly are (batch means). The idle fraction is a ratio of two sums, so that its error follows from
-    what each block waited more than that share of its time.
+    The waits of neighbouring steps are not independent, because workers deliver several batches in a row. So the steps are cut
+    into a few long blocks. The sums over these blocks are nearly independent (batch means). The idle fraction is a ratio of two
+    sums. Its error follows from the differences between the waiting of each block and the mean share of the block's time.
 
     Args:
         waited: Seconds that the job waited before each step, shape (steps,).
@@ -155,10 +155,10 @@ def idle_low(waited: Tensor, seconds: Tensor) -> float | None:
 
 
 class IdleFraction(Metric):
-    """Share of a job's training time in which it waited for input.
+    """Share of a job's training time in which it waited for input, 0 to 1.
 
-    ``update`` takes the steps of one rank. ``compute`` is over all ranks, which must have made the same number of steps: else it
-    raises a ValueError on all of them. There may be up to 65,536 ranks.
+    ``update`` takes the steps of one rank. ``compute`` joins all ranks. If they have made different numbers of steps, it raises a
+    ValueError on all of them. There may be up to 65,536 ranks.
 
     Example:
         >>> idle = IdleFraction()
@@ -184,7 +184,7 @@ class IdleFraction(Metric):
             seconds: Seconds from step to step, shape (steps,).
 
         Raises:
-            ValueError: They are not equally long.
+            ValueError: The two are not equally long.
         """
         if len(waited) != len(seconds):
             raise ValueError(f"waited and seconds must be equally long, got {len(waited)} and {len(seconds)} steps")
@@ -198,7 +198,7 @@ class IdleFraction(Metric):
         should_sync: bool = True,
         distributed_available: Callable[..., Any] | None = None,
     ) -> None:
-        """Joins the ranks' steps, see torchmetrics: by reductions, where no other ``dist_sync_fn`` is asked for."""
+        """Joins the steps of all ranks, see torchmetrics. Uses reductions, unless another ``dist_sync_fn`` is given."""
         super().sync(dist_sync_fn or self.dist_sync_fn or _join, process_group, should_sync, distributed_available)
 
     def compute(self) -> Tensor:
@@ -209,7 +209,7 @@ class IdleFraction(Metric):
     def steps(self, first: int = 0) -> JobSteps | None:
         """Returns the job's steps from number ``first`` on, or None if there are none.
 
-        Within ``sync_context()`` they are joined over all ranks, else they are those of this rank.
+        Within ``sync_context()`` the steps of all ranks are joined. Otherwise they are the steps of this rank.
         """
         if first >= self.per_step.shape[-1]:
             return None
@@ -222,7 +222,7 @@ class IdleFraction(Metric):
 
 
 class EchoCounter(Metric):
-    """Fresh and echoed examples, over all ranks.
+    """Counts fresh and echoed examples over all ranks.
 
     Example:
         >>> counter = EchoCounter()

@@ -16,10 +16,11 @@ __all__ = ["FactorSchedule"]
 
 
 class FactorSchedule(Controller):
-    """Sets the factor of each epoch: an entry counts from its epoch on, until the next entry.
+    """Sets the factor of each epoch. An entry applies from its epoch on, until the next entry.
 
     Args:
-        factors: Epoch -> echo factor. Before the first entry the factor is not changed.
+        factors: A mapping from the number of an epoch, from 0, to its echo factor. Before the first entry the factor is not
+            changed.
 
     Raises:
         TypeError: ``factors`` is not a mapping, an epoch is not an integer, or a factor is not a number.
@@ -38,18 +39,21 @@ class FactorSchedule(Controller):
     def from_summary(cls, path: str | PathLike[str]) -> FactorSchedule:
         """Returns a schedule that replays the decisions of an earlier run batch by batch.
 
-        The run gets the very batches of the earlier one, also if it is resumed in between, if these are the same: data, seed,
-        batch size, number of ranks, insertion point, buffer size, reuse, epoch length and number of workers. (If whole batches
-        are echoed, the number of workers may differ.) ``prefetch_factor`` may be smaller, but not larger, since a factor that
-        was decided on within an epoch would come too late; with several loaders it must be the same. The length of epochs
-        may differ with ``epoch_length="fixed"``.
+        The run gets exactly the batches of the earlier run, also if it is resumed, under these conditions:
+
+        * Data, seed, batch size, number of ranks, insertion point, buffer size, ``reuse`` and ``epoch_length`` are the same.
+        * The number of workers is the same. If whole batches are echoed, it may differ.
+        * ``prefetch_factor`` is the same or smaller. If it were larger, a factor that was decided on within an epoch would come
+          too late. With several loaders it must be the same.
+
+        With ``epoch_length="fixed"``, the number of steps in an epoch may differ.
 
         Args:
             path: An ``echo_summary.json``, which `EchoCallback` writes. All ranks must be able to read it.
 
         Raises:
-            ValueError: The file is damaged, does not tell how the run began, or holds a factor that somebody else than the
-                controller has set.
+            ValueError: The file is damaged, or does not tell how the run began, or holds a factor that was not set by the
+                controller.
         """
         return _Replay(path)
 
@@ -71,7 +75,7 @@ class FactorSchedule(Controller):
 
 
 class _Replay(FactorSchedule):
-    """Decides what an earlier run has decided, after the same batches.
+    """Makes the same decisions as an earlier run, after the same batches.
 
     Args:
         path: The earlier run's ``echo_summary.json``.

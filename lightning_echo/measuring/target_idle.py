@@ -1,12 +1,12 @@
 """`TargetIdle`: chooses the smallest echo factor that feeds the device.
 
 It predicts with the cost model, measures, and corrects the prediction. If the device waits although the model says that it should
-not, the host is taken to be as slow as it was measured. So the first decision is close, and the second one is right.
+not, the controller takes the host to be as slow as it was measured. So the first decision is close, and the second one is right.
 
-* In the first epoch it decides early, so that the epoch is not lost. By then little has been measured, so that it only raises
-  the factor, and only if the waiting is no chance.
+* In the first epoch it decides early, so that the epoch is not lost. Little has been measured at that time. So it only raises the
+  factor, and only if the waiting is more than chance.
 * Epochs that are too short to be judged alone are joined (`RecentSteps`).
-* A larger factor that brought far less than predicted is taken back (`Trials`).
+* If a larger factor brought far less than predicted, the controller goes back to the factor before (`Trials`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["AIM", "LARGE_FACTOR", "NO_GAIN_HELPS", "TARGET", "TargetIdle", "reco
 
 TARGET = 0.05  # idle fraction to stay under
 LARGE_FACTOR = 8.0  # with larger ones not all tasks of docs/evidence.md learn as much from a step, see `TargetIdle`
-# Times the factor that just feeds the device: a little jitter must not bring idle over the target again. With 1.1, rounding up
-# could bring the factor more than 10 % over the smallest one that is enough.
+# The factor that just feeds the device is multiplied by this, so that a little jitter does not bring idle over the target again.
+# With 1.1, rounding up could bring the factor more than 10 % over the smallest one that is enough.
 AIM = 1.07
-FIRST_AFTER_STEPS = 50  # enough to see a starved device, and hardly any time beside that of an epoch which is worth raising it in
+FIRST_AFTER_STEPS = 50  # enough to see a starved device, and little time compared with an epoch in which a new factor pays
 _CHANGE = 1.1  # while idle is under the target, the factor is not lowered by less than this
 _NEAR_TARGET = 2.0  # up to this many times the target is a little waiting
 _LATELY = 16  # steps in which a device that waits can be seen to wait, also if several batches come at once
@@ -40,24 +40,27 @@ NO_GAIN_HELPS = "if single reads are far slower than the others, a larger prefet
 class TargetIdle(Controller):
     """Chooses the smallest echo factor that brings the idle fraction under a target.
 
-    The default maximum is 8. Every further use of the same data teaches less. The paper finds an upper bound, which differs
-    between tasks and grows with the batch size: beyond it, training needs more fresh examples again, not fewer (Choi et al.
-    2019, arXiv 1907.05550, experiments on the upper bound of the echo factor). In this project's own small runs
-    (docs/evidence.md), with ``reuse="memory"``, factor 8 took 1.10 times the optimizer steps of training without echoing in a
-    language model and 0.86 times with rendered characters; factor 16 took 2.6 times and 1.12 times.
+    The default maximum is 8, because every further use of the same data teaches less. The paper finds an upper bound of the echo
+    factor. Above this bound, training needs more fresh examples again, not fewer. The bound differs between tasks, and grows with
+    the batch size (Choi et al. 2019, arXiv 1907.05550, experiments on the upper bound of the echo factor). In this project's own
+    small runs with ``reuse="memory"`` (docs/evidence.md), training took this many times the optimizer steps of training without
+    echoing:
 
-    A larger factor does not help if single reads are far slower than the others. A larger factor that brought less than half of
-    the predicted gain is taken back. The factor before it is then kept until the measured costs have changed.
+    * factor 8: 1.10 times in a language model, 0.86 times with rendered characters;
+    * factor 16: 2.6 times in the language model, 1.12 times with the characters.
+
+    A larger factor does not help if single reads are far slower than the others. If a larger factor brought less than half of the
+    predicted gain, the controller goes back to the factor before. It keeps that factor until the measured costs have changed.
 
     Args:
         target: Idle fraction to stay under, in (0, 1).
         min_factor: Smallest factor to choose, >= 1.
-        max_factor: Largest factor to choose.
-        first_after_steps: In the first epoch it decides after this number of steps, see `Controller.first_after_steps`. It then
-            only raises the factor, and only if the lower end of the idle fraction's 95 % interval lies above the target. Fewer
-            than ten steps have no interval. None: at the ends of epochs only.
-        every_n_steps: It also decides each time after this number of batches of an epoch, as at the end of an epoch. An epoch
-            that never ends needs this: otherwise the first decision is the only one. None: it decides at the ends of epochs.
+        max_factor: Largest factor to choose, >= ``min_factor``.
+        first_after_steps: In the first epoch, the controller decides after this number of steps, see
+            `Controller.first_after_steps`. It then only raises the factor, and only if the lower end of the 95 % interval of the
+            idle fraction is above the target. Fewer than ten steps have no interval. None: it does not decide early.
+        every_n_steps: The controller also decides each time after this number of batches of an epoch, as at the end of an epoch.
+            An epoch that never ends needs this: otherwise the early decision is the only one. None: it does not do so.
 
     Raises:
         TypeError: An option is not a number, or a number of steps is not an integer.
@@ -120,7 +123,7 @@ class TargetIdle(Controller):
         return replace(decision, factor=max(decision.factor, observation.factor)) if is_early else decision
 
     def _note(self, observation: Observation) -> tuple[Observation, Observation]:
-        """Adds an observation, and returns it joined with the last few steps, and with as many as are judged together."""
+        """Adds an observation. Returns it joined with the last few steps, and joined with all steps that are judged together."""
         if observation.idle_fraction is not None and observation.steps:
             self._trials.add(observation)
         return self._lately.joined(observation), self._recent.joined(observation)
@@ -150,14 +153,14 @@ class TargetIdle(Controller):
         return decision
 
     def _back(self, measured: str, taken_back: TakenBack) -> Decision:
-        """Returns to the factor before, since a larger one has brought too little."""
+        """Decides to go back to the factor before, because a larger one has brought too little."""
         before, tried = taken_back.before, taken_back.tried
         share = percent(max(0.0, share_gained(before, tried) or 0.0))
         why = f"factor {tried.factor:g} instead of {before.factor:g} brought {share} of the predicted gain; {NO_GAIN_HELPS}"
         return self._within_bounds(before.factor, Reason.no_gain, f"{measured}: {why}")
 
     def _lower(self, factor: float, measured: str, costs: PipelineCosts | None) -> Decision:
-        """Decides while idle is under the target: a smaller factor, if a much smaller one is enough."""
+        """Decides while idle is under the target: for a smaller factor, if a much smaller one is enough."""
         if costs is None:
             return self._within_bounds(factor, Reason.fits, f"{measured}; how small a factor is enough is not known")
         if self._slowness >= _CHANGE**2 * self._least_slowness:  # the host may have been slow for a while only: halfway back
@@ -173,11 +176,12 @@ class TargetIdle(Controller):
     def _note_waiting(self, costs: PipelineCosts, factor: float, idle: float, step_seconds: float) -> None:
         """Notes how many times slower than its measured costs the host is, while the device waits.
 
-        To be called only if the device has waited lately, too. If the source has become cheaper in the meantime, as where a cache
-        holds what is read again, the means over more steps show a host that is cheap and is waited for all the same.
+        Call it only if the device has also waited lately. The source may have become cheaper in the meantime, for example because
+        a cache now holds what is read again. Then the means over more steps show both: a cheap host, and waiting for it.
 
-        Nor does a little waiting tell how slow a host is that has much time to spare, by all that is known: a hand-over that was
-        late takes as long at any factor. Taken for the host's speed, it would keep the factor where it is for good.
+        If the host has much time to spare by its measured costs, a little waiting does not show how slow it is. The hand-over of
+        a batch may have been late, and that takes as long at any factor. If this counted as the speed of the host, the factor
+        would never be lowered.
         """
         if costs.workers and (host := costs.host_seconds(factor)):
             # While the device waits, the host takes as long as a step lasts; at the target it would take less.
@@ -188,19 +192,19 @@ class TargetIdle(Controller):
             self._least_slowness = max(self._least_slowness, min(enough / host, self._slowness))
 
     def _raise(self, factor: float, measured: str, costs: PipelineCosts) -> Decision:
-        """Decides while idle is over the target: a larger factor, if that helps."""
+        """Decides while idle is over the target: for a larger factor, if that helps."""
         wanted = max(self._aim(costs), round_up(factor * AIM))
         if wanted > self.max_factor and (not costs.workers or not math.isfinite(wanted)):
             return self._within_bounds(factor, *_why_not(costs.slower(self._slowness), self.target, measured))
         return self._within_bounds(wanted, Reason.starved, f"{measured}: a factor of {wanted:g} feeds the device")
 
     def _aim(self, costs: PipelineCosts) -> float:
-        """Returns a factor slightly above the one that just feeds the device; 1 if fresh examples alone feed it."""
+        """Returns a factor slightly above the one that just feeds the device. It is 1 if fresh examples alone feed the device."""
         balance = costs.slower(self._slowness).feeding_factor(self.target)
         return round_up(balance * AIM) if balance > 1 else 1.0
 
     def _within_bounds(self, factor: float, reason: Reason, message: str) -> Decision:
-        """Returns a decision for the factor, or for the bound that it is beyond."""
+        """Returns a decision for the factor. If the factor is beyond a bound, the decision is for that bound."""
         if factor < self.min_factor:
             return Decision(self.min_factor, Reason.at_minimum, f"{message}; min_factor is {self.min_factor:g}")
         if factor > self.max_factor:
@@ -249,7 +253,7 @@ def _why_not(costs: PipelineCosts, target: float, measured: str) -> tuple[Reason
 
 
 def _unless_most_of_it(costs: PipelineCosts) -> str:
-    """Returns the words for later points whose cost is not known, each with the stages that it would reuse."""
+    """Returns words about the later points whose cost is not known, each with the stages that it would also reuse."""
     redone = InsertionPoint(costs.insertion_point).properties.redone
     words = ""
     for point in costs.later_points_of_unknown_cost():
