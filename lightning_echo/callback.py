@@ -119,6 +119,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
 
     * If the loaders have different factors, ``echo/factor`` is their harmonic mean.
     * There is no ``echo/passes``.
+    * ``echo/recommended_factor`` is logged only if all loaders have the same factor.
     * ``echo/upstream_seconds`` is logged only if all loaders are echoed with the same factor, if all of them or none have
       workers, and if each step takes a batch of each.
     * Each loader has its own ``echo/<name>/factor``, ``echo/<name>/fresh_examples``, ``echo/<name>/echoed_examples`` and

@@ -28,7 +28,7 @@ class PipelineCosts:
     Attributes:
         insertion_point: The name of an `InsertionPoint`, but not ``"auto"``.
         source_seconds: Worker time per batch before the insertion point.
-        rest_seconds: Worker time per batch after it, without collate.
+        rest_seconds: Worker time per batch after the insertion point, without collate.
         collate_seconds: Worker time per batch for collate.
         device_seconds: Time per step in which the device is busy, transfer included.
         workers: Number of worker processes. With 0, loading and training take turns.
@@ -48,13 +48,14 @@ class PipelineCosts:
 
     @classmethod
     def of_waiting(cls, step_seconds: float, idle_fraction: float, factor: float, workers: int = 1) -> PipelineCosts:
-        """Returns the costs of a pipeline whose workers cannot be measured; they follow from the time that steps waited.
+        """Returns the costs of a pipeline whose workers cannot be measured. They follow from the time that steps waited.
 
-        While the device waits, a step lasts as long as the host needs for it. Without workers, the host needs the time waited.
+        While the device waits, a step lasts as long as the host needs for a batch. Without workers, the host needs the time that
+        the device waited.
 
         Args:
-            step_seconds: Time per step, waiting included.
-            idle_fraction: Share of it in which the device waited; clearly more than 0.
+            step_seconds: Time per step, with the waiting.
+            idle_fraction: Share of that time in which the device waited. It must be clearly more than 0.
             factor: Echo factor in force. Whole batches are assumed to be reused.
             workers: Number of worker processes. Only 0 makes a difference: loading and training take turns.
         """
@@ -68,7 +69,7 @@ class PipelineCosts:
 
     @property
     def redone_seconds(self) -> float:
-        """Worker time per batch that no factor saves."""
+        """Worker time per batch that no echo factor saves."""
         return self._total_seconds - self.reused_seconds
 
     @property
@@ -124,7 +125,7 @@ class PipelineCosts:
     def at_later_points(self) -> list[PipelineCosts]:
         """Returns the costs of the same pipeline at each later insertion point whose cost is known, earliest first.
 
-        More of the pipeline is reused there. Echoing after the transfer is left out: the transfer takes no host time.
+        More of the pipeline is reused there. Echoing after the transfer is left out, because the transfer takes no host time.
         """
         source = self.source_seconds + self.rest_seconds
         return [

@@ -1,4 +1,4 @@
-"""``echo_summary.json``: what a run leaves behind for other programs, and for a run that is to replay its decisions."""
+"""``echo_summary.json``: what a run saves for other programs, and for a later run that replays its decisions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class FactorUse:
     """A factor, and the batches that it was used for: from one batch on, until the next `FactorUse`.
 
     Attributes:
-        step: Number of batches of the run after which it was decided on: 0 at the beginning. None: it was not decided on by the
-            controller, but set by somebody else.
-        batch: Number of the first batch of the run with this factor, from 0. With several loaders: by their names.
+        step: Number of batches of the run after which the controller decided on it; 0 at the beginning. None: other code than
+            the controller has set it.
+        batch: Number of the first batch of the run with this factor, from 0. With several loaders: a mapping from their names to
+            such numbers.
         factor: Echo factor.
         reason: The controller's reason, for programs: a value of `Reason`, or empty.
         message: The controller's reason, for people.
@@ -43,9 +44,9 @@ class RunSummary:
 
     Attributes:
         reports: An `EpochReport` for each epoch.
-        decisions: The factors of the run, in order. The first is that of its beginning.
+        decisions: The factors of the run, in order. The first is the factor that the run began with.
         packages: Versions of the packages by name.
-        verdict: What to do, why, and what to paste; None if too little was measured, and in files of before.
+        verdict: What to do, why, and the line to paste. None if too little was measured, and in files of older versions.
 
     Example:
         >>> summary = RunSummary([EpochReport(0, 10, 2.0, 40, 40)], [FactorUse(0, 0, 2.0)], {"lightning_echo": "0.1.0"})
@@ -67,7 +68,7 @@ class RunSummary:
         """Reads the text of a file.
 
         Raises:
-            ValueError: It is not such a text, or that of a later version.
+            ValueError: It is not the text of such a file, or it is of a later version.
         """
         found = json.loads(text)  # a JSONDecodeError is a ValueError
         version = found.get("version") if isinstance(found, dict) else None

@@ -27,10 +27,10 @@ class MetricGuard(Controller):
     The guard is asked whenever the other controller is asked, also within epochs. The ceiling applies there, too. A *check* is a
     decision before which the metric was logged again.
 
-    * At first there is no ceiling. It begins at the echo factor at the first time that it is lowered.
+    * At first there is no ceiling. When it is lowered for the first time, it starts from the echo factor of that moment.
     * After ``patience`` checks in a row without improvement, the ceiling is multiplied by ``shrink``.
     * After ``patience`` checks in a row with improvement, the ceiling is divided by ``shrink``. When it is back at the value that
-      it began with, there is no ceiling any more.
+      it started from, there is no ceiling any more.
 
     Args:
         controller: The controller to guard.

@@ -1,11 +1,12 @@
 """Short epochs are judged together: `RecentSteps` has the means over about the last hundred steps with one factor.
 
-In an epoch of 16 steps at factor 4, one late batch makes 6 % of idle time, and the device's own time varies by as much from one
-such epoch to the next. A controller that believed each of these epochs would change the factor without need. So:
+In an epoch of 16 steps at factor 4, one late batch makes 6 % of idle time. The device's own time varies by as much from one such
+epoch to the next. A controller that trusted each of these epochs would change the factor without need. So:
 
 * An epoch of fewer than `ENOUGH_STEPS` steps is joined with the epochs before it. A longer one is judged by itself.
-* A new factor begins anew. After waiting, the device's caches are cold, so that even the device's own time depends on the factor.
-* Below `FEWEST_STEPS` steps nothing is known, however many epochs they took.
+* Steps with different factors are never joined. After waiting, the device's caches are cold, so that even the device's own time
+  depends on the factor.
+* Fewer than `FEWEST_STEPS` steps tell nothing, no matter how many epochs they took.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class RecentSteps:
     """The means over the latest steps with one factor.
 
     Args:
-        enough: An epoch of fewer steps is joined with the epochs before it, up to so many steps in all.
+        enough: An epoch of fewer steps is joined with the epochs before it, up to this number of steps in all.
 
     Example:
         >>> recent = RecentSteps()
@@ -54,7 +55,7 @@ class RecentSteps:
     def joined(self, epoch: Observation) -> Observation:
         """Adds an epoch, and returns it joined with the epochs before it that had the same factor.
 
-        An epoch that was not measured is returned as it is, and not added. The means of the result are over its ``steps``: at
+        An epoch that was not measured is returned as it is, and not added. The result has means over its ``steps``. These are at
         most ``enough``, unless the epoch itself has more. A result with fewer than `FEWEST_STEPS` steps has no means.
         """
         if epoch.idle_fraction is None or epoch.step_seconds is None:
@@ -71,7 +72,7 @@ class RecentSteps:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
-        self._joined = observation_from_state(state) if state else None  # which raises a FieldError
+        self._joined = observation_from_state(state) if state else None  # it may raise a FieldError
 
 
 _MEASURED = ("epoch", "factor", "steps", "idle_fraction", "step_seconds")
@@ -98,7 +99,7 @@ def are_of_same_pipeline(one: PipelineCosts, other: PipelineCosts) -> bool:
 
 
 def mean_over_steps(before: Observation, now: Observation, enough: float = math.inf) -> Observation:
-    """Returns the means over the steps of two measured observations, the later one's other fields unchanged.
+    """Returns the means over the steps of two measured observations. The other fields are those of the later one.
 
     Args:
         before: The earlier observation.

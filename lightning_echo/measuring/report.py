@@ -40,38 +40,40 @@ class EpochReport:
         epoch: Number of the epoch, from 0.
         steps: Number of its steps that were measured.
         factor: Echo factor in force at its end.
-        fresh_examples: Fresh examples in the run so far, all ranks.
-        echoed_examples: Echoed examples in the run so far, all ranks.
+        fresh_examples: Fresh examples on all ranks in the run so far.
+        echoed_examples: Echoed examples on all ranks in the run so far.
         passes: Passes over the data in the run so far.
         effective_factor: Uses per fresh example in this epoch.
-        idle_fraction: Share of the epoch's time in which the job waited for input.
-        slowest_rank: The rank that the others waited for most often; None if there is only one.
-        slowest_node: The node of that rank; None if there is only one.
-        data_wait_seconds: Waiting per step.
-        step_seconds: Time per step without waiting.
-        upstream_seconds: Host time per fresh batch, before the insertion point.
-        examples_per_second: Fresh and echoed examples that were delivered on all ranks.
+        idle_fraction: Share of the epoch's time in which the job waited for input, 0 to 1.
+        slowest_rank: The rank that the others waited for most often; None if there is only one rank.
+        slowest_node: The node of that rank; None if there is only one node.
+        data_wait_seconds: Seconds of waiting per step.
+        step_seconds: Seconds per step without the waiting.
+        upstream_seconds: Seconds of the host for a batch of fresh examples, before the insertion point.
+        examples_per_second: Fresh and echoed examples per second that all ranks got.
         recommended_factor: The factor that follows from the measurements.
-        first_batch_seconds: Wait for the epoch's first batch, if workers had to start for it: of the rank that waited longest.
-        cache_hit_fraction: Share of the epoch's fresh examples that the cache had; None without a cache.
+        first_batch_seconds: Seconds that the job waited for the epoch's first batch, if workers had to start for it. The longest
+            wait of any rank counts.
+        cache_hit_fraction: Share of the epoch's fresh examples that the cache had, 0 to 1; None without a cache.
         cached_examples: Examples that the cache of a node holds; None without a cache.
         cache_bytes: Bytes that they take on a node; None without a cache.
-        cache_received_fraction: Share of the epoch's fresh examples that came from another node; None if the cache is not
-            partitioned, like the next one.
-        exchange_fraction: Share of the epoch's time in which a node sent and received examples: of the node for which it was
-            longest.
+        cache_received_fraction: Share of the epoch's fresh examples that came from another node, 0 to 1; None if the cache is not
+            partitioned.
+        exchange_fraction: Share of the epoch's time in which a node sent and received examples, for the node with the largest
+            share; None if the cache is not partitioned.
         cache_hold: What the cache holds of an example; empty without a cache.
         cache_is_full: Whether nothing is added to the cache any more.
-        shared_trainings: Trainings that share the reading, this one among them; None if it does not share, like the next three.
-        peer_wait_fraction: Share of the epoch's time in which a batch waited for another training.
+        shared_trainings: Trainings that share the reading, this one among them. This field and the next three are None if the
+            training does not share.
+        peer_wait_fraction: Share of the epoch's time in which a batch waited for another training, 0 to 1.
         missed_examples: Examples in the run so far that other trainings had and this one did not.
-        saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far: what reading its examples
-            took, but for its own share of that.
+        saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far: the seconds that reading its
+            examples took, without this training's own share of them.
         slowest_training: The training that this one waited for longest in the run so far; empty if it waited for none.
         speedup: Estimated steps per second, relative to factor 1.
         next_factor: The factor that the controller has decided on.
-        reason: Its reason, for programs: a value of `Reason`, or empty without a controller.
-        message: Its reason, for people.
+        reason: The controller's reason, for programs: a value of `Reason`, or empty without a controller.
+        message: The controller's reason, for people.
 
     Example:
         >>> EpochReport(epoch=0, steps=10, factor=2.0, fresh_examples=8, echoed_examples=8, idle_fraction=0.25).logged()

@@ -16,9 +16,9 @@ from lightning_echo.measuring.words import busy, no_workers, number_of, over_las
 __all__ = ["RunVerdict", "advise", "summarize"]
 
 _COLUMNS = 120
-_BUSY_EXCHANGE = 0.5  # share of an epoch: with some waiting for the other nodes, that is what a saturated exchange comes to
+_BUSY_EXCHANGE = 0.5  # share of an epoch: a saturated exchange takes this much, because a node also waits for the others
 _IDLE = 0.1
-# Fresh examples teach more than echoed ones. How many cores and how much memory are free, `StallAnalyzer` finds out.
+# Fresh examples teach more than echoed ones. `StallAnalyzer` finds out how many cores and how much memory are free.
 _FIRST = "; more workers (if there are cores), then a cache (as far as memory reaches) come before echoing"
 
 
@@ -30,9 +30,9 @@ class RunVerdict:
     """The verdict on a training.
 
     Attributes:
-        message: What to do, one sentence.
-        why: The figures that it rests on, in words: three, or fewer if less was measured.
-        next_line: What to paste; empty if nothing is to be changed, or if nothing was measured that says what.
+        message: What to do, in one sentence.
+        why: The figures that lead to it, in words: three, or fewer if less was measured.
+        next_line: The line to paste. Empty if nothing needs a change, or if too little was measured to say what to change.
 
     Example:
         >>> RunVerdict("Do not echo.", ("idle 2 %",)).next_line
@@ -45,12 +45,12 @@ class RunVerdict:
 
 
 def advise(observation: Observation, recommended: Decision, cores: int = 1) -> RunVerdict:
-    """Returns the verdict on a training. It names the steps of its figures, since it stands beside figures of other steps.
+    """Returns the verdict on a training. It names the steps of its figures, because it stands beside figures of other steps.
 
     Args:
-        observation: At the end of the last epoch, joined with the epochs before it if it is short.
-        recommended: What `recommend` returns for it.
-        cores: Cores that a rank may use: no more workers are advised.
+        observation: The observation at the end of the last epoch. If that epoch is short, it is joined with those before it.
+        recommended: What `recommend` returns for this observation.
+        cores: Number of cores that a rank may use. The advice never asks for more workers than this.
 
     Example:
         >>> seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
@@ -89,14 +89,14 @@ def _next_line(observation: Observation, recommended: Decision, workers: int) ->
 
 
 def _wants_workers(observation: Observation, recommended: Decision) -> bool:
-    """Returns whether the first thing to do is to load in worker processes."""
+    """Returns whether the first thing to do is to load data in worker processes."""
     reason, costs = recommended.reason, observation.costs
     is_starved = reason in (Reason.starved, Reason.at_maximum)
     return reason is Reason.no_workers or (is_starved and costs is not None and not costs.workers)
 
 
 def _workers_wanted(observation: Observation, cores: int) -> int:
-    """Returns how many workers prepare a batch in the time of a step, if each takes as long as the training's process does."""
+    """Returns how many workers are needed for a batch per step, if each worker is as fast as the training's process."""
     costs = observation.costs
     if costs is None or not costs.device_seconds:
         return 1
@@ -104,7 +104,7 @@ def _workers_wanted(observation: Observation, cores: int) -> int:
 
 
 def _message(observation: Observation, recommended: Decision, workers: int) -> str:
-    """Returns one sentence: what to do. First of all so many workers are needed, if that is not 0."""
+    """Returns one sentence: what to do. If ``workers`` is not 0, it first asks for this number of workers."""
     idle, factor, steps, reason = observation.idle_fraction, observation.factor, observation.steps, recommended.reason
     if idle is None:
         return "Too few steps were measured for advice."
@@ -175,7 +175,7 @@ def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
 
     Args:
         reports: The reports of its epochs, in order.
-        verdict: What to do; it comes first.
+        verdict: What to do. The summary begins with it.
 
     Example:
         >>> report = EpochReport(0, 10, 1.0, 80, 0, idle_fraction=0.5, data_wait_seconds=0.01, step_seconds=0.01)
@@ -204,7 +204,7 @@ def summarize(reports: Sequence[EpochReport], verdict: RunVerdict) -> str:
 
 
 def _join(lines: Sequence[str]) -> str:
-    """Returns one text; lines after the first are indented, and the rest of a long line is indented further."""
+    """Joins lines to one text. All lines but the first are indented. The rest of a long line is indented further."""
     indents = ["", *["  "] * (len(lines) - 1)]
     return "\n".join(
         fill(line, _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
@@ -259,7 +259,7 @@ def _share_lines(last: EpochReport) -> list[str]:
 
 
 def _epochs_line(reports: Sequence[EpochReport]) -> str:
-    """Returns the line for successive epochs with the same factor, and for the decision at their end."""
+    """Returns the line about successive epochs with the same factor, and about the decision at their end."""
     first, last = reports[0], reports[-1]
     epochs = f"epoch {first.epoch}" if first.epoch == last.epoch else f"epochs {first.epoch} to {last.epoch}"
     waited = sum(report.steps * (report.data_wait_seconds or 0) for report in reports)

@@ -14,9 +14,9 @@ never synchronises. Only the end of an epoch, and a decision within one, wait fo
 The first batch of an epoch is a special case:
 
 * If workers have to start for the epoch, the epoch's time begins when the first batch arrives. The wait for that batch is a
-  figure of its own, since no echo factor shortens it.
-* If the workers live on from the epoch before, the first batch is waited for like any other. The epoch's time begins when the
-  host asks for it. The time between two epochs belongs to neither.
+  figure of its own, because no echo factor makes it shorter.
+* If the workers stay alive from the epoch before, the wait for the first batch counts like any other wait. The epoch's time
+  begins when the host asks for that batch. The time between two epochs belongs to neither.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StepTimes(NamedTuple):
 
     Attributes:
         waited: Time that each step waited for input.
-        seconds: Time of each step, waiting included.
+        seconds: Time of each step, with the waiting.
     """
 
     waited: list[float]
@@ -55,7 +55,7 @@ class StepTimes(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A step whose events the device may not have passed yet; times in seconds."""
+    """A step whose events the device may not have passed yet. Times are in seconds."""
 
     waited: float
     paused: float
@@ -65,7 +65,7 @@ class _Pending(NamedTuple):
 
 
 class StepTimer:
-    """Measures how long steps take and wait; its methods are called when something happens around a step.
+    """Measures how long steps take and wait. Its methods are called when something happens around a step.
 
     Args:
         new_event: Makes a `DeviceEvent`. None: only the host's clock is used.
@@ -75,8 +75,8 @@ class StepTimer:
         first_batch_seconds: Wait for the epoch's first batch, if workers had to start for it. None before that batch, and if no
             worker had to start.
         steps: Number of the epoch's steps whose times are known so far.
-        waited_seconds: Sum over these steps.
-        seconds: Sum over these steps.
+        waited_seconds: Seconds that these steps waited for input, in sum.
+        seconds: Seconds that these steps took, with the waiting, in sum.
 
     Example:
         >>> now = iter([0.0, 5.0, 5.75, 5.75, 6.0, 6.25]).__next__
@@ -96,10 +96,10 @@ class StepTimer:
         self.begin_epoch()
 
     def begin_epoch(self, *, goes_on: bool = False) -> None:
-        """Forgets the epoch before.
+        """Begins an epoch, and forgets the epoch before.
 
         Args:
-            goes_on: Whether no worker has to start for the first batch, so that it is waited for like any other.
+            goes_on: Whether no worker has to start for the first batch. The wait for it then counts like any other.
         """
         if self._last_event is not None and not self._pending:
             self._spare.append(self._last_event)
@@ -200,7 +200,7 @@ class StepTimer:
         return event
 
     def _settle(self, step: _Pending) -> None:
-        """Counts a step whose events have passed: of the device's gap before it, as much as the host waited."""
+        """Counts a step whose events have passed. Of the device's gap before it, at most the time that the host waited counts."""
         if step.previous_end is None:  # the first step: the device had nothing to do before it
             waited, seconds = step.waited, step.waited + step.begin.elapsed_time(step.end) / 1e3
         else:

@@ -1,9 +1,9 @@
 """`Trials`: finds out whether a larger factor has brought the predicted gain. If not, the factor before it is the better one.
 
-The cost model knows means only. If single reads take far longer than the others, or if a source hangs at times, the queue of a
-worker stands still. Batches come in order, so the device waits, although the workers are fast enough on average. A larger factor
-makes slow reads a little rarer, and does nothing against a source that hangs. It then brings far less than the model says, but
-still takes away as many fresh examples. So each raise of the factor is judged:
+The cost model knows only means. If single reads take far longer than the others, or if a source hangs at times, one worker
+delivers nothing for a while. Batches come in order, so the device waits, although the workers are fast enough on average. A
+larger factor makes slow reads a little rarer, and does nothing against a source that hangs. It then brings far less than the
+model says, but the training still gets fewer fresh examples. So each raise of the factor is judged:
 
     before ---- raised ----> tried ---- too little gained ----> back at the factor before, and kept there
                                                                             |
@@ -13,9 +13,9 @@ A source that has become slower in the meantime does not count as a failure of t
 
 * If the workers have measured that it is slower, their costs explain the waiting.
 * If it was slow for an epoch only, that epoch is in the worst of the stretches that are compared. The worst one is left out.
-* If it stays slower, and no clock shows it, going back to the factor before shows it.
+* If it stays slower, but the measured costs do not show it, then the return to the factor before shows it.
 
-A raise that was taken back stays so until the costs have changed.
+A raise that was taken back is not made again until the costs have changed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from lightning_echo.saved import entry, inside, rows
 __all__ = ["TakenBack", "Trials", "share_gained"]
 
 _STRETCH_STEPS = ENOUGH_STEPS // 2  # steps of a stretch, whose idle fractions are compared; a longer epoch is one stretch
-# Stretches and steps that a verdict needs: with fewer of them, a few slow reads more or less decide.
+# Stretches and steps that a verdict needs. With fewer of them, it would depend on a few slow reads.
 _STRETCHES, _STEPS = 3, 10 * ENOUGH_STEPS
 # A smaller share of the predicted gain is too little: at factor 4 learning takes 1.57 to 1.75 times the steps (docs/evidence.md),
 # so that about half of the gain of a larger factor is lost again.
 _ENOUGH_GAINED = 0.5
 _ALL_GAINED = 0.75  # this share of the predicted gain counts as all of it: measurements jitter
-_RAISED = 1.25  # a factor raised by less than this times is not judged
-_RAISED_NEAR_TARGET = 1.5  # the same while idle is near the target: jitter is overcome in small steps
+_RAISED = 1.25  # a raise is judged only if the factor was multiplied by at least this
+_RAISED_NEAR_TARGET = 1.5  # the same while idle is near the target, where small raises overcome jitter
 _NEAR_TARGET = 2.0  # near the target is up to this many times the target
-_EXPLAINED = 1.5  # waiting up to this many times what today's costs predict counts as explained: no clock sees all of it
+_EXPLAINED = 1.5  # waiting up to this many times what the present costs predict counts as explained: no clock sees all of it
 _CHANGED = 1.5  # costs that differ by less than this factor count as equal
 
 
@@ -80,16 +80,16 @@ class Trials:
 
     @property
     def taken_back(self) -> TakenBack | None:
-        """The raise that was taken back, or None; None also if the raise was right after all."""
+        """The raise that was taken back. None if there is none, or if that raise was right after all."""
         return None if self._taken_back is None or self._taken_back.is_refuted else self._taken_back
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it seems so far that raising the factor has brought too little."""
+        """Whether a raise of the factor seems to have brought too little so far."""
         return self._before_failed_raise() is not None
 
     def add(self, epoch: Observation) -> None:
-        """Adds an epoch that was measured, not joined with others, before the next decision."""
+        """Adds a measured epoch before the next decision. The epoch must not be joined with others."""
         self._add(epoch)
         if len(self._stretches) < _STRETCHES or sum(stretch.steps for stretch in self._stretches) < _STEPS:
             return
@@ -140,7 +140,7 @@ class Trials:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; an empty state is that of a run without raises."""
+        """Restores what `state_dict` returned. An empty state is the state of a run without raises."""
         self._before_raises = rows(state, "raised", observation_from_state, [])
         held = entry(state, "held", tuple[Any, Any, bool] | None, None)
         with inside("held"):
@@ -149,13 +149,14 @@ class Trials:
 
 
 def share_gained(before: Observation, now: Observation) -> float | None:
-    """Returns the share of the predicted gain that a larger factor has brought: the seconds per step that are no longer waited.
+    """Returns the share of the predicted gain that a larger factor has brought. The gain is the waiting that it saves per step.
 
-    The prediction takes the costs measured before, on a host as much slower than these costs as it was then.
+    The prediction uses the costs that were measured before. If the host was slower than these costs then, it assumes the same
+    slowness now.
 
     Args:
-        before: At the smaller factor.
-        now: At the larger factor.
+        before: The observation at the smaller factor.
+        now: The observation at the larger factor.
 
     Returns:
         The share; None if the model predicts no gain, or knows too little.
@@ -175,7 +176,7 @@ def share_gained(before: Observation, now: Observation) -> float | None:
 
 
 def _brought_too_little(before: Observation, now: Observation) -> bool:
-    """Whether a raise has brought too little, and the costs of today do not explain it."""
+    """Whether a raise has brought too little, and the present costs do not explain why."""
     share, explained = share_gained(before, now), _predicted_wait(before, now.costs, now.factor)
     if share is None or explained is None:
         return False
@@ -183,7 +184,7 @@ def _brought_too_little(before: Observation, now: Observation) -> bool:
 
 
 def _judged_again(taken_back: TakenBack, now: Observation) -> TakenBack | None:
-    """Returns the raise that was taken back, refuted if going back was wrong; None if the costs have changed."""
+    """Returns the raise that was taken back, as refuted if going back was wrong. Returns None if the costs have changed."""
     costs = [_relative_cost(each) for each in (taken_back.before, taken_back.tried)]
     if not min(costs) / _CHANGED < _relative_cost(now) < max(costs) * _CHANGED:
         return None
@@ -192,7 +193,7 @@ def _judged_again(taken_back: TakenBack, now: Observation) -> TakenBack | None:
 
 
 def _predicted_wait(before: Observation, costs: PipelineCosts | None, factor: float) -> float | None:
-    """Returns the predicted waiting per step, in seconds, on a host as much slower than its costs as it was before."""
+    """Returns the predicted waiting per step, in seconds. It assumes that the host is still as much slower than its costs."""
     if costs is None or before.costs is None or before.step_seconds is None or not are_of_same_pipeline(before.costs, costs):
         return None
     host = before.costs.host_seconds(before.factor)
@@ -208,6 +209,6 @@ def _relative_cost(observation: Observation) -> float:
 
 
 def _without_worst(stretches: list[Observation]) -> Observation:
-    """Returns the mean over all stretches without the one with the most idle time; a single stretch is returned as it is."""
+    """Returns the mean over all stretches but the one with the most idle time. A single stretch is returned as it is."""
     worst = max(range(len(stretches)), key=lambda i: stretches[i].idle_fraction or 0.0) if len(stretches) > 1 else -1
     return reduce(mean_over_steps, [stretch for i, stretch in enumerate(stretches) if i != worst])

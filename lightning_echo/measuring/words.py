@@ -44,7 +44,7 @@ def number_of(number: float, one: str, several: str) -> str:
 
 
 def over_last(steps: int) -> str:
-    """Returns which steps a figure was measured over; an empty text if their number is not known.
+    """Returns the words for the steps that a figure was measured over. They are empty if the number of steps is not known.
 
     >>> over_last(100), over_last(0)
     (' (last 100 steps)', '')
