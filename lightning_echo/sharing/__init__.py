@@ -1,4 +1,4 @@
-"""Several trainings on a machine, one process that reads (CoorDL's coordinated preparation; TensorSocket, arXiv 2409.18749).
+"""Several trainings on a machine share one process that reads (CoorDL's coordinated preparation; TensorSocket, arXiv 2409.18749).
 
 ::
 
@@ -7,22 +7,31 @@
                           ^                  |                    |
                           +------ low <------+---- cursors <------+      over a Unix socket: JSON, never data
 
-The files in the order in which they build on each other: what a user asks for (`share_config.py`); where readers are found
-(`folder.py`); messages (`wire.py`); an example as bytes (`packing.py`) in memory that all see (`window.py`); whether data is
-the same (`same_data.py`); the reader (`reader/`) and how it is started (`starting.py`); the training's side (`taking/`); one
-reader for the nodes of a Ray cluster (`cluster/`); all of it for one loader (`loader_sharing.py`); a reader by hand, and what
-readers say of themselves (`serving.py`).
+The files, in the order in which they build on each other:
 
-In: a loader with ``share=``. Out: the pipeline that it starts in the place of its own workers.
+* `share_config.py`: what a user asks for
+* `folder.py`: where readers are found
+* `wire.py`: messages
+* `packing.py`: an example as bytes
+* `window.py`: the memory for examples, which all processes see
+* `same_data.py`: whether two trainings have the same data
+* `reader/`: the reader
+* `starting.py`: how a reader is started
+* `taking/`: the training's side
+* `cluster/`: one reader for the nodes of a Ray cluster
+* `loader_sharing.py`: all of it for one loader
+* `serving.py`: `serve`, and what readers tell about themselves
+
+In: a loader with ``share=``. Out: the pipeline that it starts in place of its own workers.
 
 May import: the folders that stand before it in the map. A change must not break:
 
-* Of data that is read by index, the example at item ``n`` of the reader's stream follows from the name, the data and ``n``:
-  whoever starts a reader, and however often, it is the same. So a reader that dies loses nothing, as another one goes on at any
-  item. Of anything else, that holds for passes and not for items.
+* If data is read by index, the example at item ``n`` of the reader's stream follows from the name, the data and ``n``. Every
+  reader gives the same example there. So nothing is lost when a reader dies, because another one goes on at any item. For all
+  other data, this is true of passes and not of items.
 * A training takes each item once, in order. With ``behind="wait"`` nothing that it needs is overwritten.
-* Window memory never leaves this folder: examples are copied out before a batch is made of them.
-* Nothing that comes over the socket is unpickled, and nothing of ours listens on a network: with ``cluster="ray"``, Ray does.
+* Window memory never leaves this folder: examples are copied out before a batch is made from them.
+* Nothing that comes over the socket is unpickled. No part of this package listens on a network: with ``cluster="ray"``, Ray does.
 
 Source: Mohan et al. 2021 (arXiv 2007.06775), section 4.3.
 """

@@ -1,7 +1,12 @@
-"""The folder of the user's own in which readers are found: sockets, locks and logs, under the names of what is shared.
+"""The user's folder in which readers are found. It has their sockets, locks and logs, under the names that are shared.
 
-It is ``$LIGHTNING_ECHO_SHARED`` if that is set (containers: a mounted folder), else ``lightning_echo`` in ``$XDG_RUNTIME_DIR``,
-else ``lightning_echo-<uid>`` in the folder for temporary files. Nobody else may read or write it (mode 0700).
+It is the first of these:
+
+1. ``$LIGHTNING_ECHO_SHARED``, if that is set (for containers: a mounted folder),
+2. ``lightning_echo`` in ``$XDG_RUNTIME_DIR``, if that is a folder of this user,
+3. ``lightning_echo-<uid>`` in the folder for temporary files.
+
+Only this user may read or write it (mode 0700).
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ def shared_folder() -> Path:
     """Returns the folder, and makes it if it is not there.
 
     Raises:
-        PermissionError: It is somebody else's, or others may use it.
+        PermissionError: The folder belongs to another user, or other users may use it.
     """
     chosen, runtime = os.environ.get("LIGHTNING_ECHO_SHARED"), os.environ.get("XDG_RUNTIME_DIR")
     if chosen:
@@ -75,10 +80,10 @@ def names() -> list[str]:
 
 
 class FileLock:
-    """A lock between processes and threads; let go by the system when its holder dies (``flock``, one descriptor each).
+    """A lock between processes and threads. The system releases it when its holder dies (``flock``, one descriptor each).
 
     Args:
-        path: The file; it stays.
+        path: The file of the lock. It is not removed.
 
     Attributes:
         is_held: Whether this object holds it.
@@ -106,7 +111,7 @@ class FileLock:
         """Lets go of the lock."""
         if self.is_held:
             self.is_held = False
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor, too
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough: a child that was forked has the descriptor, too
             os.close(self._descriptor)
 
     def __enter__(self) -> FileLock:

@@ -1,4 +1,4 @@
-"""What an `EchoLoader` with ``share=`` has of it: whether its loader can share, and its pipeline when a run starts."""
+"""Sharing for one `EchoLoader` with ``share=``: whether its loader can share, and its pipeline when a run starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def point_of_shared(point: InsertionPoint, unit: Unit) -> InsertionPoint:
         unit: What is shared.
 
     Raises:
-        ValueError: It lies before what is shared.
+        ValueError: The insertion point comes before what is shared.
     """
     if point is InsertionPoint.auto:
         return point if unit.is_of_batch else earliest(Needs.examples)
@@ -63,12 +63,12 @@ class LoaderSharing:
 
     Attributes:
         config: The options.
-        source: What this training takes its examples from: its own loader; or, where that is not read by index, what stands in
-            for it.
+        source: The loader from which this training takes its examples. It is the user's loader if that is read by index, else a
+            loader that takes the reader's items in its place.
 
     Raises:
         ValueError: The loader cannot share.
-        ModuleNotFoundError: Ray is asked for, and not installed.
+        ModuleNotFoundError: ``cluster="ray"`` is given, and Ray is not installed.
     """
 
     def __init__(self, config: ShareConfig, source: Source, *, has_cache: bool) -> None:
@@ -93,12 +93,12 @@ class LoaderSharing:
 
     @property
     def is_replayed(self) -> bool:
-        """Whether any reader finds each item again, so that the order of a run follows from the name."""
+        """Whether each reader gives the same item at the same place, so that the order of a run follows from the name."""
         return self._unit.is_replayed
 
     @property
     def lookahead(self) -> int:
-        """How many batches after the delivered one the thread may have planned."""
+        """How many batches the thread may have planned after the one that was delivered last."""
         return DEPTH + 1
 
     @property
@@ -117,12 +117,12 @@ class LoaderSharing:
 
     @property
     def saved_cpu_seconds(self) -> float:
-        """Processor seconds that reading would have taken this rank beyond its share of the reader's."""
+        """Processor seconds that this rank has saved: those for its own reading, less its share of the reader's."""
         return self._saved_before + (0.0 if self._attachment is None else self._attachment.saved_cpu_seconds)
 
     @property
     def most_factor(self) -> float | None:
-        """The largest factor with which this training takes fresh examples as fast as they can come; None without others."""
+        """The largest factor with which this training takes fresh examples as fast as they come; None if no other one shares."""
         return None if self._attachment is None else self._attachment.most_factor
 
     @property
@@ -136,14 +136,14 @@ class LoaderSharing:
 
         Args:
             choice: The insertion point.
-            layout: How the training cuts and deals out a pass.
+            layout: How the training cuts a pass into batches and divides it among ranks.
             shape: Sizes of the plan, as without sharing.
-            launch: What the run says.
-            rank: Which share of a pass is that of this rank.
-            key: Seed of what the collate function draws.
+            launch: How the run begins.
+            rank: The number of this rank's share of a pass.
+            key: Seed for the random numbers of the collate function.
 
         Raises:
-            ValueError: The ranks cannot share; or other data has this name.
+            ValueError: The ranks cannot share, or another training shares other data under this name.
             TypeError: The loader cannot be sent to the reader.
             ReaderError: No reader could begin.
         """
@@ -166,13 +166,13 @@ class LoaderSharing:
             raise
 
     def start_over_stream(self, start: Callable[[], Pipeline]) -> PacedPipeline:
-        """Attaches to the reader, and starts the pipeline over what stands in for the training's loader.
+        """Attaches to the reader, and starts the pipeline over the loader that takes the reader's items.
 
         Args:
-            start: Starts it.
+            start: Starts the pipeline.
 
         Raises:
-            ValueError: There are several ranks; or other data has this name.
+            ValueError: There are several ranks, or another training shares other data under this name.
             TypeError: The loader cannot be sent to the reader.
             ReaderError: No reader could begin.
         """
@@ -224,8 +224,8 @@ def check_shareable(config: ShareConfig, source: Source) -> None:
     """Refuses a loader that cannot share.
 
     Raises:
-        ValueError: The message says why, and what to do.
-        ModuleNotFoundError: Ray is asked for, and not installed.
+        ValueError: The loader cannot share. The message says why, and what to do.
+        ModuleNotFoundError: ``cluster="ray"`` is given, and Ray is not installed.
     """
     if not hasattr(os, "memfd_create"):
         raise ValueError(f"share={config.name!r} is impossible on this system: it needs Linux. Leave share out")
@@ -243,14 +243,14 @@ def check_shareable(config: ShareConfig, source: Source) -> None:
 
 
 def _why_not(source: Source) -> str:
-    """Says why a loader cannot share, and the way out; empty if it can."""
+    """Returns why a loader cannot share, and what to do instead; empty if it can."""
     if source.shards_itself:
         return "its sampler divides the data among ranks itself. Give it a plain sampler: a loader that shares divides its data"
     return ""
 
 
 def _stream_of(config: ShareConfig, source: Source) -> SharedStream:
-    """Returns what stands in for a stream."""
+    """Returns a stream of the reader's items, in place of the training's own stream."""
     dataset = source.loader.dataset
     return SizedSharedStream(config, len(dataset)) if hasattr(dataset, "__len__") else SharedStream(config)
 
@@ -267,7 +267,7 @@ def _loader_over(stream: SharedStream, loader: Any) -> DataLoader[Any]:
 
 
 def _batches_of(stream: SharedStream, source: Source, unit: Unit) -> SharedBatches:
-    """Returns what stands in for a loader that makes its batches by itself."""
+    """Returns a loader of the reader's batches, in place of a loader that makes its batches itself."""
     if unit is Unit.examples_of_batch:
         return SharedBatches(stream, source.length, None, source.loader.collate_fn)
     size = getattr(source.loader, "batch_size", None)

@@ -1,8 +1,9 @@
-"""Examples as bytes in the window, and what else stands in the place of one: an error of the data set.
+"""Examples as bytes in the window. An error of the data set may stand in the place of an example.
 
-Bytes are records (``caching/record.py``) whose header is JSON: tensors, arrays, images, numbers, strings, bytes, None, and dicts,
-lists and tuples of them. Named tuples and containers that are in an example twice are rewritten first. Anything else is refused,
-with the path to it: pickle could read it, but nothing that another process wrote is unpickled here.
+The bytes are records (``caching/record.py``) whose header is JSON. They can hold tensors, arrays, images, numbers, strings,
+bytes, None, and dicts, lists and tuples of these. Named tuples, and containers that are in an example twice, are rewritten first.
+Anything else is refused, and the message gives the path to it. Pickle could write it, but bytes from another process are never
+unpickled here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from lightning_echo.caching.record import NotPlainError, decode, encode_plain
 
 __all__ = ["END", "ERROR", "Packed", "SharedReadError", "pack", "pack_error", "unpack"]
 
-PLAIN, REWRITTEN, ERROR, END = 0, 1, 2, 3  # kinds; the last has no bytes: it says that a pass has ended
+PLAIN, REWRITTEN, ERROR, END = 0, 1, 2, 3  # kinds. The last one has no bytes and says that a pass has ended
 _MOST_TEXT = 4000  # characters of an error's message
 _NAMED, _TUPLE = "named", "tuple"  # tags of a tuple in a rewritten example
 
@@ -36,14 +37,14 @@ class Packed(NamedTuple):
 
 
 class SharedReadError(RuntimeError):
-    """The data set has raised an exception in the reader, of a type that is not one of Python's own."""
+    """The data set has raised an exception in the reader whose type is not one of Python's own."""
 
 
 def pack(example: Any) -> Packed:
     """Returns an example as bytes.
 
     Raises:
-        TypeError: It has a part that cannot be shared; the message says where.
+        TypeError: A part of the example cannot be shared. The message says where it is.
 
     Example:
         >>> kind, parts, _ = pack({"image": [1.5, 2.0], "label": 7})
@@ -67,11 +68,11 @@ def pack_error(error: Exception) -> Packed:
 
 
 def unpack(kind: int, data: bytearray) -> Any:
-    """Returns the example of these bytes, which are given away.
+    """Returns the example of these bytes. The caller must not use the bytes afterwards.
 
     Raises:
-        Exception: The data set has raised it in the reader: of the same type if it is one of Python's own, else a
-            `SharedReadError`.
+        Exception: The data set has raised an exception in the reader. If its type is one of Python's own, this one has the same
+            type. Otherwise it is a `SharedReadError`.
     """
     found = decode(data, trusted=False, is_copy=True)
     if kind == ERROR:
@@ -84,16 +85,16 @@ def _error_of(found: dict[str, str]) -> Exception:
     if isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
         try:
             return known(found["message"])
-        except TypeError:  # UnicodeDecodeError and the like want more than a message
+        except TypeError:  # UnicodeDecodeError and others need more arguments than a message
             pass
     return SharedReadError(f"{found['module']}.{found['name']}: {found['message']}")
 
 
-# --- what the record knows no form for ------------------------------------------------------------------------------------
+# --- values for which a record has no form --------------------------------------------------------------------------------
 
 
 def _rewritten(value: Any, path: str) -> Any:
-    """Returns a value with containers of its own, and tuples that say which kind they are."""
+    """Returns a copy of a value in which no container is there twice, and each tuple says which kind it is."""
     kind = type(value)
     if kind is dict:
         return {key: _rewritten(part, f"{path}[{key!r}]") for key, part in value.items()}
@@ -142,7 +143,7 @@ def _named(module: str, name: str) -> Any:
 
 
 def _look_up(module: str, name: str) -> Any:
-    """Returns what has this name in a module that was imported already; None if nothing has."""
+    """Returns the object of this name in a module that was imported before; None if there is none."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -1,10 +1,15 @@
-"""Whether two trainings that give one name have the same data: what is compared, and what differs.
+"""Whether two trainings that give the same name have the same data: what is compared, and what differs.
 
-Compared are the chain of data sets (names and lengths), the sampler (class and plain options) and two examples, read under fixed
-seeds: their bytes tell of transforms and of the files behind them. An example that is another one each time it is read tells
-nothing. Of what is not read by index, classes and plain options are compared, and nothing is read.
+If the data is read by index, this is compared:
 
-Not compared are batch size, collate function, ``drop_last``, workers, pinning, and all that belongs to the training.
+* the chain of data sets: names and lengths,
+* the sampler: class and plain options,
+* two examples, read under fixed seeds. Their bytes show other transforms and other files. An example that differs each time it is
+  read is not compared.
+
+For all other data, classes and plain options are compared, and nothing is read.
+
+Batch size, collate function, ``drop_last``, workers, pinning and all other options of the training are not compared.
 """
 
 from __future__ import annotations
@@ -26,13 +31,13 @@ __all__ = ["difference", "print_of"]
 _MOST_TEXT = 1000  # characters
 _PLAIN = (bool, int, float, str, type(None))
 _NOT_COMPARED = ("generator", "data_source")
-_CERTAIN = 5  # readings that must be equal where another thread may draw from the random states now and then
-_LISTENING_SECONDS = 0.05  # one that does so all the time is found out in this time
+_CERTAIN = 5  # readings that must be equal if another thread may draw from the random states now and then
+_LISTENING_SECONDS = 0.05  # a thread that draws all the time is noticed in this time
 _READING = threading.Lock()  # trainings in threads of a process must not seed its random states at the same time
 
 
 def print_of(source: Source) -> dict[str, str]:
-    """Returns what is compared of a loader's data, by name, for people."""
+    """Returns what is compared of a loader's data, as texts by name."""
     if not source.rebuilds:
         loader = source.loader
         dataset = getattr(loader, "dataset", None)
@@ -46,11 +51,11 @@ def print_of(source: Source) -> dict[str, str]:
 
 
 def difference(here: dict[str, str], there: dict[str, str]) -> str:
-    """Returns what differs, for people; empty if nothing does.
+    """Returns what differs, in words; empty if nothing differs.
 
     Args:
-        here: Of the training.
-        there: Of the reader.
+        here: The `print_of` the training's data.
+        there: The `print_of` the reader's data.
 
     Example:
         >>> difference({"data set": "Images of 10"}, {"data set": "Images of 20"})
@@ -77,7 +82,7 @@ def _sampler(source: Source) -> str:
 
 
 def _options(thing: Any, *left_out: str) -> str:
-    """Returns the plain attributes of an object, for people; not those of a ``DataLoader``, which the trainings choose."""
+    """Returns the plain attributes of an object as text; empty for a ``DataLoader``, since each training chooses its options."""
     if isinstance(thing, DataLoader):
         return ""
     plain = {
@@ -89,7 +94,7 @@ def _options(thing: Any, *left_out: str) -> str:
 
 
 def _examples(source: Source) -> str:
-    """Returns a digest of two examples; empty where none can be read here, or reading them again gives others."""
+    """Returns a digest of two examples; empty if none can be read here, or if they differ when they are read again."""
     first = source.readable_index
     if first is None:
         return ""
@@ -104,7 +109,7 @@ def _examples(source: Source) -> str:
 
 
 def _others_draw() -> bool:
-    """Returns whether another thread draws from the random states again and again: then it may do so within each reading."""
+    """Returns whether another thread draws from the random states all the time, so that it may do so during each reading."""
     with preserved_random_states():
         trap = DrawingTrap()
         trap.set()

@@ -1,7 +1,7 @@
 """Starts a reader: a fresh interpreter that gets the parts of the training's loader through a pipe.
 
-Fresh, not forked: a fork would inherit the training's descriptors, threads and devices. What says to a process that it is a
-rank of a job, or which devices it has, is taken out of its environment. It outlives the training that starts it.
+The process is fresh and not forked, because a fork would inherit the training's descriptors, threads and devices. Variables that
+tell a process its rank in a job, or its devices, are removed from its environment. It outlives the training that starts it.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _PROGRAM = "import sys; from lightning_echo.sharing.{}.process import main; main
 _READS = "reads for all trainings of this name"
 _HEAVY_BYTES = 256 * 2**20
 _LOG_TAIL = 2000  # characters of a log that an error shows
-_OF_A_WORKER = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # of Ray: a process with these is no program of its own
+_OF_A_WORKER = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # of Ray: a process with these counts as a worker of Ray
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class ReaderError(RuntimeError):
-    """A reader could not begin, or has died and no other one is to begin."""
+    """A reader could not begin; or it has died, and no other reader follows."""
 
 
 def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], cluster: dict[str, str] | None = None) -> Payload:
-    """Returns what a reader of this loader gets.
+    """Returns what is sent to a new reader of this loader.
 
     Args:
         config: The options of sharing.
         source: The training's loader.
         data_print: What is compared of its data.
-        cluster: Where this node is in a cluster, for one reader over all of its nodes; None: the reader is this node's own.
+        cluster: Where this node is in a cluster whose nodes share one reader; None: this node has a reader of its own.
 
     Raises:
         TypeError: The data set, the sampler or the ``worker_init_fn`` cannot be sent to another process.
@@ -56,7 +56,7 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], 
     try:
         with _main_by_value():
             data = cloudpickle.dumps(parts)
-    except Exception as error:  # whatever an object of the user's raises when it is pickled
+    except Exception as error:  # an object of the user's may raise anything when it is pickled
         raise TypeError(
             f"share={config.name!r} is impossible here: the data set, the sampler or worker_init_fn cannot be sent to the "
             f"reader's process ({type(error).__name__}: {error}). Let the data set open files and connections at its first read; "
@@ -86,7 +86,7 @@ def _by_hand(name: str) -> str:
 
 @contextmanager
 def _main_by_value() -> Iterator[None]:
-    """Lets cloudpickle send what a spawned process has as its main module, as it sends what is defined in ``__main__``."""
+    """Lets cloudpickle send objects of a spawned process's main module in the same way as objects of ``__main__``."""
     main = sys.modules.get("__mp_main__")
     if main is None or main.__name__ == "__main__":
         yield
@@ -120,7 +120,7 @@ def start_reader(name: str, payload: Payload) -> None:
         payload: See `payload_of`.
 
     Raises:
-        ReaderError: It could not begin; the message has the end of its log.
+        ReaderError: The reader could not begin. The message has the end of its log.
     """
     in_cluster = payload.options.get("cluster") is not None
     reads = "reads for all trainings of this name, or relays what another node reads," if in_cluster else _READS
@@ -142,7 +142,7 @@ def start_reader(name: str, payload: Payload) -> None:
     with open(read_end, "rb") as status:
         try:
             process.communicate(payload.to_bytes())
-        except BrokenPipeError:  # it has died: its log says of what
+        except BrokenPipeError:  # it has died: its log says why
             process.wait()
         if status.readline() != READY:
             raise ReaderError(f"the reader of share={name!r} could not begin. The end of its log:\n{log_tail(name)}")
@@ -158,7 +158,7 @@ def log_tail(name: str) -> str:
 
 def _environment() -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in (*_OF_A_RANK, *_OF_A_WORKER)}
-    package = str(Path(__file__).parents[2])  # this package may be one that is not installed
+    package = str(Path(__file__).parents[2])  # this package may not be installed
     environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
     environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment

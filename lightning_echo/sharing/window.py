@@ -1,17 +1,18 @@
 """The window: memory in which the reader's workers put examples, and from which the trainings copy them.
 
-It is a memfd: without a name, so that nothing is left behind, and not bounded by ``/dev/shm``. It cannot be shrunk, and the
-trainings' descriptor cannot write::
+It is a memfd. It has no name, so nothing is left behind, and ``/dev/shm`` does not limit it. It cannot be shrunk, and the
+descriptor of the trainings cannot write::
 
     | header: sizes, low, who waits for whom | index: a row (stamp, offset, bytes) per slot | ring of worker 0 | ring of 1 | ...
 
-* Item ``n`` has slot ``n % slots``. It is there if the stamp of its row is ``n + 1``. The highest byte of its size says its
-  kind. A worker writes the example first, then the row, the stamp last; before it overwrites an example it takes the stamp
-  away. Whoever has copied an example looks at the stamp once more: if it is still there, what was copied is whole.
-* The worker of an item is fixed: ``n // CHUNK``, counted from the first chunk of the window, modulo the workers. Each worker
-  writes its ring from the start to the end, and again. Items of a slot are all one worker's, so that each word has one writer.
-* ``low``, written by the reader, says which items may be overwritten: those below it. A worker that finds no room waits until
-  ``low`` has moved, and says so beside it, so that trainings know whom they wait for.
+* Item ``n`` has slot ``n % slots``. It is there if the stamp of its row is ``n + 1``. The highest byte of its size is its kind. A
+  worker writes the example first, then the row, and the stamp last. Before it overwrites an example, it removes the stamp. A
+  training that has copied an example looks at the stamp again: if it is still there, the copy is whole.
+* Each item has a fixed worker: the number of its chunk ``n // CHUNK``, counted from the first chunk of the window, modulo the
+  number of workers. Each worker writes its ring from the start to the end, again and again. All items of a slot belong to one
+  worker, so each word has only one writer.
+* The reader writes ``low``: items below it may be overwritten. A worker that finds no room waits until ``low`` has moved. It also
+  notes that it waits, so that a training knows for whom it waits.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _ROW = 3  # words of a row: stamp, offset, bytes
 _KIND_SHIFT = 56
 _MOST_SIZE = 2**_KIND_SHIFT - 1
 _ALIGNMENT = 16
-_BYTES_PER_SLOT = 1024  # about: with smaller examples the slots are what bounds the window
-_LOOK_SECONDS = 0.001  # a worker without room looks so often
+_BYTES_PER_SLOT = 1024  # about. With smaller examples, the number of slots limits the window
+_LOOK_SECONDS = 0.001  # time between two looks of a worker that waits for room
 
 
 class TooLargeError(ValueError):
@@ -57,10 +58,10 @@ class Closed(Exception):
 
 
 class Window:
-    """The window as a process sees it: the reader and its workers may write it, the trainings may not.
+    """The window in one process. The reader and its workers may write it, the trainings may not.
 
     Args:
-        descriptor: The memfd; closed with the window.
+        descriptor: The memfd. It is closed with the window.
         can_write: Whether this process may write.
 
     Attributes:
@@ -70,7 +71,7 @@ class Window:
         slots: Rows of the index.
 
     Raises:
-        ValueError: It is no window, or one of another version.
+        ValueError: The memfd is no window, or a window of another version.
     """
 
     def __init__(self, descriptor: int, *, can_write: bool) -> None:
@@ -90,7 +91,7 @@ class Window:
             )
         self._rows: Any = np.frombuffer(self._memory, np.uint64, self.slots * _ROW, _HEADER_BYTES).reshape(self.slots, _ROW)
         self._bytes = memoryview(self._memory)
-        self._row_words = self._bytes[_HEADER_BYTES : _HEADER_BYTES + rows].cast("Q")  # quicker than numpy
+        self._row_words = self._bytes[_HEADER_BYTES : _HEADER_BYTES + rows].cast("Q")  # faster than numpy
 
     @classmethod
     def create(cls, size_bytes: int, workers: int, begin: int) -> Window:
@@ -140,7 +141,7 @@ class Window:
 
     @property
     def slowest_need_nanoseconds(self) -> int:
-        """Time per example of the slowest training that is waited for, if it never waited and used each example once."""
+        """Time per example of the slowest training that the reader waits for, without its own waiting and without echoing."""
         return int(self._words[_NEED])
 
     @slowest_need_nanoseconds.setter
@@ -149,7 +150,7 @@ class Window:
 
     @property
     def slowest_label(self) -> str:
-        """The training that is waited for first, for people; empty if none is."""
+        """The training that the reader waits for first, for people; empty if it waits for none."""
         return self._memory[_HEADER_BYTES - _LABEL_BYTES : _HEADER_BYTES].rstrip(b"\0").decode(errors="replace")
 
     @slowest_label.setter
@@ -170,7 +171,7 @@ class Window:
         return (item // CHUNK - self.begin // CHUNK) % self.workers
 
     def is_blocked(self, item: int) -> bool:
-        """Returns whether the worker of an item waits for room, so that it waits for a training."""
+        """Returns whether the worker of an item waits for room, which means that it waits for a training."""
         return bool(self._words[_word(self.worker_of(item), _BLOCKED)])
 
     @property
@@ -180,14 +181,14 @@ class Window:
 
     @property
     def seconds_per_example(self) -> float:
-        """Mean time that the workers together take for an example, seconds: without waiting for room. 0 before the first one."""
+        """Mean time in seconds that all workers together take for an example, without waiting for room. 0 before the first."""
         of_workers = self._words[_OF_WORKERS : _word(self.workers, 0)].reshape(self.workers, _WORDS)
         prepared = int(of_workers[:, _PREPARED].sum())
         return float(of_workers[:, _NANOSECONDS].sum()) / 1e9 / prepared / self.workers if prepared else 0.0
 
     @property
     def cpu_seconds_per_example(self) -> float:
-        """Mean processor time of the workers for an example, seconds. 0 before the first one."""
+        """Mean processor time in seconds that the workers take for an example. 0 before the first."""
         of_workers = self._words[_OF_WORKERS : _word(self.workers, 0)].reshape(self.workers, _WORDS)
         prepared = int(of_workers[:, _PREPARED].sum())
         return float(of_workers[:, _CPU_NANOSECONDS].sum()) / 1e9 / prepared if prepared else 0.0
@@ -203,7 +204,7 @@ class Window:
         return item
 
     def copy(self, item: int) -> tuple[int, bytearray] | None:
-        """Returns the kind of an item, and a copy of its bytes; None if it is not there, or was overwritten meanwhile."""
+        """Returns the kind of an item, and a copy of its bytes; None if it is not there, or was overwritten during the copy."""
         row, words = item % self.slots * _ROW, self._row_words
         if words[row] != item + 1:
             return None
@@ -217,11 +218,11 @@ class Window:
         return int(self._rows[:, 0].max()) - 1
 
     def close(self) -> None:
-        """Closes the descriptor. The memory goes with the last reference: another thread may look at it just now."""
+        """Closes the descriptor. The memory stays until its last reference ends, because another thread may use it now."""
         os.close(self._descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Hands the window to a process that is spawned."""
+        """Sends the window to a process that is spawned."""
         return _from_spawned, (DupFd(self._descriptor), self._can_write)
 
 
@@ -246,7 +247,7 @@ class Ring:
         is_orphan: Returns whether the reader is gone, so that nobody will make room any more.
 
     Attributes:
-        waited_nanoseconds: For how long it has waited for room.
+        waited_nanoseconds: How long this worker has waited for room.
     """
 
     def __init__(self, window: Window, worker: int, is_orphan: Callable[[], bool] = lambda: False) -> None:
@@ -257,16 +258,16 @@ class Ring:
         self.waited_nanoseconds = 0
 
     def put(self, item: int, kind: int, parts: Sequence[Any], size: int) -> None:
-        """Writes an example, as soon as there is room.
+        """Writes an example as soon as there is room.
 
         Args:
             item: Its item.
-            kind: A number that goes with it, below 256.
+            kind: Its kind, a number below 256.
             parts: Its bytes, in pieces.
             size: Bytes of all pieces.
 
         Raises:
-            TooLargeError: It can never fit.
+            TooLargeError: The example can never fit.
             Closed: The reader ends.
         """
         window = self._window
@@ -303,11 +304,11 @@ class Ring:
         return start
 
     def note_prepared(self, examples: int, nanoseconds: int, cpu_nanoseconds: int) -> None:
-        """Adds to what this worker has prepared, and to the time that it took.
+        """Counts examples that this worker has prepared, and the time that they took.
 
         Args:
-            examples: How many.
-            nanoseconds: Without waiting for room, see `Window.seconds_per_example`.
+            examples: Number of examples.
+            nanoseconds: Time without waiting for room, see `Window.seconds_per_example`.
             cpu_nanoseconds: Processor time of the worker.
         """
         words, at = self._window._words, _word(self._worker, 0)
@@ -316,7 +317,7 @@ class Ring:
         words[at + _CPU_NANOSECONDS] += np.uint64(cpu_nanoseconds)
 
     def _room(self, item: int, needed: int) -> int | None:
-        """Returns where in the ring there is room, after what may be overwritten has gone, as little of it as possible."""
+        """Returns where in the ring there is room. First removes items that may be overwritten, but no more than needed."""
         low, held, window = self._window.low, self._held, self._window
         while True:
             is_free = not held or held[0].item > item - window.slots
@@ -331,7 +332,7 @@ class Ring:
                 row[0] = 0
 
     def _gap(self, needed: int) -> int | None:
-        """Returns where so many bytes fit between what is held; None if nowhere."""
+        """Returns where this number of bytes fits between the held items; None if nowhere."""
         if not self._held:
             return 0
         tail, head, end = self._held[0].start, self._head, self._window.ring_bytes
@@ -341,7 +342,7 @@ class Ring:
 
 
 def _write(descriptor: int, parts: Sequence[Any], size: int, at: int) -> None:
-    """Writes pieces one after the other: in one call as a rule."""
+    """Writes the pieces one after the other, usually in one call."""
     written = os.pwritev(descriptor, parts, at) if len(parts) <= os.sysconf("SC_IOV_MAX") else 0
     if written == size:
         return

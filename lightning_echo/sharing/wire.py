@@ -1,7 +1,7 @@
-"""Messages between a reader and its trainings: JSON objects over a Unix socket that keeps messages apart, and descriptors.
+"""Messages between a reader and its trainings: JSON objects, and descriptors, over a Unix socket that keeps messages apart.
 
-Either side checks that the other is a process of the same user. A message that is no JSON object, or too long, ends the
-connection that it came over, and nothing else. Descriptors come with one message alone, the welcome.
+Each side checks that the other one is a process of the same user. A message that is no JSON object, or that is too long, ends its
+connection and nothing else. Only one message, the welcome, has descriptors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class WireError(ValueError):
-    """A peer has sent what is no message."""
+    """A peer has sent something that is not a message."""
 
 
 class Gone(ConnectionError):
@@ -35,7 +35,7 @@ def new_socket() -> socket.socket:
 
 
 def check_peer(connection: socket.socket) -> int:
-    """Returns the number of the process at the other end; 0 where it lies in another PID namespace.
+    """Returns the number of the process at the other end; 0 if it is in another PID namespace.
 
     Raises:
         PermissionError: It is a process of another user.
@@ -51,8 +51,8 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequen
     """Sends a message.
 
     Raises:
-        Gone: Nobody is at the other end any more.
-        BlockingIOError: The other side takes nothing, and the socket does not wait.
+        Gone: The other side has ended.
+        BlockingIOError: The other side does not receive, and the socket does not wait.
     """
     data = json.dumps(message, separators=(",", ":")).encode()
     assert len(data) <= MOST_BYTES, "a message of ours fits"

@@ -1,5 +1,9 @@
 """The reader: the process that reads and prepares for all trainings that share a name.
 
-`process.py` is what it runs. `loader_parts.py` says what it gets of a loader, `reading.py` and `stream_reading.py` what its
-workers do with that (`worker_start.py` first), `trainings.py` and `server.py` what it knows of its trainings.
+* `process.py`: what the process runs
+* `loader_parts.py`: the parts of a loader that the reader gets
+* `worker_start.py`: what its workers run first
+* `reading.py`, `stream_reading.py`: what its workers do then
+* `trainings.py`, `agreeing.py`: where its trainings stand, and what the ranks of a training agree on
+* `server.py`: the connections to its trainings
 """

@@ -1,9 +1,9 @@
-"""What the ranks of a training take and what they miss, so that it is the same for all of them.
+"""What the ranks of a training take and what they miss: it must be the same for all of them.
 
-A rank asks before it takes a *round*, one item for each rank. The first one that asks settles it. What is still in the window is
-taken, round after round up to the end of what was asked for; it is held for the other ranks for a moment, also where nobody waits
-for this training. What is gone is jumped over, by all ranks from the same round on to the same item. Pure arithmetic, as in
-``trainings.py``.
+A rank asks before it takes a *round*, which has one item for each rank. The answer to the first rank that asks is the answer for
+all. If the round is still in the window, the ranks take it, and all rounds up to the end that this rank asked for. These items
+are held for the other ranks for a moment, even if the reader does not wait for this training. If the round is gone, all ranks
+jump from this round to the same later item. This is pure arithmetic, as in ``trainings.py``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 __all__ = ["HOLD_SECONDS", "Agreement", "Answer"]
 
 HOLD_SECONDS = 0.25
-"""So long is held what the ranks have agreed on and not all have taken. A rank that comes later takes other items."""
+"""How long items are held that the ranks have agreed on and not all have taken. A rank that comes later takes other items."""
 
 
 class Answer(NamedTuple):
     """What a rank is told.
 
     Attributes:
-        is_jump: Whether it goes on at ``item``; else it takes all rounds below ``item``.
+        is_jump: Whether the rank goes on at ``item``. If not, it takes all rounds below ``item``.
         item: An item of the reader's stream.
     """
 
@@ -34,16 +34,16 @@ class Agreement:
     def __init__(self) -> None:
         self._end = 0  # the ranks have agreed on all before
         self._held_since = 0.0
-        self._jumps: list[tuple[int, int]] = []  # from which round to which item, in order
+        self._jumps: list[tuple[int, int]] = []  # (first item of the round, item to go on at), in order
 
     def answer(self, asked: int, end: int, low: int, now: float) -> Answer:
         """Answers a rank.
 
         Args:
-            asked: The first item of the round that it asks for.
-            end: The first item after the rounds that it would take at once.
-            low: Items below may be gone.
-            now: The time, seconds.
+            asked: The first item of the round that the rank asks for.
+            end: The first item after the rounds that the rank would take at once.
+            low: Items below this one may be gone.
+            now: The time in seconds.
 
         Example:
             >>> agreement = Agreement()
@@ -65,11 +65,11 @@ class Agreement:
         return Answer(False, self._end)
 
     def held_from(self, slowest: int, now: float) -> int | None:
-        """Returns the first item that is held; None if none is.
+        """Returns the first item that is held; None if no item is held.
 
         Args:
             slowest: The first item that the slowest of the ranks still needs.
-            now: The time, seconds.
+            now: The time in seconds.
         """
         return slowest if slowest < self._end and now - self._held_since < HOLD_SECONDS else None
 

@@ -2,13 +2,16 @@
 
 What is shared depends on the loader (`unit_of`):
 
-* Data that is read by index: examples, in an order that any reader finds again at any item.
-* A stream: examples, as the workers pull them. Only a reader that begins a pass knows what comes in it.
-* A loader with a batch sampler of its own: the examples of each batch. Each training collates them by itself.
-* Any other loader makes its batches by itself: whole batches.
+* Data that is read by index: examples. Each reader has them in the same order, and can begin at any item.
+* A stream: examples, in the order in which the workers yield them. A reader can only begin at the start of a pass.
+* A loader with a batch sampler of its own: the examples of each batch. Each training collates them itself.
+* Any other loader, which makes its batches itself: whole batches.
 
-Not among the parts: batch size, collate function and ``drop_last``, where the reader makes no batches; pinning; and ``timeout``,
-since the workers wait for trainings.
+These options are not among the parts:
+
+* batch size, collate function and ``drop_last``, if the reader makes no batches,
+* pinning,
+* ``timeout``, since the workers wait for trainings.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ __all__ = ["ReplayedSampler", "Unit", "loader_of", "parts_of", "unit_of"]
 
 
 class Unit(Enum):
-    """What one item of the reader's stream is."""
+    """What an item of the reader's stream is."""
 
     indexed = "an example that is read by its index"
     streamed = "an example of a stream"
@@ -42,12 +45,12 @@ class Unit(Enum):
 
     @property
     def is_replayed(self) -> bool:
-        """Whether any reader finds each item again."""
+        """Whether each reader gives the same item at the same place."""
         return self is Unit.indexed
 
     @property
     def is_of_batch(self) -> bool:
-        """Whether an item is all of a batch."""
+        """Whether an item is a whole batch, or all examples of one."""
         return self in (Unit.examples_of_batch, Unit.batch)
 
 
@@ -87,7 +90,7 @@ def loader_of(parts: dict[str, Any], seed: int) -> Any:
 
     Args:
         parts: See `parts_of`.
-        seed: Of what the sampler draws.
+        seed: Seed for the random numbers of the sampler.
     """
     if "loader" in parts:
         return parts["loader"]
@@ -100,7 +103,7 @@ def loader_of(parts: dict[str, Any], seed: int) -> Any:
 
 
 def _is_plain(loader: Any) -> bool:
-    """Whether this is torch's ``DataLoader``, which is the same when it is made once more from its options."""
+    """Whether this is torch's own ``DataLoader``, so that another one with the same options does the same."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
@@ -109,7 +112,7 @@ def _is_plain(loader: Any) -> bool:
 
 
 def _without_generator(sampler: Any) -> Any:
-    """Returns a copy of a sampler of torch's without its generator: the reader gives it one that follows from the name."""
+    """Returns a copy of torch's sampler without its generator. The reader gives it a generator that follows from the name."""
     copied = copy.copy(sampler)
     if draws_by_itself(sampler) and getattr(copied, "generator", None) is not None:
         copied.generator = None
@@ -117,15 +120,15 @@ def _without_generator(sampler: Any) -> Any:
 
 
 class ReplayedSampler:
-    """A sampler of the user's, of which each reader finds the order of each pass again, whatever it remembers of earlier ones.
+    """A sampler of the user's. Each reader gets the same order for each pass, even if the sampler remembers earlier passes.
 
-    A training sends a sampler that nobody has iterated. When a pass begins that does not follow the one before, the sampler
-    starts anew and yields all passes before it, which reads nothing.
+    A training sends a sampler that was not iterated yet. If a pass begins that does not follow the one before, the sampler starts
+    anew and yields all passes before it. This reads no data.
 
     Args:
         sampler: The user's sampler.
-        dataset: What it refers to and need not be copied.
-        seed: Of what it draws.
+        dataset: The data set that the sampler refers to, which need not be copied.
+        seed: Seed for the random numbers of the sampler.
     """
 
     def __init__(self, sampler: Any, dataset: Any, seed: int) -> None:
@@ -137,7 +140,7 @@ class ReplayedSampler:
         return len(self._untouched)
 
     def set_epoch(self, number: int) -> None:
-        """Is told the number of the pass that begins next."""
+        """Sets the number of the pass that begins next."""
         self._number = number
 
     def __iter__(self) -> Iterator[Any]:
@@ -147,7 +150,7 @@ class ReplayedSampler:
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(mix(self._seed, 0))
             for number in range(self._number):
-                deque(islice(self._begin(number), 2 * len(self)), maxlen=0)  # more than it has, so that its iteration ends
+                deque(islice(self._begin(number), 2 * len(self)), maxlen=0)  # more items than it has, so that its iteration ends
         self._next = self._number + 1
         return self._begin(self._number)
 

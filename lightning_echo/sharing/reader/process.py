@@ -1,8 +1,8 @@
 """What the reader's process runs.
 
-The training that starts it sends the parts of its loader through the pipe that is this process's standard input, never over the
-socket. The process leaves its parent behind, so that it outlives it, and writes one line to the pipe ``STATUS`` when it is ready;
-the end of that pipe without a line says that it could not begin.
+The training that starts the process sends the parts of its loader through a pipe, which is the standard input of the process. It
+never sends them over the socket. The process leaves its parent, so that it outlives the parent. When it is ready, it writes one
+line to the pipe ``STATUS``. If that pipe ends without a line, the reader could not begin.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Payload(NamedTuple):
 
     Attributes:
         paths: Its ``sys.path``, since its modules must be found.
-        options: ``window_bytes``, ``linger_seconds``, ``print``; ``expected``, how many trainings a reader had that has died; and
-            ``cluster``, where this node is in a cluster, if one reader is for all of its nodes.
-        loader: Parts of the loader, by cloudpickle.
+        options: ``window_bytes``, ``linger_seconds``, ``print``; ``expected``: how many trainings a reader had that has died;
+            ``cluster``: where this node is in a cluster whose nodes share one reader.
+        loader: Parts of the loader, pickled by cloudpickle.
     """
 
     paths: list[str]
@@ -47,7 +47,7 @@ class Payload(NamedTuple):
     loader: bytes
 
     def to_bytes(self) -> bytes:
-        """Returns it as it goes through the pipe."""
+        """Returns the bytes that go through the pipe."""
         header = json.dumps({"paths": self.paths, "options": self.options}).encode()
         return _HEADER.pack(len(header)) + header + self.loader
 
@@ -73,7 +73,7 @@ def left_parent() -> Payload:
     """Reads the payload, and goes on in a process that has left its parent."""
     payload = Payload.from_bytes(sys.stdin.buffer.read())
     if os.fork():
-        os._exit(0)  # the training has nobody to wait for
+        os._exit(0)  # so that the training does not wait for this process
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, force=True)
     sys.path[:] = payload.paths
     return payload
@@ -82,12 +82,12 @@ def left_parent() -> Payload:
 def serve_payload(
     name: str, status: int, payload: Payload, elsewhere: Elsewhere | None = None, gather_seconds: float = 0.0
 ) -> None:
-    """Is the reader of a name, with what a training has sent.
+    """Runs the reader of a name, with what a training has sent.
 
     Args:
         name: The name.
         status: Descriptor of the pipe to the training that waits.
-        payload: What it has sent.
+        payload: What the training has sent.
         elsewhere: As in `Server`.
         gather_seconds: As in `Server`.
     """
@@ -122,14 +122,14 @@ def run_reader(
     elsewhere: Elsewhere | None = None,
     gather_seconds: float = 0.0,
 ) -> None:
-    """Is the reader of a name, until the last training has left.
+    """Runs the reader of a name, until the last training has left.
 
     Args:
         name: The name.
         source: The loader.
         data_print: What is compared of the data.
-        window_bytes: Memory for examples.
-        linger_seconds: For how long to stay after the last training has left, seconds.
+        window_bytes: Memory for examples, in bytes.
+        linger_seconds: How long to stay after the last training has left, in seconds.
         expected: As in `Server`.
         when_ready: Called when trainings can come.
         elsewhere: As in `Server`.
@@ -144,8 +144,8 @@ def run_reader(
     listener.bind(new_path)
     listener.listen(socket.SOMAXCONN)
     made = os.stat(new_path).st_ino
-    follows = os.path.exists(path)  # whoever ends removes it
-    os.rename(new_path, path)  # at once there, in the place of one that a reader has left that died
+    follows = os.path.exists(path)  # a reader removes it when it ends, but not when it dies
+    os.rename(new_path, path)  # replaces in one step the socket of a reader that has died
     server = Server(
         listener,
         source,
@@ -164,7 +164,7 @@ def run_reader(
 
 
 def _remove(path: str, made: int) -> None:
-    """Removes the socket, unless it is that of the next reader already."""
+    """Removes the socket, unless the next reader has replaced it."""
     try:
         if os.stat(path).st_ino == made:
             os.unlink(path)
@@ -173,7 +173,7 @@ def _remove(path: str, made: int) -> None:
 
 
 def seed_of(name: str) -> int:
-    """Returns the seed of order and noise: that of the name, so that any reader of that name has it.
+    """Returns the seed for the order and all random numbers. It follows from the name, so each reader of a name has the same.
 
     >>> seed_of("sweep") == seed_of("sweep"), seed_of("sweep") == seed_of("other")
     (True, False)

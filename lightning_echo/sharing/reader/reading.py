@@ -1,13 +1,13 @@
 """What the reader reads, in which order, and how its workers prepare it.
 
 Item ``n`` of the endless stream is slot ``n % length`` of pass ``n // length``. Its index follows from the seed and ``n``, and
-so do the random numbers that are drawn for it. So any reader can begin at any item. Two uses of an index are a third of a pass
-apart at least, or 2^18 items: no training meets an index that it still holds, and none needs to change the order.
+so do the random numbers that are drawn for it. So any reader can begin at any item. Between two uses of an index are at least a
+third of a pass, or 2^18 items. So no training gets an index that it still holds, and none needs to change the order.
 
-Items are asked of the workers in chunks of `CHUNK`, cut at multiples of that number wherever a reader begins: a data set that
-reads many examples at once (``__getitems__``) then draws the same numbers for them. The workers are those of a ``DataLoader``,
-and what it hands out of a chunk is only that it is done: the examples go into the window. Loaders without such an order are read
-by ``stream_reading.py``.
+The workers get items in chunks of `CHUNK`. The chunks are cut at multiples of that number, wherever a reader begins. So a data
+set that reads many examples at once (``__getitems__``) always draws the same numbers for them. The workers are those of a
+``DataLoader``. They put the examples into the window, and the ``DataLoader`` only yields that a chunk is done. Loaders without
+such an order are read by ``stream_reading.py``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _PREFETCHED_CHUNKS = 2  # per worker
 
 
 def distance_of(length: int) -> int:
-    """Returns how many items lie between two uses of an index at least; 0 in passes too short to arrange that.
+    """Returns the least number of items between two uses of an index; 0 if a pass is too short for that.
 
-    Arranging it takes time and memory for each of them, where a pass begins. No training has a buffer of more than the most.
+    Each of these items takes time and memory at the begin of a pass. So there is a limit, and no training has a larger buffer.
     """
     return min(length // 3, _MOST_APART)
 
@@ -51,8 +51,8 @@ def order_of(source: Source, seed: int) -> Order:
     """Returns the order of the reader's items, at its beginning.
 
     Args:
-        source: The loader of which the reader has a copy.
-        seed: Seed of order and noise.
+        source: The reader's copy of the loader.
+        seed: Seed for the order and all random numbers.
     """
     length = len(source.sampler)
     whole = Layout(length=length, replicas=1, batch_size=length, last_batch_size=length, batches_per_pass=1)
@@ -62,11 +62,11 @@ def order_of(source: Source, seed: int) -> Order:
 
 
 class Chunk(NamedTuple):
-    """What a worker is asked for at once.
+    """The items that a worker prepares at once.
 
     Attributes:
-        first: Its first item.
-        skipped: So many items of it are not asked for, since the reader begins after them.
+        first: The first item.
+        skipped: Number of items at the start that are not prepared, since the reader begins after them.
         indices: The index of each item.
     """
 
@@ -76,7 +76,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(order: Order, begin: int) -> Iterator[Chunk]:
-    """Yields chunk after chunk, from the one with item ``begin`` on, without end."""
+    """Yields chunk after chunk without end. The first one contains item ``begin``."""
     first = begin // CHUNK * CHUNK
     order.seek(first)
     while True:
@@ -91,7 +91,7 @@ class Preparation:
     Args:
         dataset: The user's data set.
         window: The window.
-        seed: Seed of order and noise.
+        seed: Seed for the order and all random numbers.
     """
 
     def __init__(self, dataset: Any, window: Window, seed: int) -> None:
@@ -99,7 +99,7 @@ class Preparation:
         self._ring: Ring | None = None
 
     def fetch(self, chunk: Chunk) -> tuple[int]:
-        """Puts the examples of a chunk into the window. Returns how many were read; of no account if the reader ends."""
+        """Puts the examples of a chunk into the window. Returns how many were read; 0 if the reader ends."""
         ring = self._ring or self._begin()
         began, waited, cpu = time.perf_counter_ns(), ring.waited_nanoseconds, time.process_time_ns()
         try:
@@ -129,7 +129,7 @@ class Preparation:
         self._seeding.seed(EXAMPLE, item)
         try:
             example = self._load(index)
-        except Exception as error:  # the data set's own: every training gets it at this item
+        except Exception as error:  # an error of the data set: every training gets it at this item
             self._put_error(item, error, f"(reading example {index!r} of the data set)")
         else:
             self._put(item, index, example)
@@ -174,15 +174,15 @@ def _as_it_is(result: Any) -> Any:
 
 
 class Reading:
-    """Workers at work: from one item on, into one window.
+    """The workers of a reader, which prepare examples from one item on and put them into one window.
 
     Args:
-        source: The loader of which the reader has a copy.
-        seed: Seed of order and noise.
+        source: The reader's copy of the loader.
+        seed: Seed for the order and all random numbers.
         begin: The first item.
-        window_bytes: Memory for examples.
-        when_lost: Called, in another thread, with the error if the workers cannot go on.
-        sockets: Descriptors of the reader's that a worker closes.
+        window_bytes: Memory for examples, in bytes.
+        when_lost: Called with the error if the workers cannot go on, in another thread.
+        sockets: Descriptors of the reader's sockets, which a worker closes.
 
     Attributes:
         window: Where the examples are put.
@@ -217,7 +217,7 @@ class Reading:
         self._thread.start()
 
     def _pump(self) -> None:
-        """Takes what the workers have done, so that they are asked for more."""
+        """Takes the results of the workers, so that they get more to do."""
         try:
             for _ in self._chunks:
                 if self.window.is_closed:

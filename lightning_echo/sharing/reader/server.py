@@ -1,7 +1,7 @@
-"""The reader's side of the socket: who comes, who leaves, who dies, and what each is told.
+"""The reader's side of the socket: which trainings come, leave or die, and what each of them is told.
 
-One thread waits for all of them (``selectors``). A training that ends in whatever way is out at once: its socket says so, or its
-process does (``pidfd``), also where it has forked children that hold the socket open.
+One thread waits for all of them (``selectors``). When a training ends in any way, the reader notices at once: its socket closes,
+or its process ends (``pidfd``). The second also works if the training has forked children that hold the socket open.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["Elsewhere", "Reads", "Server", "Start"]
 
 
 _LOOK_SECONDS = 0.2
-_MOST_FIRST_WAIT_SECONDS = 30.0  # a reader waits for its first training so long, at least
-_GRACE_SECONDS = 10.0  # for the trainings of a reader that has died
+_MOST_FIRST_WAIT_SECONDS = 30.0  # a reader waits at least this long for its first training
+_GRACE_SECONDS = 10.0  # how long it waits for the trainings of a reader that has died
 _GOING_ON_SECONDS = 2.0  # the same, for the first one of them
 _MOST_ITEM = 2**62
 
@@ -40,8 +40,8 @@ class Start(NamedTuple):
 
     Attributes:
         item: The item to begin with.
-        goes_on: Whether they were there already, with a reader that has died.
-        join: Where they enter if others are at work, ``"now"`` or ``"pass"``.
+        goes_on: Whether they had another reader before, which has died.
+        join: Where they enter if other trainings have begun before: ``"now"`` or ``"pass"``.
     """
 
     item: int
@@ -50,28 +50,28 @@ class Start(NamedTuple):
 
 
 class Reads(Protocol):
-    """What puts examples into a window."""
+    """An object that puts examples into a window."""
 
     @property
     def window(self) -> Window:
         """The window."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the work."""
 
 
 class Elsewhere(Protocol):
-    """Another node that reads, from which a reader has its examples: ``cluster/relay.py``."""
+    """Another node, which reads and from which this reader gets its examples: ``cluster/relay.py``."""
 
     @property
     def nodes(self) -> int:
-        """How many other nodes have the same examples."""
+        """How many other nodes get the same examples."""
 
     def begin(self, start: Start, read_here: Callable[[], Reads], when_lost: Callable[[BaseException], None]) -> Reads | None:
-        """Returns what puts examples into a window; None: it is not there yet."""
+        """Returns the object that puts examples into a window; None if it is not there yet."""
 
     def leave(self) -> None:
-        """Lets the other node go."""
+        """Leaves the other node."""
 
 
 @dataclass
@@ -89,19 +89,19 @@ class Server:
     """Serves the trainings of one name until all have left.
 
     Args:
-        listener: Where they come; listens already.
-        source: The loader of which this process has a copy.
-        seed: Seed of order and noise.
+        listener: The socket to which trainings connect. It listens already.
+        source: This process's copy of the loader.
+        seed: Seed for the order and all random numbers.
         data_print: What is compared of the data, see ``same_data.py``.
-        window_bytes: Memory for examples.
-        linger_seconds: For how long to stay after the last training has left, seconds.
-        follows: Whether a reader of this name has died. If its trainings live, they come within a moment: until then nobody else
-            enters, since this reader has to begin where they are.
-        expected: How many trainings that one had. Until they are here, nothing is overwritten, for a while.
-        when_over: Called when nobody may come any more.
+        window_bytes: Memory for examples, in bytes.
+        linger_seconds: How long to stay after the last training has left, in seconds.
+        follows: Whether a reader of this name has died. If its trainings still run, they come within a moment. No other training
+            enters before them, since this reader must begin where they are.
+        expected: How many trainings the dead reader had. Until they are here, nothing is overwritten, for a while.
+        when_over: Called when no training may come any more.
         elsewhere: Another node that reads; None: this reader reads itself.
-        gather_seconds: For how long a reader that follows a dead one waits for all that this one had before it begins: those on
-            other nodes need other items than those on this one.
+        gather_seconds: How long this reader waits for all trainings of the dead reader before it begins. Trainings on other nodes
+            need other items than those on this node.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Server:
             self.close()
 
     def close(self) -> None:
-        """Lets go of connections and workers: the trainings first, so that one of them starts another reader at once."""
+        """Closes the connections, then ends the workers. In this order, a training can start another reader at once."""
         self._when_over()
         self._listener.close()
         self._trainings.all.clear()
@@ -178,7 +178,7 @@ class Server:
 
     def _hear_lost(self) -> None:
         assert self._lost is not None  # it is set before the socket is written to
-        LOGGER.error("ends: %s", self._lost)  # now: who shows the end of the log when this reader has left does not wait
+        LOGGER.error("ends: %s", self._lost)  # now, because a training shows the end of the log as soon as this reader has left
         raise RuntimeError(f"the reader's workers cannot go on: {self._lost}") from self._lost
 
     def _on_lost(self, error: BaseException) -> None:
@@ -205,7 +205,7 @@ class Server:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(peer))
         try:
             peer.pidfd = os.pidfd_open(pid) if pid else -1
-        except OSError:  # it has ended already, or lies in another PID namespace: the socket tells
+        except OSError:  # it has ended already, or is in another PID namespace: its socket tells when it ends
             return
         self._selector.register(peer.pidfd, selectors.EVENT_READ, lambda: self._drop(peer))
 
@@ -233,7 +233,7 @@ class Server:
     # ------------------------------------------------------------------ what they say
 
     def _hear(self, peer: _Peer) -> None:
-        """Answers one message. One that is wrong ends the connection that it came over."""
+        """Answers one message. A wrong message ends its connection."""
         if peer.closed:
             return
         try:
@@ -274,7 +274,7 @@ class Server:
         if training is None or training.cursor is None or reading is None:
             raise WireError("a question of who has not entered")
         asked = _item(ask["round"])
-        self._move(peer, max(asked, training.cursor), _item(ask["need"]))  # it needs nothing before
+        self._move(peer, max(asked, training.cursor), _item(ask["need"]))  # it needs no earlier item
         is_jump, item = self._trainings.answer(training, asked, _item(ask["end"]), reading.window.low, time.monotonic())
         send(peer.connection, {"jump" if is_jump else "until": item})
 
@@ -291,7 +291,7 @@ class Server:
         passed = now - self._begun
         is_missing = self._trainings.going_on < self._expected and passed < _GRACE_SECONDS
         if is_missing or (self._follows and passed < _GOING_ON_SECONDS):
-            return  # those of the reader before have items to take that stand in no cursor here yet
+            return  # trainings of the dead reader still need items, and are not here yet to say so
         self._expected = 0
         window.low = self._trainings.low(window.low, now)
 
@@ -322,7 +322,7 @@ class Server:
         self._let_enter()
 
     def _let_enter(self) -> None:
-        """Lets those enter that wait, where the reader has begun; else begins when enough have come."""
+        """Lets waiting trainings enter. If the reader has not begun, it begins as soon as enough of them have come."""
         trainings = self._trainings
         if not trainings.entered:
             begin, passed = trainings.begin_at(), time.monotonic() - self._begun
@@ -331,7 +331,7 @@ class Server:
             if begin is None or is_early or is_missing or not self._begin(begin):
                 return
         reading = self._reading
-        assert reading is not None  # somebody has entered, or it was begun just now
+        assert reading is not None  # a training has entered before, or it was begun just now
         peers = {id(peer.training): peer for peer in self._peers.values() if peer.training is not None}
         nodes = 0 if self._elsewhere is None else self._elsewhere.nodes
         for training, place, others, is_late in trainings.entries(reading.window.begin, reading.window.low):
@@ -340,7 +340,7 @@ class Server:
         self._move_low()
 
     def _begin(self, item: int) -> bool:
-        """Begins to read at an item; what was read for others before is thrown away. Returns whether there is a window."""
+        """Begins to read at an item. Drops what was read for others before. Returns whether there is a window."""
         if self._reading is not None:
             self._end_reading()
         sockets = [self._listener.fileno(), *self._peers]
@@ -353,7 +353,7 @@ class Server:
         return self._reading is not None
 
     def _end_reading(self) -> None:
-        """Lets go of workers and of other nodes."""
+        """Ends the workers, and leaves other nodes."""
         if self._elsewhere is not None:
             self._elsewhere.leave()
         if self._reading is not None:

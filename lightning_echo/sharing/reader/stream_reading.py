@@ -1,11 +1,12 @@
-"""What the reader does with a loader that is not read by index: it iterates it, and puts into the window what comes.
+"""What the reader does with a loader that is not read by index: it iterates the loader, and puts each item into the window.
 
-Items are numbered one after the other. The first pass that a reader reads begins at an item that says its number
-(`first_item`), so that another reader never has the same numbers. Behind the bytes of each item stand its pass and its place in
-it. An item of its own says that a pass has ended.
+Items are numbered one after the other. The number of a reader's first item follows from the number of its first pass
+(`first_item`), so another reader never has the same numbers. After the bytes of each item come its pass and its place in that
+pass. A special item says that a pass has ended.
 
-The workers turn what they make into bytes. One thread receives these, in the order of the user's own loader, and writes them: the
-order is known only when the pass has been read. What is drawn follows from the name and the number of the pass.
+The workers turn the items into bytes. One thread receives the bytes, in the order of the user's own loader, and writes them. It
+must be one thread, because the order is known only when the pass has been read. Random numbers follow from the name and the
+number of the pass.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lightning_echo.workers.dataset import add_note
 
 __all__ = ["At", "StreamReading", "first_item", "first_pass"]
 
-_PASS_SHIFT = 40  # more items than a reader hands out in its life
+_PASS_SHIFT = 40  # 2^40 is more items than a reader yields in its life
 _AT = struct.Struct("<QQ")
 _LOOK_SECONDS = 0.01
 _OVER: Any = object()
@@ -43,19 +44,19 @@ class At(NamedTuple):
 
     Attributes:
         number: Its pass.
-        offset: Its place in that.
+        offset: Its place in that pass.
     """
 
     number: int
     offset: int
 
     def to_bytes(self) -> bytes:
-        """Returns it as it stands behind an item."""
+        """Returns the bytes that come after an item."""
         return _AT.pack(*self)
 
     @classmethod
     def cut_from(cls, data: bytearray) -> At:
-        """Takes it off the end of an item's bytes."""
+        """Removes the place from the end of an item's bytes, and returns it."""
         at = cls(*_AT.unpack_from(data, len(data) - _AT.size))
         del data[-_AT.size :]
         return at
@@ -67,20 +68,20 @@ def first_item(number: int) -> int:
 
 
 def first_pass(item: int) -> int:
-    """Returns the pass with which a reader begins whose first item this is."""
+    """Returns the first pass of the reader that has this first item."""
     return item >> _PASS_SHIFT
 
 
 class StreamReading:
-    """A loader being iterated into one window. See `Reading`.
+    """Iterates a loader, and puts its items into one window. See `Reading`.
 
     Args:
-        source: The loader of which the reader has a copy.
-        seed: Seed of what is drawn.
-        begin: The first item; it says the first pass.
-        window_bytes: Memory for items.
-        when_lost: Called, in another thread, with the error if the loader's workers have died.
-        sockets: Descriptors of the reader's that a forked worker closes.
+        source: The reader's copy of the loader.
+        seed: Seed for all random numbers.
+        begin: The first item. The first pass follows from it.
+        window_bytes: Memory for items, in bytes.
+        when_lost: Called with the error if the loader's workers have died, in another thread.
+        sockets: Descriptors of the reader's sockets, which a forked worker closes.
 
     Attributes:
         window: Where the items are put.
@@ -153,7 +154,7 @@ class StreamReading:
         self._put(ring, Packed(END, (), 0), At(number, offset))
 
     def _items_of_pass(self, ring: Ring, number: int) -> Iterator[Packed]:
-        """Yields the items of a pass. An exception of the user's is the last of them."""
+        """Yields the items of a pass. If the user's code raises an exception, that is the last item."""
         loader = self._user_loader
         seed_all(mix(self._seed, number))
         batch_sampler = getattr(loader, "batch_sampler", None)
@@ -172,7 +173,7 @@ class StreamReading:
                 cpu_nanoseconds, items = several
                 ring.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
                 yield from items
-        except Exception as error:  # the user's own: every training gets it; unless a worker has died
+        except Exception as error:  # an error of the user's code goes to every training, unless a worker has died
             if lost := self._workers.lost(1.0):
                 raise lost from error
             add_note(error, f"(reading pass {number})")
@@ -206,7 +207,7 @@ class StreamReading:
 
 
 class _Pack:
-    """A collate function that makes packed items of what the data set has read."""
+    """A collate function that makes packed items from what the data set has read."""
 
     def __init__(self, unit: Unit, users: Any) -> None:
         self._unit, self._users = unit, users
@@ -222,7 +223,7 @@ class _Pack:
 
 
 class _Packing:
-    """A loader whose batches are packed here, since it makes them by itself."""
+    """A loader whose batches are packed here, since the loader makes them itself."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -237,7 +238,7 @@ class _Packing:
 
 
 def _packed(item: Any) -> Packed:
-    """Returns an item as bytes in one piece, which a worker can send; or, if it cannot be shared, the error."""
+    """Returns an item as bytes in one piece, which a worker can send. If the item cannot be shared, it is the error."""
     try:
         kind, parts, size = pack(item)
     except TypeError as error:

@@ -1,7 +1,8 @@
 """The trainings of a reader: where each one stands, where a new one enters, and what may be overwritten.
 
-Pure arithmetic: it knows neither sockets nor the window. A place is an item of the reader's stream; a training's *cursor* is the
-first item that it still needs. The ranks of one training come with the same group, enter together, and agree on what they take.
+This is pure arithmetic, without sockets and without the window. A place is an item of the reader's stream. The *cursor* of a
+training is the first item that it still needs. The ranks of one training have the same group, enter together, and agree on what
+they take.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Training:
         label: For people.
         behind: ``"wait"`` or ``"skip"``.
         join: ``"now"`` or ``"pass"``.
-        wait_for: The reader begins when so many trainings have come.
-        wish: The item that it would go on from; None: from the start.
-        goes_on: Whether it was there already, with a reader that has died.
-        group: The same for all ranks of a training.
-        ranks: Number of them.
+        wait_for: Number of trainings that must have come before the reader begins.
+        wish: The item at which it would go on; None: at the start.
+        goes_on: Whether it had another reader before, which has died.
+        group: A name, the same for all ranks of a training.
+        ranks: Number of ranks of the training.
         cursor: The first item that it still needs; None before it has entered.
-        need_nanoseconds: Time per example that it takes, if it never waited and used each example once; 0 if not known.
+        need_nanoseconds: Time per example that it takes, without waiting and without echoing; 0 if not known.
     """
 
     pid: int
@@ -50,9 +51,9 @@ class Entry(NamedTuple):
 
     Attributes:
         training: The training.
-        place: The item that it goes on from.
-        others: How many trainings are at work beside it.
-        is_late: Whether it gets another place than it would have had alone.
+        place: The item at which it goes on.
+        others: How many other trainings have entered before.
+        is_late: Whether it gets another place than it would get alone.
     """
 
     training: Training
@@ -75,53 +76,53 @@ class Trainings:
 
     @property
     def count(self) -> int:
-        """Number of trainings; the ranks of one count as one."""
+        """Number of trainings. The ranks of a training count as one."""
         return len({training.group for training in self.all})
 
     @property
     def going_on(self) -> int:
-        """Number of those that were there already, with a reader that has died."""
+        """Number of trainings that had another reader before, which has died."""
         return len({training.group for training in self.all if training.goes_on})
 
     @property
     def entered(self) -> list[Training]:
-        """Those that have a place."""
+        """The trainings that have a place."""
         return [training for training in self.all if training.cursor is not None]
 
     def begin_at(self) -> int | None:
-        """Returns the item to begin with, now that nobody is at work; None while the reader waits for trainings to come."""
+        """Returns the item to begin with, when no training has entered yet; None while the reader waits for more trainings."""
         ready = self._ready()
         if len({one.group for one in ready}) < max((one.wait_for for one in ready), default=1):
             return None
-        going_on = [one for one in ready if one.goes_on]  # of a reader that has died: new ones join them
+        going_on = [one for one in ready if one.goes_on]  # they had a reader that has died: new trainings join them
         return min(one.wish or 0 for one in going_on or ready)
 
     @property
     def any_goes_on(self) -> bool:
-        """Whether a training is here that was there already, with a reader that has died."""
+        """Whether a training is here that had another reader before, which has died."""
         return any(one.goes_on for one in self._ready())
 
     @property
     def join(self) -> str:
-        """Where those enter that wait: at the next pass if one of them wants that."""
+        """Where the waiting trainings enter: ``"pass"`` if one of them asks for it, else ``"now"``."""
         return "pass" if any(one.join == "pass" for one in self._ready()) else "now"
 
     def entries(self, begin: int, low: int) -> list[Entry]:
-        """Returns how those that wait enter, and lets them.
+        """Lets the waiting trainings enter, and returns how each of them does.
 
         Args:
             begin: First item of the window.
-            low: Items below may be overwritten.
+            low: Items below this one may be overwritten.
         """
         ready = self._ready()
-        going_on = [one for one in ready if one.goes_on]  # they come first: the others find them at work
+        going_on = [one for one in ready if one.goes_on]  # they enter first, and the others join them
         return [
             *self._entries_of(going_on, begin, low),
             *self._entries_of([one for one in ready if not one.goes_on], begin, low),
         ]
 
     def _entries_of(self, ready: list[Training], begin: int, low: int) -> list[Entry]:
-        """Returns how these enter, all at once."""
+        """Lets these trainings enter, all at once, and returns how each of them does."""
         at_work = self.entered
         others = {training.group for training in at_work}
         fastest = max((one.cursor for one in at_work if one.cursor is not None), default=begin)
@@ -139,16 +140,16 @@ class Trainings:
             return max(wish, low), wish < low
         if wish is not None and wish >= low and (not has_others or wish <= fastest):
             return wish, False
-        is_start = not self._length or begin % self._length == 0  # not so if this reader follows one that has died within a pass
+        is_start = not self._length or begin % self._length == 0  # False if this reader follows one that has died within a pass
         if wish is None and fastest == begin == low and is_start:
-            return begin, False  # the others are at the start, too
+            return begin, False  # the other trainings are at the start, too
         place = max(fastest, low)
         if training.join == "pass" and self._length:
             place = -(-place // self._length) * self._length
         return place, True
 
     def _ready(self) -> list[Training]:
-        """Those that wait, and of which all ranks are there."""
+        """The waiting trainings of which all ranks have come."""
         waiting = [training for training in self.all if training.cursor is None]
         here: dict[str, int] = {}
         for training in self.all:
@@ -156,19 +157,19 @@ class Trainings:
         return [training for training in waiting if here[training.group] >= training.ranks]
 
     def low(self, before: int, now: float) -> int:
-        """Returns below which item the window may be overwritten: what all have that are waited for.
+        """Returns the item below which the window may be overwritten: all trainings that the reader waits for have those items.
 
         Args:
-            before: What it was: it never falls.
-            now: The time, seconds.
+            before: The last value. The result is never smaller.
+            now: The time in seconds.
         """
         cursors = [(one.behind, one.cursor) for one in self.entered if one.cursor is not None]
         waited_for = [cursor for behind, cursor in cursors if behind == "wait"]
-        fastest = max([before, *(cursor for _, cursor in cursors)])  # it decides where nobody waits
+        fastest = max([before, *(cursor for _, cursor in cursors)])  # it decides if the reader waits for no training
         return max(before, min([*(waited_for or [fastest]), *self._held(now)]))
 
     def _held(self, now: float) -> list[int]:
-        """Returns the first items that ranks have agreed on and not all have taken."""
+        """Returns, for each training, the first item that its ranks have agreed on and not all have taken."""
         held = []
         for group, agreement in list(self._agreements.items()):
             cursors = [one.cursor for one in self.entered if one.group == group and one.cursor is not None]
@@ -185,7 +186,7 @@ class Trainings:
         return self._agreements.setdefault(training.group, Agreement()).answer(asked, end, low, now)
 
     def slowest_need(self) -> int:
-        """Returns the time per example of the slowest training that is waited for, nanoseconds; 0 if none is known."""
+        """Returns the time per example, in nanoseconds, of the slowest training that the reader waits for; 0 if not known."""
         return max((one.need_nanoseconds for one in self.entered if one.behind == "wait"), default=0)
 
     def slowest(self) -> Training | None:

@@ -1,4 +1,4 @@
-"""What a worker of the reader runs first, so that it neither outlives the reader nor lets it look alive."""
+"""What a worker of the reader runs first. It makes sure that the worker ends with the reader, and closes the reader's sockets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ForkProcess = getattr(multiprocessing.context, "ForkProcess", ())  # which not 
 
 
 class WorkerStart:
-    """A ``worker_init_fn``: it does what a worker of the reader needs, then runs the user's own.
+    """A ``worker_init_fn``: it does what a worker of the reader needs, then calls the user's own.
 
-    * The worker ends with the reader. torch's loader looks whether the parent of a worker has changed; a reader that dies while
-      the worker begins is not noticed by that.
-    * Descriptors of the reader's sockets that a forked worker has inherited are closed: a training must not find them open when
-      the reader has died.
+    * It lets the worker end with the reader. A worker of torch's loader looks whether its parent has changed. But if the reader
+      dies while the worker begins, the worker does not notice this.
+    * It closes the descriptors of the reader's sockets that a forked worker has inherited. When the reader has died, no training
+      may find them open.
 
     Args:
         sockets: Descriptors of the sockets.
@@ -45,8 +45,8 @@ class WorkerStart:
 def _has_lost_reader() -> bool:
     """Whether the process that has started this one is dead.
 
-    ``is_alive`` asks a pipe. A worker that was forked later has inherited the other end of it, and holds it open; but a forked
-    worker has the reader as its parent in the system, and another one once the reader is dead.
+    ``is_alive`` looks at a pipe. A worker that was forked later has inherited the other end of that pipe, and holds it open. But
+    the system knows the parent of a forked worker: it is the reader, and another process after the reader is dead.
     """
     reader = multiprocessing.parent_process()
     if reader is None or not reader.is_alive():
@@ -56,9 +56,9 @@ def _has_lost_reader() -> bool:
 
 
 def _close_if(descriptor: int, inode: int) -> None:
-    """Closes a descriptor that this process has inherited; a spawned one has another of that number, or none."""
+    """Closes a descriptor that this process has inherited. In a spawned process the number is another descriptor's, or free."""
     try:
         if os.fstat(descriptor).st_ino == inode:
             os.close(descriptor)
-    except OSError:  # there is none
+    except OSError:  # there is no such descriptor
         pass
