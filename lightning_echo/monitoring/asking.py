@@ -1,7 +1,7 @@
 """`AskingSteps`: after which steps a controller is asked within an epoch.
 
-All ranks must come to the same answer without talking to each other, since they exchange what they have measured there. So the
-answer rests on numbers of batches alone, and what may differ between ranks is agreed upon when training begins.
+After these steps the ranks exchange what they have measured. So all ranks must find the same answer without asking each other.
+Therefore the answer depends only on numbers of batches. What may differ between ranks is agreed upon when training begins.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from lightning_echo.training.collection import Echoed, parts_of
 
 __all__ = ["SETTLING_STEPS", "AskingSteps"]
 
-SETTLING_STEPS = 10  # after what was queued: by then, the device's caches are warm and the thread's queue is as it will be
+SETTLING_STEPS = 10  # after the queued batches: by then, the device's caches are warm and the thread's queue has settled
 
 
 class AskingSteps:
     """Counts the steps of a ``fit``.
 
     Args:
-        controller: The controller; None: nobody is asked.
+        controller: The controller; None: there is no controller to ask.
 
     Attributes:
-        first_after_steps: Of the controller: the number of steps that the early decision rests on.
+        first_after_steps: The controller's attribute: the number of steps that the early decision is based on.
         has_asked: Whether the controller has been asked in this run.
 
     Raises:
-        TypeError: The controller's numbers of steps are no integers.
+        TypeError: The controller's numbers of steps are not integers.
         ValueError: They are below 1.
     """
 
@@ -43,7 +43,7 @@ class AskingSteps:
         self._early_at: int | None = None  # the same number at which the early decision is due
 
     def start(self, loader: Echoed | None, largest: Callable[[int], int]) -> None:
-        """Begins to count, or goes on after a resume. All ranks must call this together.
+        """Begins to count, or continues after a resume. All ranks must call this together.
 
         Args:
             loader: What is trained on.
@@ -57,12 +57,12 @@ class AskingSteps:
             self._early_at = largest(max(map(_unsettled, parts))) + SETTLING_STEPS + self.first_after_steps
 
     def after_step(self, in_epoch: int, in_run: int, *, ends_epoch: bool) -> Moment | None:
-        """Returns why the controller is asked after a step; None: it is not asked. To be called after each step.
+        """Returns why the controller is asked after a step; None: it is not asked. Call it after each step.
 
         Args:
             in_epoch: Number of batches of the epoch so far.
             in_run: Number of batches of the run so far.
-            ends_epoch: Whether the epoch is over: the controller is about to be asked anyway.
+            ends_epoch: Whether the epoch is over. The controller is then asked anyway.
         """
         self._steps += 1
         if not self._is_possible or ends_epoch:
@@ -73,5 +73,5 @@ class AskingSteps:
 
 
 def _unsettled(loader: EchoLoader) -> int:
-    """Returns how many batches to come tell nothing yet: queues have held them since the start, or they fill a buffer."""
+    """Returns how many of the next batches tell nothing, because queues held them at the start, or because they fill a buffer."""
     return max(loader.planned_ahead, loader.settled_at - loader.delivered_batches)

@@ -1,12 +1,12 @@
-"""`CacheMeter`: what the caches of a training hold at an epoch's end, and how often they were of use in the epoch.
+"""`CacheMeter`: what the caches of a training hold at an epoch's end, and how often they had an example in the epoch.
 
-Hits and misses are counts of a node: all ranks of the node report the same ones, and their sum over ranks would count them
-several times. So each rank reports its own fresh examples, and takes of them the share that its node had in the cache. These
-can be added up. Over the ranks of a node they come to the node's hits, whether the ranks share a cache or have one each, and
-however many ranks a node has.
+Hits and misses are counts of a node. All ranks of the node report the same counts, so that their sum over ranks would count them
+several times. Therefore each rank reports its own fresh examples, multiplied by the share of them that its node had in the cache.
+These numbers can be added up. Their sum over the ranks of a node is the node's hits. This is so for any number of ranks, and
+whether they share a cache or have one each.
 
-The counts are those of the epoch on all ranks if they are read while no rank can deliver a batch. So all ranks read them between
-two exchanges: after all have delivered their last batch, and before any of them goes on.
+The counts must be read while no rank can deliver a batch. So all ranks read them between two exchanges: after all ranks have
+delivered their last batch of the epoch, and before any of them continues.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ _NANOSECONDS = 1_000_000_000
 
 
 class CacheUse(NamedTuple):
-    """What a cache holds at an epoch's end, and how often it was of use in the epoch.
+    """What a cache holds at an epoch's end, and how often it had an example in the epoch.
 
     Attributes:
-        hits: Fresh examples of the epoch that were held, all ranks. It need not be a whole number, see above.
+        hits: Fresh examples of the epoch that the cache had, all ranks. It need not be a whole number, see above.
         fresh: Fresh examples of the epoch, all ranks.
-        examples: Examples that are held on a node; the mean over the ranks where nodes differ.
-        bytes: Bytes that they take on a node; the mean over the ranks where nodes differ.
+        examples: Examples that are held on a node. If nodes differ, the mean over the ranks.
+        bytes: Bytes that they take on a node. If nodes differ, the mean over the ranks.
         is_full: Whether nothing is added any more on any node.
         hold: What is held of an example, on the node of this rank.
-        received: How many of the hits came from another node, where the cache is partitioned; None: it is not, as below.
-        exchange_seconds: Seconds of the epoch in which a node sent and received examples: of the node for which that was longest.
+        received: Number of hits that came from another node; None if the cache is not partitioned.
+        exchange_seconds: Seconds of the epoch in which a node sent and received examples, for the node that took longest; None if
+            the cache is not partitioned.
     """
 
     hits: float
@@ -53,11 +54,11 @@ class CacheUse(NamedTuple):
 
     @property
     def hit_fraction(self) -> float | None:
-        """Share of the epoch's fresh examples that were held; None if there were none."""
+        """Share of the epoch's fresh examples that the cache had; None if there were none."""
         return self.hits / self.fresh if self.fresh else None
 
     def logged(self) -> dict[str, float]:
-        """Returns what is logged of it, without the values that are not known.
+        """Returns the values to log by name, without those that are not known.
 
         >>> CacheUse(3.0, 12, 6, 600, True, "loaded").logged()
         {'cache_hit_fraction': 0.25, 'cached_examples': 6, 'cache_bytes': 600}
@@ -68,7 +69,7 @@ class CacheUse(NamedTuple):
 
 
 class _Lookups(NamedTuple):
-    """Counts of a loader so far: fresh examples of this rank, and of its node hits, misses, and what it exchanged with others."""
+    """Counts of a loader so far: the fresh examples of this rank, and the hits, misses and exchanges of its node."""
 
     fresh: int = 0
     hits: int = 0
@@ -77,7 +78,7 @@ class _Lookups(NamedTuple):
     exchange_nanoseconds: int = 0
 
     def since(self, before: _Lookups) -> _Lookups:
-        """Returns what was counted since. A cache that has begun anew, as a reload brought other data, counts from 0."""
+        """Returns what was counted since then. If a reload brought other data, the cache has begun anew and counts from 0."""
         began_anew = any(now < earlier for now, earlier in zip(self[1:], before[1:], strict=True))
         of_node = (0, 0, 0, 0) if began_anew else before[1:]
         since = (now - earlier for now, earlier in zip(self[1:], of_node, strict=True))
@@ -91,7 +92,7 @@ class CacheMeter:
         self._at_start: dict[str, _Lookups] = {}
 
     def begin_epoch(self, parts: Mapping[str, EchoLoader]) -> None:
-        """Notes where the counts are when an epoch begins, or goes on after a resume.
+        """Notes the counts when an epoch begins, or continues after a resume.
 
         Args:
             parts: The loaders by name; a reload may have made them anew.
@@ -99,9 +100,9 @@ class CacheMeter:
         self._at_start = {name: _lookups(part) for name, part in parts.items()}
 
     def end_epoch(self, parts: Mapping[str, EchoLoader], gather: Callable[[list[int]], Tensor]) -> dict[str, CacheUse]:
-        """Returns what was measured in the epoch, by the name of a loader, of those that have a cache.
+        """Returns what was measured in the epoch for each loader that has a cache, by the loader's name.
 
-        All ranks must call this together, after an exchange that followed the epoch's last batch.
+        All ranks must call this together, after an exchange that follows the epoch's last batch.
 
         Args:
             parts: The loaders by name.
@@ -122,7 +123,7 @@ class CacheMeter:
 
 
 def together(caches: Iterable[CacheUse]) -> CacheUse | None:
-    """Returns the caches of several loaders as one; None if there are none.
+    """Returns the figures of the caches of several loaders as those of one cache; None if there are none.
 
     >>> together([CacheUse(3.0, 12, 6, 600, True, "loaded"), CacheUse(3.0, 4, 1, 10, False, "raw")])[:6]
     (6.0, 16, 7, 610, False, 'loaded and raw')
@@ -143,7 +144,7 @@ def together(caches: Iterable[CacheUse]) -> CacheUse | None:
 
 
 def metrics_of_parts(caches: Mapping[str, CacheUse]) -> dict[str, float]:
-    """Returns the metrics of the cache of each of several loaders; a loader that stands alone has none of its own.
+    """Returns the metrics of each loader's cache, if there are several loaders. A single loader has no metrics of its own.
 
     >>> sorted(metrics_of_parts({"scans": CacheUse(3.0, 12, 6, 600, True, "loaded")}))
     ['echo/scans/cache_bytes', 'echo/scans/cache_hit_fraction', 'echo/scans/cached_examples']
@@ -164,7 +165,7 @@ def _sum_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def _joined(of_ranks: list[list[int]], hold: str) -> CacheUse:
-    """Joins what the ranks have reported of a loader's cache: of each rank nine numbers, see `CacheMeter.end_epoch`."""
+    """Joins what the ranks have reported about a loader's cache: nine numbers for each rank, see `CacheMeter.end_epoch`."""
     hits = sum(fresh * hits / lookups for fresh, hits, lookups, *_ in of_ranks if lookups)
     received = sum(of_rank[0] * of_rank[6] / of_rank[2] for of_rank in of_ranks if of_rank[2])
     fresh, _, _, examples, size, full, *_ = (sum(column) for column in zip(*of_ranks, strict=True))

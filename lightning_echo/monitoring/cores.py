@@ -1,8 +1,8 @@
 """How many cores this process may use.
 
 A container may have fewer cores than the machine. There are two ways: the process may only run on some of the cores (cpuset,
-``taskset``), or the kernel gives its control group only so much processor time (``docker run --cpus``). ``os.cpu_count()`` does
-not show the second one.
+``taskset``), or the kernel limits the processor time of its control group (``docker run --cpus``). ``os.cpu_count()`` does not
+show the second one.
 
 Source: Linux kernel documentation, cgroup-v2.rst ("cpu.max") and scheduler/sched-bwc.rst ("cpu.cfs_quota_us").
 """
@@ -20,12 +20,12 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def visible_cores() -> int:
-    """Returns the number of cores that the process may run on; of the machine, if the system does not tell."""
+    """Returns the number of cores that the process may run on. If the system does not tell, the number of the machine's cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cores_within_quota(visible: int, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
-    """Returns the cores that the process may use; a fraction where a control group gets a share of a core.
+    """Returns the number of cores that the process may use. It may be a fraction, if the control group gets a part of a core.
 
     Args:
         visible: Number of cores that it may run on.

@@ -39,7 +39,7 @@ class Decider:
     """Asks a controller at the end of each epoch, and within epochs. All ranks must call its methods together.
 
     Args:
-        controller: None: epochs are observed, but nothing is decided.
+        controller: The controller. None: epochs are observed, but nothing is decided.
 
     Attributes:
         validated: Whether validation has run in this ``fit``.
@@ -50,10 +50,10 @@ class Decider:
         self._recent = RecentSteps()
         self.validated = False
         self._logged_before: dict[str, Tensor] = {}  # from the checkpoint: a resumed Trainer has forgotten what was logged
-        self._logged_last: dict[str, Tensor] = {}  # the tensors of the last epoch: a value that is logged anew may be equal
+        self._logged_last: dict[str, Tensor] = {}  # the tensors of the last epoch: a value that is logged again may be equal
 
     def check(self, trainer: pl.Trainer, loader: Echoed | None) -> None:
-        """Refuses before training what would end it later.
+        """Refuses, before training, whatever would end the training with an error later.
 
         Raises:
             MisconfigurationException: There is no `EchoLoader`, the loaders have different factors, or a learning-rate schedule
@@ -81,7 +81,7 @@ class Decider:
         measured: tuple[JobSteps | None, PipelineCosts | None],
         moment: Moment = Moment.epoch_end,
     ) -> Observation:
-        """Returns what is known at a moment; it is the same on all ranks.
+        """Returns what is known at a moment. It is the same on all ranks.
 
         Args:
             trainer: The Trainer.
@@ -120,7 +120,7 @@ class Decider:
             loader: What is trained on.
 
         Raises:
-            TypeError: The controller returned something else than a `Decision`.
+            TypeError: The controller did not return a `Decision`.
         """
         if self._controller is None:
             return None
@@ -133,7 +133,7 @@ class Decider:
         return Decision(factor, Reason(reason), message, since)
 
     def joined_with_recent(self, observation: Observation) -> Observation:
-        """Returns an observation, joined with those before it if it has few steps; must be called once for each observation."""
+        """Returns an observation, joined with those before it if it has few steps. Call it once for each observation."""
         return self._recent.joined(observation)
 
     def recommend(self, loader: Echoed | None, observation: Observation, decision: Decision | None) -> Decision:
@@ -152,9 +152,9 @@ class Decider:
         return Decision(observation.factor, Reason.not_measured, why)
 
     def metrics_state(self, trainer: pl.Trainer) -> dict[str, tuple[float, bool]]:
-        """Returns of each logged metric its value, and whether it was logged since the last epoch's end.
+        """Returns, for each logged metric, its value and whether it was logged since the last epoch's end.
 
-        A resumed Trainer has forgotten both.
+        A resumed Trainer has lost both.
         """
         return {name: (float(value), self._is_new(name, value)) for name, value in self._logged(trainer).items()}
 
@@ -166,11 +166,11 @@ class Decider:
         self._logged_last = {name: self._logged_before[name] for name, (_, is_new) in state.items() if not is_new}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the controller's state: plain types and tensors."""
+        """Returns the controller's state, in plain types and tensors."""
         return {} if self._controller is None else state_by_kind(self._controller)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; it ignores the state of another class of controller."""
+        """Restores what `state_dict` returned. It ignores the state of another class of controller."""
         if self._controller is not None:
             load_state_by_kind(self._controller, state)
 
@@ -187,17 +187,17 @@ class Decider:
         return {name: value for name, value in found.items() if not name.startswith("echo/")}
 
     def _is_new(self, name: str, value: Tensor) -> bool:
-        """Whether a metric was logged since the last epoch's end; ``callback_metrics`` keeps old values."""
+        """Whether a metric was logged since the last epoch's end. ``callback_metrics`` also keeps older values."""
         last = self._logged_last.get(name)
         return last is None or last.data_ptr() != value.data_ptr()
 
 
 def _within_surplus(decision: Decision, factor: float, loader: Echoed | None) -> Decision:
-    """Returns a decision that does not make the training slower than others that share its reading: these would wait for it.
+    """Returns a decision that does not make the training slower than others that share its reading. They would wait for it.
 
     Args:
-        decision: A controller's.
-        factor: The factor that was set last. It may stay.
+        decision: The controller's decision.
+        factor: The factor that was set last. The training may keep it.
         loader: What is trained on.
     """
     sharing = loader.sharing if isinstance(loader, EchoLoader) else None

@@ -2,8 +2,9 @@
 
 If each step takes a batch of each of several loaders:
 
-* With workers, the loaders' workers run side by side. The step waits for the slowest loader, whose costs are those of all.
-* Without workers, the loaders take turns. Their costs add up.
+* With workers, the workers of all loaders run at the same time. The step waits for the slowest loader. Its costs are taken as the
+  costs of all.
+* Without workers, the loaders take turns. Their costs are added.
 
 The cost model knows no other case. No costs are returned if
 
@@ -31,8 +32,8 @@ class SecondsPerBatch(NamedTuple):
 
     Attributes:
         source: Before the insertion point.
-        rest: After it, without collate.
-        collate: Making the batch of the examples.
+        rest: After the insertion point, without collate.
+        collate: Collate: to make a batch from examples.
     """
 
     source: float
@@ -41,7 +42,7 @@ class SecondsPerBatch(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether they were measured; else they are NaN."""
+        """Whether they were measured. Otherwise they are NaN."""
         return not any(map(math.isnan, self))
 
 
@@ -52,11 +53,11 @@ class LoaderMeter:
     """Follows one loader through a training.
 
     Args:
-        loader: The loader at the beginning of the training, or where it goes on.
-        seconds_per_batch: As measured before a resume; None: not measured yet.
+        loader: The loader when the training begins or continues.
+        seconds_per_batch: The seconds measured before a resume; None: not measured yet.
 
     Attributes:
-        seconds_per_batch: As last measured; None: not measured yet.
+        seconds_per_batch: The seconds measured last; None: not measured yet.
     """
 
     def __init__(self, loader: EchoLoader, seconds_per_batch: SecondsPerBatch | None = None) -> None:
@@ -67,7 +68,7 @@ class LoaderMeter:
         self.begin_epoch(loader)
 
     def begin_epoch(self, loader: EchoLoader) -> None:
-        """Notes that an epoch begins, or goes on after a resume; a reload may have made the loader anew."""
+        """Notes that an epoch begins, or continues after a resume. A reload may have made the loader anew."""
         self._at_epoch_start = loader.delivered_batches
         if not loader.is_running:
             self._expect_start(loader)
@@ -82,7 +83,7 @@ class LoaderMeter:
             self._mark(loader)  # the workers' first batches include their start
 
     def begin_stretch(self, loader: EchoLoader) -> None:
-        """Notes that a stretch of the epoch begins, which is measured by itself."""
+        """Notes that a stretch of the epoch begins. It is measured separately."""
         self._mark(loader)
 
     def batches(self, loader: EchoLoader) -> int:
@@ -96,7 +97,7 @@ class LoaderMeter:
     def measure(self, loader: EchoLoader) -> SecondsPerBatch:
         """Returns the seconds since the start of the epoch, or of the stretch.
 
-        If no batch counts, they are those measured before; else `NOT_KNOWN`.
+        If no batch counts, it returns the seconds measured before, or `NOT_KNOWN` if there are none.
         """
         spent = loader.seconds - self._seconds_before
         if spent.examples and spent.batches:
@@ -114,13 +115,13 @@ class LoaderMeter:
         self._is_starting = True
 
     def _skip(self, batches: int) -> None:
-        """Notes that the rest of a pass was left out, for instance because the data set has grown: batch numbers jump."""
+        """Notes that the rest of a pass was left out, so that batch numbers jump. A data set that has grown is one reason."""
         self._at_epoch_start += batches
         self._workers_started_at += batches
         self._batches_before += batches
 
     def _mark(self, loader: EchoLoader) -> None:
-        """Leaves out everything that the workers have spent up to here."""
+        """Starts to measure here: what the workers have spent before does not count."""
         self._seconds_before = loader.seconds
         self._examples_before, self._batches_before = loader.counts.delivered, loader.delivered_batches
 
@@ -132,7 +133,7 @@ def costs_of(
 
     Args:
         echoed: The loader, or the loaders of which a step takes a batch each.
-        of_ranks: By the name of a loader, what each rank has measured; NaN if it is not known.
+        of_ranks: What each rank has measured, by the name of the loader. NaN if it is not known.
         device_seconds: Time per step in which the device is busy.
         in_step: Whether each step of the epoch took a batch of each loader.
     """

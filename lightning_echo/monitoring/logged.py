@@ -1,4 +1,4 @@
-"""What a run shows of echoing: what goes to loggers, an `EpochReport`, a short text in the progress bar, a file at the end."""
+"""What a run shows of echoing: metrics in loggers, an `EpochReport`, a short text in the progress bar, a file at the end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 def steps_taken(trainer: pl.Trainer) -> int:
     """Returns the number of steps as Lightning counts them for its loggers.
 
-    Under manual optimization every batch is one step, however many optimizers step.
+    Under manual optimization every batch is one step, no matter how many optimizers step.
     """
     if trainer.lightning_module.automatic_optimization:
         return trainer.global_step
@@ -46,17 +46,17 @@ def steps_taken(trainer: pl.Trainer) -> int:
 
 
 def last_step(trainer: pl.Trainer) -> int:
-    """Returns the number of the last step, counted from 0: Lightning gives it to loggers with what is logged after it."""
+    """Returns the number of the last step, counted from 0. Lightning gives it to loggers for what is logged after that step."""
     return max(steps_taken(trainer) - 1, 0)
 
 
 def log_metrics(trainer: pl.Trainer, values: dict[str, float], epoch: int | None = None) -> None:
-    """Logs values through every logger, beside what Lightning logs at this step, and with the epoch, as ``self.log`` does.
+    """Logs values through every logger, at the same step as Lightning and with the number of the epoch, as ``self.log`` does.
 
     Args:
-        trainer: Has the loggers.
+        trainer: The Trainer, which has the loggers.
         values: The metrics by name.
-        epoch: The epoch that they are of; None: the one under way.
+        epoch: The epoch that they belong to; None: the present epoch.
     """
     step = last_step(trainer)
     of_epoch = {"epoch": trainer.current_epoch if epoch is None else epoch}
@@ -66,7 +66,7 @@ def log_metrics(trainer: pl.Trainer, values: dict[str, float], epoch: int | None
 
 
 def log_hyperparameters(trainer: pl.Trainer, loader: Echoed | None, controller: Controller | None) -> None:
-    """Logs the options of echoing, as plain types: checkpoints with hyperparameters load with ``weights_only=True``.
+    """Logs the options of echoing. They are plain types, so that checkpoints with them load with ``weights_only=True``.
 
     The options of several loaders stand under the loaders' names.
     """
@@ -91,10 +91,10 @@ def _options(loader: EchoLoader) -> dict[str, Any]:
 
 
 def log_directory(trainer: pl.Trainer) -> str | None:
-    """Returns where loggers keep the files of this run. All ranks must call this together.
+    """Returns the folder in which loggers keep the files of this run. All ranks must call this together.
 
-    None without a logger, or if the first one keeps no files; and in a ``fast_dev_run``. Of a logger that has one folder for all
-    runs (W&B, MLflow) it is the run's own folder there, as Lightning's ``ModelCheckpoint`` chooses it.
+    It is None without a logger, if the first logger keeps no files, and in a ``fast_dev_run``. If the logger has one folder for
+    all runs (W&B, MLflow), it is the run's own folder in there, as Lightning's ``ModelCheckpoint`` chooses it.
     """
     if trainer.fast_dev_run or not trainer.loggers:  # type: ignore[attr-defined]
         return None
@@ -113,7 +113,7 @@ def package_versions() -> dict[str, str]:
 def write_summary(directory: str | None, summary: RunSummary) -> None:
     """Writes ``echo_summary.json``, local or remote, if there is a place for it.
 
-    It warns if that is impossible: no training must fail for it.
+    If that is impossible, it only warns: no training may fail because of this file.
     """
     if directory is None:
         return
@@ -123,7 +123,7 @@ def write_summary(directory: str | None, summary: RunSummary) -> None:
         files.makedirs(directory, exist_ok=True)  # as Lightning's own callbacks do: a logger may not have written yet
         with files.open(path, "w", encoding="utf-8") as file:
             file.write(summary.to_json())
-    except (OSError, ImportError, ValueError) as error:  # the last two: no package, or no file system, for such a URL
+    except (OSError, ImportError, ValueError) as error:  # the last two: there is no package, or no file system, for such a URL
         rank_zero_warn(f"lightning_echo: {path} could not be written: {error}")
 
 
@@ -138,12 +138,12 @@ def report_of(
     """Returns the report of an epoch that is over.
 
     Args:
-        meter: Has counted the examples of the run so far.
+        meter: The meter, which has counted the examples of the run so far.
         measures: What was measured in the epoch.
-        loader: What was trained on; None: nothing of it is echoed.
+        loader: What was trained on; None: nothing is echoed.
         observation: The epoch, joined with the epochs before it if it is short.
         recommended: The factor that follows from the measurements.
-        decision: The controller's; None without a controller.
+        decision: The controller's decision; None without a controller.
     """
     whole, costs, cache, shared = measures.whole, measures.costs, together(measures.caches.values()), measures.shared
     fresh, echoed = meter.totals
@@ -193,7 +193,7 @@ class ProgressText:
     """Adds ``echo=2.0x idle 3%`` to the items of the progress bar.
 
     Args:
-        text: Returns what is displayed, each time that the bar is drawn; nothing is displayed if it is empty.
+        text: A function that returns the text, each time that the bar is drawn. If the text is empty, nothing is displayed.
     """
 
     def __init__(self, text: Callable[[], str]) -> None:
@@ -209,11 +209,11 @@ class ProgressText:
             vars(bar)["get_metrics"] = self.get_metrics
 
     def hide(self) -> None:
-        """Leaves the bar as it was; may be called at any time."""
+        """Leaves the bar as it was. You may call it at any time."""
         if self._bar is not None:
             del vars(self._bar)["get_metrics"]
             if getattr(self._get_metrics, "__func__", None) is not getattr(type(self._bar), "get_metrics", None):
-                vars(self._bar)["get_metrics"] = self._get_metrics  # somebody else had put it on the instance
+                vars(self._bar)["get_metrics"] = self._get_metrics  # other code had put it on the instance
             self._bar = None
 
     def get_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The picture of a run, at its end: `log_picture` gives it to those loggers that take figures, by their own methods.
+"""The picture of a run, at its end. `log_picture` gives it to the loggers that take figures, with their own methods.
 
-Lightning closes loggers after the hooks of callbacks, also where a training was interrupted, so that a figure still arrives.
+Lightning closes loggers after the hooks of callbacks. This is also so if a training was interrupted, so a figure still arrives.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def check_can_plot(plot: bool) -> None:
     """Makes sure, before a training, that its picture can be drawn at its end.
 
     Args:
-        plot: Whether there is to be one.
+        plot: Whether to draw a picture.
 
     Raises:
-        ModuleNotFoundError: There is to be one, and matplotlib is not installed.
+        ModuleNotFoundError: A picture is to be drawn, and matplotlib is not installed.
     """
     if plot:
         check_matplotlib("plot=True: figures")
@@ -42,11 +42,11 @@ def check_can_plot(plot: bool) -> None:
 def log_picture(trainer: pl.Trainer, summary: RunSummary) -> None:
     """Logs the picture through TensorBoard, Weights & Biases and MLflow. Rank 0 calls it, and no rank waits for it.
 
-    It warns if a logger fails: no training must fail for a picture. It says which loggers take none.
+    If a logger fails, it only warns: no training may fail because of a picture. It says which loggers take no pictures.
 
     Args:
-        trainer: Has the loggers.
-        summary: What is drawn.
+        trainer: The Trainer, which has the loggers.
+        summary: What to draw.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""`log_text`: gives a text to those loggers that take one, by their own methods: their common one takes only numbers."""
+"""`log_text` gives a text to the loggers that take texts. Each has its own method: the one common to all takes only numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def log_text(trainer: pl.Trainer, name: str, text: str, step: int) -> None:
     """Logs a text through the loggers that take texts: TensorBoard, Weights & Biases, MLflow and Comet.
 
     Args:
-        trainer: Has the loggers.
+        trainer: The Trainer, which has the loggers.
         name: Name of the text, such as ``"echo/summary"``.
         text: The text, in lines.
         step: The step that it belongs to.

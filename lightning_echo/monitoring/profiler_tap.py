@@ -1,10 +1,10 @@
 """`ProfilerTap`: hears when Lightning fetches a batch, and when it copies the batch to the device.
 
-A callback has no hook before and after these two. But in every run Lightning tells them to its profiler, whichever that is. So
-the tap replaces the profiler's ``start`` and ``stop`` during a training, and calls the original ones.
+A callback has no hook before and after these two. But in every run Lightning reports them to its profiler, of any kind. So the
+tap replaces the profiler's ``start`` and ``stop`` during a training, and calls the original ones.
 
-Lightning calls ``profile`` around every hook, some twenty times in a step. If the profiler does nothing, the tap replaces
-``profile``, too, with a quicker one. So a step costs less with the tap than without it.
+Lightning calls ``profile`` around every hook, about twenty times in a step. If the profiler does nothing, the tap also replaces
+``profile`` with a quicker one. So a step costs less with the tap than without it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _VALIDATION = ".on_validation_model_zero_grad"
 
 
 class ProfilerTap:
-    """Tells a `StepTimer` what Lightning tells its profiler.
+    """Tells a `StepTimer` what Lightning reports to its profiler.
 
     Args:
         profiler: ``trainer.profiler``.
-        timer: Gets the fetches, the copies and the beginning of validation.
+        timer: The timer that is told of fetches, copies and the beginning of validation.
     """
 
     def __init__(self, profiler: Any, timer: StepTimer) -> None:
@@ -45,7 +45,7 @@ class ProfilerTap:
         profiler.stop = _with_timer(profiler.stop, stop, timer_first=True)
 
     def close(self) -> None:
-        """Gives the profiler its own methods back."""
+        """Gives back to the profiler its own methods."""
         for name in _REPLACED:
             vars(self._profiler).pop(name, None)
         vars(self._profiler).update(self._had)
@@ -58,9 +58,9 @@ def _with_timer(
 
     Args:
         original: The profiler's own method.
-        calls: By the end of an action's name, the timer's method to call.
-        timer_first: Whether to call the timer before the original: True for ``stop``, False for ``start``. So the profiler's own
-            time is not measured.
+        calls: The timer's methods to call, by the end of the action's name.
+        timer_first: Whether to call the timer before the original method. True for ``stop`` and False for ``start``, so that the
+            profiler's own time is not measured.
     """
     known: dict[str, Callable[[], None] | None] = {}
 
@@ -80,7 +80,7 @@ def _with_timer(
 def _quick_profile(
     ends: tuple[str, ...], original: Callable[[str], AbstractContextManager[None]]
 ) -> Callable[[str], AbstractContextManager[None]]:
-    """Returns a replacement for ``profile`` of a profiler that does nothing: it calls the original for these actions only."""
+    """Returns a replacement for ``profile`` of a profiler that does nothing. It calls the original only for these actions."""
     silent: set[str] = set()
     nothing = nullcontext()
 

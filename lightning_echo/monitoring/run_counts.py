@@ -1,6 +1,6 @@
 """`RunCounts`: the fresh and echoed examples of a run on all ranks, also after a resume.
 
-A checkpoint holds the state of rank 0 alone, so this state is that of the whole job.
+A checkpoint holds only the state of rank 0. So the state of this object holds the counts of the whole job.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class RunCounts:
         self._counted = Examples()  # of the examples delivered on this rank, those that the metric has counted
 
     def go_on_from(self, delivered: Examples) -> None:
-        """Notes what this rank has delivered so far; the totals that were loaded contain it."""
+        """Notes what this rank has delivered so far. The totals that were loaded contain it."""
         self._counted, self._in_metric_at_totals = delivered, self._in_metric()
 
     def skip_to(self, delivered: Examples) -> None:
-        """Counts from here on: a loader that was made anew may begin at 0, or elsewhere."""
+        """Begins to count here, because a loader that was made anew may begin at 0, or at another number."""
         self._counted = delivered
 
     def update(self, delivered: Examples) -> None:
@@ -61,7 +61,7 @@ class RunCounts:
     def state(self, world_size: int) -> list[int]:
         """Returns the job's fresh and echoed examples.
 
-        Since the totals, every other rank is taken to have counted as many examples as this one.
+        It assumes that since the totals every other rank has counted as many examples as this one.
         """
         now, then = self._in_metric(), self._in_metric_at_totals
         return [

@@ -1,9 +1,10 @@
 """`RunMeter`: measures a training epoch by epoch, and joins the ranks' measurements.
 
-It stands between Lightning's hooks and the clocks and metrics of ``measuring/``. Ranks exchange a few numbers at the end of an
-epoch and where a controller decides within one, and the counts whenever they are logged. In other steps they exchange nothing.
+It stands between Lightning's hooks and the clocks and metrics of ``measuring/``. The ranks exchange a few numbers at the end of
+an epoch, and when a controller decides within an epoch. They exchange the counts whenever these are logged. In other steps they
+exchange nothing.
 
-What a controller is shown is a *stretch*: the steps from its last decision on, but not beyond the start of the epoch.
+A controller is shown a *stretch*: the steps of the epoch since its last decision.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class EpochMeasures:
     """One epoch of the job.
 
     Attributes:
-        whole: All its steps; None if no fetch was seen.
+        whole: All steps of the epoch; None if no fetch was seen.
         judged: The steps of the last stretch that were planned with the factor in force; None if there are none.
         costs: Costs of the slowest rank's pipeline; None if the workers cannot be measured and no step waited.
-        first_batch_seconds: Wait for the first batch, if workers had to start for it: of the rank that waited longest.
+        first_batch_seconds: Seconds of waiting for the first batch, if workers had to start for it. The longest wait of any rank.
         fresh: Fresh examples in the epoch, all ranks.
         echoed: Echoed examples in the epoch, all ranks.
-        caches: By the name of a loader, its cache; only of loaders that have one.
+        caches: The figures of each cache, by the name of its loader.
         shared: What sharing the reading did; None if the loader does not share.
     """
 
@@ -69,9 +70,9 @@ class RunMeter:
 
     Attributes:
         timer: The clock of the steps.
-        idle: The times of the epoch's steps, in the job.
+        idle: The times of the epoch's steps, as a metric of the job.
         counts: Examples delivered in the run.
-        part_counts: The same of each of several loaders, by name.
+        part_counts: The same for each of several loaders, by name.
         world_size: Number of ranks.
         nodes: The node that each rank runs on, as the Trainer numbers them.
         cores: Cores of this node for each of its ranks.
@@ -82,7 +83,7 @@ class RunMeter:
         self.idle, self.counts = IdleFraction(), RunCounts()
         self.part_counts: dict[str, RunCounts] = {}
         self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
-        self._stretch_start = 0  # the epoch's steps before the stretch under way
+        self._stretch_start = 0  # the number of the epoch's steps before the present stretch
         self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
         self._cache_meter, self._share_meter = CacheMeter(), ShareMeter()
@@ -93,7 +94,7 @@ class RunMeter:
 
     @property
     def is_in_epoch(self) -> bool:
-        """Whether steps were measured of an epoch that has not ended."""
+        """Whether steps of an epoch that has not ended were measured."""
         return self.idle.per_step.shape[-1] > 0
 
     @property
@@ -114,7 +115,7 @@ class RunMeter:
     # ------------------------------------------------------------------ called by hooks
 
     def start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loader: Echoed | None) -> None:
-        """Begins to measure a training, or goes on after a resume. All ranks must call this together."""
+        """Begins to measure a training, or continues after a resume. All ranks must call this together."""
         device = pl_module.device
         self._pl_module, self.world_size = pl_module, trainer.world_size
         self.nodes = self._gather([trainer.node_rank], dtype=torch.int64).flatten().tolist()
@@ -140,10 +141,10 @@ class RunMeter:
         self.begin_epoch(loader)
 
     def begin_epoch(self, loader: Echoed | None) -> None:
-        """Begins an epoch, or goes on after a resume. A reload may have made the loader anew; it then counts from 0.
+        """Begins an epoch, or continues one after a resume. A reload may have made the loader anew. It then counts from 0.
 
-        All ranks must call this together: if workers start on one rank, all ranks wait. If something ends the workers within an
-        epoch, the wait for new ones counts like any other.
+        All ranks must call this together, because all ranks wait if workers start on one of them. If something ends the workers
+        within an epoch, the wait for new workers counts like any other wait.
         """
         self._share_meter.begin_epoch(loader)
         self._cache_meter.begin_epoch(parts_of(loader))  # before the ranks exchange something: none of them delivers yet
@@ -164,7 +165,7 @@ class RunMeter:
         self.timer.begin_step()
 
     def end_step(self, loader: Echoed | None, batch: Any) -> None:
-        """Notes that the step is over. A model that takes ``dataloader_iter`` fetches its batch within the step."""
+        """Notes that the step is over. If the model takes ``dataloader_iter``, it fetches its batch within the step."""
         self.timer.end_step()
         self._has_stepped = True
         if loader is None and batch is not None:
@@ -174,7 +175,7 @@ class RunMeter:
             self._loader_meters[name].end_step(part)
 
     def stop(self) -> None:
-        """Ends measuring; may be called at any time."""
+        """Ends measuring. You may call it at any time."""
         if self._tap is not None:
             self._tap.close()
             self._tap = None
@@ -189,11 +190,11 @@ class RunMeter:
         return self.totals
 
     def part_metrics(self, loader: Echoed | None, *, passes: bool = False) -> dict[str, float]:
-        """Returns the metrics of each of several loaders, as last counted.
+        """Returns the metrics of each of several loaders, from the last count.
 
         Args:
             loader: What is trained on.
-            passes: Whether to return the passes over the data, too; that takes slightly longer.
+            passes: Whether to return the passes over the data, too. That takes slightly longer.
         """
         found: dict[str, float] = {}
         for name, part in self._counted_parts(loader).items():
@@ -209,13 +210,13 @@ class RunMeter:
         return int(self._gather([value], dtype=torch.int64).max())
 
     def end_stretch(self, loader: Echoed | None, last: int | None = None) -> tuple[JobSteps | None, PipelineCosts | None]:
-        """Ends a stretch within an epoch, and returns what was measured in it, as in `EpochMeasures`: ``judged`` and ``costs``.
+        """Ends a stretch within an epoch. Returns what was measured in it: ``judged`` and ``costs`` of `EpochMeasures`.
 
         On CUDA this waits until the device has passed the last step, so that all ranks have measured the same steps.
 
         Args:
             loader: What is trained on.
-            last: The stretch has only so many steps, the last ones. None: all from the last decision on.
+            last: Number of steps: the stretch is only the last ones. None: all steps since the last decision.
         """
         self.timer.settle()
         self.idle.update(*self.timer.take())
@@ -251,7 +252,7 @@ class RunMeter:
     # ------------------------------------------------------------------ state
 
     def state_dict(self, loader: Echoed | None) -> dict[str, Any]:
-        """Returns the state of the whole job: plain types and tensors."""
+        """Returns the state of the whole job, in plain types and tensors."""
         self._count_delivered(loader)
         self.idle.update(*self.timer.take())
         known = {name: each.seconds_per_batch for name, each in self._loader_meters.items()}
@@ -266,7 +267,7 @@ class RunMeter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; must be called before `start`.
+        """Restores what `state_dict` returned. Call it before `start`.
 
         Raises:
             FieldError: A field is missing or wrong.
@@ -284,13 +285,13 @@ class RunMeter:
         self.idle.update(*per_step)
         self._stretch_start = entry(state, "stretch_start", int, 0)  # older checkpoints have none
         saved = entry(state, "stages", dict[str, SecondsPerBatch] | SecondsPerBatch | None) or {}
-        # Checkpoints from before collections have the seconds of one loader.
+        # Checkpoints of versions that knew no collections have the seconds of one loader.
         self._saved_seconds = {"": saved} if isinstance(saved, SecondsPerBatch) else saved
 
     # ------------------------------------------------------------------ inside
 
     def _add_parts(self, loader: Echoed | None) -> None:
-        """Adds counts for each of several loaders; a reload by the user's hook may bring new loaders."""
+        """Adds counts for each of several loaders. A reload by the user's hook may bring new loaders."""
         for name in loader if isinstance(loader, EchoLoaders) else ():
             if name not in self.part_counts:
                 self.part_counts[name] = RunCounts()
@@ -299,9 +300,9 @@ class RunMeter:
     def _starts_workers(self, loader: Echoed | None) -> bool:
         """Whether the next batch has to wait for workers to start.
 
-        * The workers of an `EchoLoader` live on from epoch to epoch.
-        * Plain loaders begin anew in each epoch; even if their workers persist, their queues are empty then.
-        * Without workers nothing starts: reading is waited for as in any other step.
+        * The workers of an `EchoLoader` stay alive from epoch to epoch.
+        * Plain loaders begin anew in each epoch. Even if their workers stay alive, their queues are empty then.
+        * Without workers nothing has to start. The step waits for reading, like any other step.
         """
         echoed = parts_of(loader)
         plain = [leaf for name, leaf in leaves_of(self._train_dataloader).items() if name not in echoed]
@@ -319,15 +320,15 @@ class RunMeter:
         return Examples(self._not_echoed) if loader is None else Examples(loader.counts.fresh, loader.counts.echoed)
 
     def _count_delivered(self, loader: Echoed | None) -> None:
-        """Gives the metrics the examples delivered on this rank since the last call."""
+        """Adds the examples delivered on this rank since the last call to the metrics."""
         self.counts.update(self._delivered(loader))
         for name, part in self._counted_parts(loader).items():
             self.part_counts[name].update(self._delivered(part))
 
     def _judged_of_stretch(self, loader: Echoed | None) -> JobSteps | None:
-        """Returns those steps of the stretch under way that show the factor in force, joined over the ranks.
+        """Returns the steps of the present stretch that show the factor in force, joined over the ranks.
 
-        Only these are exchanged: an epoch that never ends has ever more.
+        The ranks exchange only these steps, because an epoch that never ends has more and more steps.
         """
         stretch = IdleFraction().to(self.idle.device)
         stretch.update(*self.idle.per_step[:, self._stretch_start :])
@@ -338,7 +339,7 @@ class RunMeter:
             return stretch.steps(max(0, first - self._stretch_start))
 
     def _first_judged(self, loader: Echoed | None, steps: int) -> int:
-        """Returns the first step of the epoch that shows the factor in force, and came from workers that had started."""
+        """Returns the first step of the epoch that shows the factor in force, and whose workers had started before."""
         judged = [self._loader_meters[name].judged_batches(part) for name, part in parts_of(loader).items()]
         return max(0, steps - min(judged)) if judged else 0
 
@@ -346,8 +347,8 @@ class RunMeter:
         """Gathers what the ranks have measured.
 
         Returns:
-            By the name of a loader, what its workers spend on each rank; and the longest wait of any rank for the first batch,
-            None if no rank had to start workers for it.
+            Two values: what the workers of each loader spend on each rank, by the loader's name. And the longest wait of any rank
+            for the first batch, or None if no rank had to start workers for it.
         """
         measured = {name: self._loader_meters[name].measure(part) for name, part in parts_of(loader).items()}
         first_batch = self.timer.first_batch_seconds
@@ -383,17 +384,17 @@ class RunMeter:
 
 
 def _workers_in(loaders: Any) -> int | None:
-    """Returns the workers of what a training takes its batches from, if none of it is echoed.
+    """Returns the number of workers of the loaders of a training, if none of them is echoed.
 
-    Returns None if some loaders have workers and others have none. An object that is no ``DataLoader`` counts as one that has
-    workers: it may prepare batches during the steps.
+    Returns None if some loaders have workers and others have none. An object that is not a ``DataLoader`` counts as a loader with
+    workers, because it may prepare batches during the steps.
     """
     found = {_workers_of(leaf) for leaf in leaves_of(loaders).values()}
     return None if 0 in found and len(found) > 1 else max(found, default=1)
 
 
 def _workers_of(loader: Any) -> int:
-    """Returns the workers of a plain loader; an object that has no ``num_workers`` may prepare batches during the steps, too."""
+    """Returns the number of workers of a plain loader. An object without ``num_workers`` may prepare batches during the steps."""
     return getattr(loader, "num_workers", 1)
 
 

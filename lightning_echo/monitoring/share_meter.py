@@ -19,11 +19,11 @@ class ShareUse(NamedTuple):
     """What sharing did in an epoch.
 
     Attributes:
-        trainings: Trainings that the reader has at its end, this one among them.
-        waited_seconds: For how long a batch waited for another training: of the rank for which that was longest.
+        trainings: Number of trainings that the reader has at the end of the epoch, this one among them.
+        waited_seconds: Seconds that a batch waited for another training, on the rank where this was longest.
         missed: Examples that other trainings had and this one did not, in the run so far, all ranks.
         saved_cpu_seconds: Processor seconds that sharing has saved this training in the run so far, all ranks.
-        slowest_training: The one that this rank waited for longest in the run so far; empty if it waited for none.
+        slowest_training: The training that this rank waited for longest in the run so far; empty if it waited for none.
     """
 
     trainings: int
@@ -40,7 +40,7 @@ class ShareMeter:
         self._waited_at_start = 0.0
 
     def begin_epoch(self, loader: Any) -> None:
-        """Notes where the counts are when an epoch begins, or goes on after a resume."""
+        """Notes the counts when an epoch begins, or continues after a resume."""
         sharing = _sharing_of(loader)
         self._waited_at_start = 0.0 if sharing is None else sharing.waited.for_peers
 
