@@ -6,7 +6,6 @@ that cannot run here has a comment before it, with the reason: ``<!-- skip: next
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -61,7 +60,7 @@ def of_language(*languages: str) -> list[object]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_each_block_of_a_page_has_a_language_that_is_looked_at(page: Path) -> None:
-    checked = {"python", "bash", "yaml", "json"}
+    checked = {"python", "bash", "yaml"}
     assert {block.language for block in blocks(page)} <= checked | SHOWN
 
 
@@ -97,11 +96,6 @@ def test_yaml_loads_and_options_of_echoing_are_valid(block: Block) -> None:
             known = set(EchoConfig.__dataclass_fields__)
             EchoConfig(**{name: value for name, value in options.items() if name in known})
             assert set(options) - known <= {"controller", "enabled", "loaders", "summary", "plot"}
-
-
-@pytest.mark.parametrize("block", of_language("json"))
-def test_json_loads(block: Block) -> None:
-    assert json.loads(block.text) is not None
 
 
 class _Parsed(Exception):

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 from trainer_runs import POINTS, Data, Recorder, echoed, fit, trainer
 
-from lightning_echo import EchoDataModule
+from lightning_echo import EchoCallback, EchoDataModule
 
 LENGTH = 300
 
@@ -96,6 +96,25 @@ def test_the_learning_rate_finder_leaves_position_and_counts_as_they_were(epoch_
     run, expected = fit(data, max_epochs=1), fit(echoed(2, **options), max_epochs=1)
     assert run.model.batches == expected.model.batches
     assert run.loader.counts == expected.loader.counts
+
+
+def test_the_learning_rate_finder_leaves_counts_as_they_were_beside_a_callback(tmp_path: Path) -> None:
+    runs = []
+    for finds in (True, False):
+        callback, model = EchoCallback(factor=2, seed=7, summary=False), Rated()
+        running = trainer(default_root_dir=tmp_path, max_epochs=1, callbacks=[callback])
+        if finds:
+            found = Tuner(running).lr_find(
+                model, datamodule=Data(length=LENGTH), num_training=10, early_stop_threshold=None, update_attr=False
+            )
+            assert found is not None
+            assert len(found.results["lr"]) == 10
+            model.batches.clear()
+        running.fit(model, datamodule=Data(length=LENGTH))
+        last = callback.reports[-1]
+        runs.append((model.batches, [(report.steps, report.fresh_examples, report.echoed_examples) for report in callback.reports]))
+        assert last.fresh_examples + last.echoed_examples == LENGTH
+    assert runs[0] == runs[1]
 
 
 def test_the_learning_rate_finder_goes_back_to_the_middle_of_a_run(tmp_path: Path) -> None:
