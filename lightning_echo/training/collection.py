@@ -1,11 +1,11 @@
 """The loaders that a Trainer trains on: a single loader, or a collection of loaders, and which of them are echoed.
 
 A collection is what Lightning combines: a dict, list or tuple of loaders, nested or not, or a ``CombinedLoader`` around one. It
-is a tree, and the loaders are its leaves. The name of a leaf is its key (or field), or its position from ``"0"`` on. Where
-collections are nested, names are joined by ``/``: ``"labelled"``, ``"0"``, ``"scans/1"``. A single loader has the empty name.
+is a tree, and the loaders are its leaves. The name of a leaf is its key (or field), or its position from ``"0"`` on. In nested
+collections, ``/`` joins the names: ``"labelled"``, ``"0"``, ``"scans/1"``. A single loader has the empty name.
 
-The `EchoLoader`s of a collection are an `EchoLoaders`. Each step takes a batch of each of them, so that their counts add up.
-Their times do not add up: the workers of all loaders run side by side, and the step waits for the slowest.
+The `EchoLoader`s of a collection form an `EchoLoaders`. Each step takes a batch of each of them, so their counts are added. Their
+times are not added: the workers of all loaders run at the same time, and the step waits for the slowest.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_collection(loaders: Any) -> bool:
 
 
 def leaves_of(loaders: Any) -> dict[str, Any]:
-    """Returns the loaders of a collection by name, in Lightning's order; a single loader has the name ``""``.
+    """Returns the loaders of a collection by name, in Lightning's order. A single loader has the name ``""``.
 
     Raises:
         ValueError: Two loaders have the same name.
@@ -100,7 +100,7 @@ def with_leaves(loaders: Any, leaves: Mapping[str, Any]) -> Any:
 
 
 def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
-    """Returns the batches of the single loaders in what a collection yields; a batch of another structure is one part.
+    """Returns the batches of the single loaders in what a collection yields. A batch of another structure counts as one part.
 
     Example:
         >>> parts_at_leaves({"scans": [range(3), range(4)], "text": range(5)}, {"scans": [[0, 1], None], "text": [0]})
@@ -110,7 +110,7 @@ def parts_at_leaves(loaders: Any, batch: Any) -> list[Any]:
 
 
 def names_in_words(names: Mapping[str, Any]) -> str:
-    """Returns what loaders are called in a message.
+    """Returns the names of loaders as words for a message.
 
     Example:
         >>> names_in_words({"scans": 1, "text": 2}), names_in_words({"": 1})
@@ -158,12 +158,12 @@ class EchoLoaders(Mapping[str, EchoLoader]):
 
     @property
     def factor(self) -> float:
-        """The echo factor last set; the mean factor where the loaders have different ones."""
+        """The echo factor that was set last. If the loaders have different factors, their mean."""
         return _mean_factor(loader.factor for loader in self.values())
 
     @property
     def factor_in_force(self) -> float:
-        """The echo factor of the next batches; the mean factor where the loaders have different ones."""
+        """The echo factor of the next batches. If the loaders have different factors, their mean."""
         return _mean_factor(loader.factor_in_force for loader in self.values())
 
     @property
@@ -175,8 +175,8 @@ class EchoLoaders(Mapping[str, EchoLoader]):
     def fits_cost_model(self) -> bool:
         """Whether the cost model can treat these loaders as one.
 
-        All loaders of the collection must be echoed, with the same factor, and either all or none must have workers. Without
-        workers their costs add up, so that they must have the same insertion point, too.
+        All loaders of the collection must be echoed with the same factor, and either all or none must have workers. Without
+        workers their costs are added, so they must also have the same insertion point.
         """
         alike = {(loader.factor, loader.num_workers > 0) for loader in self.values()}
         points = {loader.insertion_point for loader in self.values() if not loader.num_workers}
@@ -192,10 +192,10 @@ Echoed: TypeAlias = EchoLoader | EchoLoaders
 
 
 def echoed_in(loaders: Any) -> Echoed | None:
-    """Returns what is echoed of the loaders that a Trainer trains on.
+    """Returns those of a Trainer's training loaders that are echoed.
 
     Returns:
-        The `EchoLoader` that stands alone, or the `EchoLoader`s of a collection; None if nothing is echoed.
+        The `EchoLoader`, if it is the only loader, or the `EchoLoader`s of a collection. None if nothing is echoed.
     """
     leaves = leaves_of(loaders)
     echoed = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, EchoLoader)}
@@ -207,7 +207,7 @@ def echoed_in(loaders: Any) -> Echoed | None:
 
 
 def parts_of(echoed: Echoed | None) -> Mapping[str, EchoLoader]:
-    """Returns the `EchoLoader`s by name; one that stands alone has the empty name."""
+    """Returns the `EchoLoader`s by name. A single one has the empty name."""
     if echoed is None:
         return {}
     return echoed if isinstance(echoed, EchoLoaders) else {"": echoed}
@@ -232,7 +232,7 @@ def common_factor(factors: Mapping[str, float]) -> float:
 
 
 def _mean_factor(factors: Iterator[float]) -> float:
-    """Returns the harmonic mean: a step takes a batch of each loader, and the share 1 / mean of these batches is fresh."""
+    """Returns the harmonic mean. A step takes a batch of each loader, and of all their examples the share 1 / mean is fresh."""
     each = list(factors)
     return each[0] if len(set(each)) == 1 else len(each) / sum(1 / factor for factor in each)
 
@@ -274,7 +274,7 @@ def _parts(node: Any, batch: Any) -> list[Any]:
 
 
 def _is_leaf(node: Any) -> bool:
-    """Returns whether Lightning takes a node for one loader; a ``CombinedLoader`` inside a collection is one."""
+    """Returns whether Lightning treats a node as one loader. It does so with a ``CombinedLoader`` inside a collection."""
     return isinstance(node, CombinedLoader) or not is_collection(node)
 
 
@@ -292,12 +292,12 @@ def _join(name: str, key: Any) -> str:
 
 
 def delivered_in(loader: Echoed | None) -> int | dict[str, int]:
-    """Returns the number of the next batch of the run; of several loaders by name."""
+    """Returns the number of the next batch of the run. For several loaders: the numbers by name."""
     return _of_each(loader, lambda part: part.delivered_batches)
 
 
 def since_in(loader: Echoed | None) -> int | dict[str, int]:
-    """Returns the number of the first batch with the factor that was set last; of several loaders by name."""
+    """Returns the number of the first batch with the factor that was set last. For several loaders: the numbers by name."""
     return _of_each(loader, lambda part: part.factor_since)
 
 
@@ -307,7 +307,7 @@ def _of_each(loader: Echoed | None, number: Callable[[EchoLoader], int]) -> int 
 
 
 def go_on_after_reload(before: Echoed | None, now: Echoed | None) -> None:
-    """Lets loaders that the user's hook has made anew go on where the loaders of the same names stood."""
+    """Lets loaders that the user's hook has made anew continue where the loaders of the same names stopped."""
     for name, part in parts_of(now).items():
         earlier = parts_of(before).get(name)
         if earlier is not None and earlier is not part and part.is_at_start:

@@ -1,4 +1,4 @@
-"""`BoundHooks`: puts hooks on the user's instances for the time of a ``fit``, and leaves the instances as they were."""
+"""`BoundHooks`: puts hooks on the user's instances during a ``fit``, and leaves the instances as they were."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class _Bound(NamedTuple):
 
     Attributes:
         instance: The user's object.
-        name: The attribute that the hook stands in.
+        name: The attribute that holds the hook.
         hook: The hook.
-        before: The attribute that the instance itself had, or `_NOTHING` where it had only that of its class.
+        before: The attribute that the instance itself had. `_NOTHING` if it had only that of its class.
     """
 
     instance: Any
@@ -26,7 +26,7 @@ class _Bound(NamedTuple):
 
 
 class BoundHooks:
-    """Binds hooks on instances, in the place of their own attributes, and gives the instances their own attributes back.
+    """Binds hooks on instances, in place of their own attributes, and later gives back these attributes.
 
     Example:
         >>> class Data:
@@ -55,9 +55,9 @@ class BoundHooks:
         vars(instance)[name] = hook
 
     def unbind(self) -> None:
-        """Takes all hooks away; may be called at any time. An attribute that somebody else has set meanwhile stays.
+        """Takes all hooks away. You may call it at any time. If other code has set the attribute in the meantime, it stays.
 
-        A hook counts as ours on every instance: a stand-in copies the hooks of the data module that it stands for.
+        A hook counts as ours on every instance, because a stand-in copies the hooks of the data module that it stands for.
         """
         ours = {id(bound.hook) for bound in self._bound}
         for instance, name, _, before in self._bound:

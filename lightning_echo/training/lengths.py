@@ -1,13 +1,13 @@
-"""How long epochs and the run are, when echoing is on: what users are told of it, and how a Trainer learns of a new length.
+"""How long epochs and the run are with echoing: what the user is told about it, and how a Trainer learns a new length.
 
 With ``epoch_length="full_pass"`` a new factor changes the length of epochs. Lightning asks the loader for its length only when it
-asks for the loader itself. The only public way to tell it a new length during training is therefore to make it ask again, once
-(`Reload`).
+asks for the loader itself. Therefore the only public way to tell it a new length during training is to make it ask for the loader
+once more (`Reload`).
 
-A schedule of the learning rate that steps with each batch may be built for ``trainer.estimated_stepping_batches`` steps. If
-epochs get longer, it ends before the run does: ``OneCycleLR`` raises then, other schedules stay at the learning rate of their
-end. The Trainer needs its training loader for this estimate. So a Trainer that has the loader when optimizers are configured
-shows that the model has read the estimate (`StepsEstimate`).
+A learning rate schedule that steps with each batch may be built for ``trainer.estimated_stepping_batches`` steps. If epochs
+become longer, the schedule ends before the run does. ``OneCycleLR`` then raises an error. Other schedules keep their last
+learning rate. The Trainer needs its training loader for this estimate. So if the Trainer has the loader when optimizers are
+configured, the model has read the estimate (`StepsEstimate`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_echo.training.collection import Echoed, parts_of
 
 __all__ = ["Attached", "Reload", "StepsEstimate", "check_factor_during_training", "forecast", "too_short_schedules"]
 
-_SHORT_RUN_STEPS = 2000  # filling the buffer makes no difference in longer runs, and planning them takes time
+_SHORT_RUN_STEPS = 2000  # in longer runs, the filling of the buffer makes no difference, and planning them takes time
 _NOTICEABLE = 1.03  # times as many passes
 
 
@@ -54,10 +54,10 @@ class Reload:
             trainer.reload_dataloaders_every_n_epochs = 1
 
     def end(self) -> bool:
-        """Gives the Trainer the user's setting back.
+        """Gives back to the Trainer the user's setting.
 
         Returns:
-            Whether the reload was ordered here alone: it was ordered, and the user's setting asks for none.
+            Whether only this object ordered the reload: the user's setting does not ask for one.
         """
         users, self._users = self._users, None
         if users is None:
@@ -72,7 +72,7 @@ class StepsEstimate:
     """Finds out whether the model of a ``fit`` has read ``trainer.estimated_stepping_batches`` to configure its optimizers.
 
     Attributes:
-        was_read: Whether it has.
+        was_read: Whether the model has read it.
     """
 
     def __init__(self) -> None:
@@ -80,15 +80,15 @@ class StepsEstimate:
         self._optimizers_before: Any = None  # of an earlier fit, or none; the Trainer replaces them when it configures its own
 
     def begin_fit(self, trainer: Any) -> None:
-        """To be called when a ``fit`` is set up."""
+        """Call this when a ``fit`` is set up."""
         self.was_read, self._optimizers_before = False, trainer.optimizers
 
     def loader_asked(self, trainer: Any) -> None:
-        """To be called when the Trainer asks for its training loader."""
+        """Call this when the Trainer asks for its training loader."""
         self.was_read |= trainer.optimizers is self._optimizers_before
 
     def optimizers_configured(self, trainer: Any) -> None:
-        """To be called when optimizers are configured and nothing else has needed the training loader: in ``on_fit_start``."""
+        """Call this in ``on_fit_start``: optimizers are then configured, and nothing else has needed the training loader."""
         self.was_read |= trainer.train_dataloader is not None
 
 
@@ -96,13 +96,13 @@ def check_factor_during_training(trainer: pl.Trainer, echoed: Echoed, factor: fl
     """Makes sure that a factor can be set during training, now or later.
 
     Args:
-        trainer: Its schedules of the learning rate are checked.
+        trainer: The Trainer. Its learning rate schedules are checked.
         echoed: The loaders that are echoed.
-        factor: The factor. It is not set.
+        factor: The factor. It is not set here.
 
     Raises:
         ValueError: A loader's buffer cannot hold what the factor needs.
-        MisconfigurationException: The factor makes epochs longer than a schedule of the learning rate expects.
+        MisconfigurationException: The factor makes epochs longer than a learning rate schedule expects.
     """
     loaders = parts_of(echoed).values()
     for loader in loaders:
@@ -119,10 +119,10 @@ def check_factor_during_training(trainer: pl.Trainer, echoed: Echoed, factor: fl
 
 
 def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> str:
-    """Returns a warning about schedules of the learning rate that would end before the run; empty if there are none.
+    """Returns a warning about learning rate schedules that would end before the run. It is empty if there are none.
 
     Args:
-        trainer: Its model has read ``estimated_stepping_batches``.
+        trainer: The Trainer, whose model has read ``estimated_stepping_batches``.
         echoed: The loaders that are echoed.
         factor: The factor that is set during training, now or later.
     """
@@ -143,15 +143,15 @@ def too_short_schedules(trainer: pl.Trainer, echoed: Echoed, factor: float) -> s
 def forecast(trainer: Any, echoed: Echoed) -> str:
     """Returns how many epochs, steps and passes over the data a run will have, as a line for users.
 
-    It is told when a run begins, because the factor changes what an epoch means. While the buffer fills, more of each batch is
-    fresh: in a short run this makes a difference, and is added.
+    The user gets it when a run begins, because the factor changes what an epoch means. While the buffer is being filled, more of
+    each batch is fresh. In a short run this makes a difference, so the line takes it into account.
 
     Args:
-        trainer: Knows the number of epochs, and how many batches it takes in each.
+        trainer: The Trainer. It knows the number of epochs, and how many batches it takes in each.
         echoed: The loaders that are echoed.
 
     Returns:
-        The line; empty if the run has no known end, or no steps.
+        The line. It is empty if the run has no known end, or no steps.
     """
     if not isinstance(echoed, EchoLoader):
         others = f"; not echoed: {', '.join(echoed.not_echoed)}" if echoed.not_echoed else ""

@@ -1,4 +1,4 @@
-"""Lines for the user on rank 0, through the one logger of the package. (Lightning's function has a logger of Lightning's.)"""
+"""Lines for the user on rank 0, through the one logger of the package. (Lightning's own function uses Lightning's logger.)"""
 
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -17,4 +17,4 @@ def rank_zero_info(message: str) -> None:
     Example:
         >>> rank_zero_info("lightning_echo: echoing is off")
     """
-    LOGGER.info("%s", message, stacklevel=3)  # past this function and the decorator: the line names who says it
+    LOGGER.info("%s", message, stacklevel=3)  # past this function and the decorator, so that the line names the caller

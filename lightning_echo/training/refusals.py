@@ -1,7 +1,7 @@
 """Two mistakes that are refused wherever a Trainer meets echoing: a second ``fit`` over the same data, and another package.
 
-* Echoing follows one ``fit`` at a time: its epochs, its limits and its factor. Lightning itself lets two Trainers, each in a
-  thread of its own, train over one data module.
+* Echoing follows one ``fit`` at a time: its epochs, its limits and its factor. Lightning itself lets two Trainers, in two
+  threads, train over one data module.
 * Lightning comes as two packages with the same classes, ``lightning`` and ``pytorch_lightning``. Their objects cannot be mixed.
 """
 

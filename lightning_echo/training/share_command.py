@@ -1,4 +1,4 @@
-"""``python train.py share``: a reader by hand, with the data of the same configuration as ``fit``."""
+"""``python train.py share``: starts a reader by hand, with the data of the same configuration as ``fit``."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Shares:
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Reads for the trainings that share a name, until it is interrupted (Ctrl-C), and shows which they are.
+        """Reads for the trainings that share a name, and shows these trainings. It ends when it is interrupted (Ctrl-C).
 
         Args:
             model: The model, whose training loader is read if there is no data module.
             datamodule: The data.
             name: The name that the trainings share.
-            window: Memory for examples that are prepared and not yet taken by all.
-            ckpt_path: Not used. A configuration that fit has saved may have it.
+            window: Memory for examples that are prepared and that not all trainings have taken.
+            ckpt_path: Not used. It is here because a configuration that fit has saved may have it.
             weights_only: Not used, for the same reason.
 
         Raises:
@@ -61,7 +61,7 @@ class Shares:
 
 @contextmanager
 def shown_in_place() -> Iterator[Callable[[str], None]]:
-    """Gives a function that shows a text in the place of the one before, on a terminal with rich; else one after the other."""
+    """Gives a function that shows texts. On a terminal with rich, each text replaces the one before; otherwise they follow."""
     if not sys.stdout.isatty() or find_spec("rich") is None:
         yield print
         return

@@ -1,7 +1,7 @@
 """`StandIn`: a data module that takes the place of the user's and behaves like it.
 
-* A hook that the user's module overrides is bound on this instance. All other hooks are left alone: Lightning compares code to
-  find out what is overridden.
+* A hook that the user's module overrides is bound on this instance. All other hooks are left alone, because Lightning compares
+  code to find out what is overridden.
 * Every other attribute is read from the user's module and set on it.
 * A subclass keeps what it defines itself.
 
@@ -23,9 +23,10 @@ __all__ = ["StandIn"]
 
 
 class StandIn(pl.LightningDataModule):
-    """Stands for the user's data module; everything of it is the user's, except what a subclass defines.
+    """Stands for the user's data module. All attributes are the user's, except those that a subclass defines.
 
-    Attributes set on an instance go to the user's module, except properties of the subclass and names in its ``_own``.
+    An attribute that is set on an instance is set on the user's module. Properties of the subclass and names in its ``_own`` are
+    the exceptions.
 
     Args:
         datamodule: The user's data module.
@@ -44,7 +45,7 @@ class StandIn(pl.LightningDataModule):
                 f"datamodule must be a LightningDataModule, got {type(datamodule).__name__}; for loaders use "
                 f"{type(self).__name__}.from_dataloaders(train_dataloaders, ..., factor=...) or EchoLoader(loader, factor)"
             )
-        # The base class is not initialised: it would set its attributes anew, and they are the user's (see __setattr__).
+        # The base class is not initialised: it would overwrite its attributes, which are the user's here (see __setattr__).
         self.__dict__["_inner"] = datamodule
         _set_own_hparams(datamodule)
         self._bind_overridden()
@@ -99,8 +100,8 @@ class StandIn(pl.LightningDataModule):
 def _set_own_hparams(datamodule: pl.LightningDataModule) -> None:
     """Gives the user's module the hyperparameters that LightningCLI would record for it without a stand-in.
 
-    Where LightningCLI builds both data modules, ``save_hyperparameters`` in the user's constructor records the configuration of
-    the outer one. A data module that reads its ``hparams`` in its own constructor still sees these.
+    If LightningCLI builds both data modules, ``save_hyperparameters`` in the user's constructor records the configuration of the
+    outer one. If the user's constructor reads ``hparams``, it still sees this configuration.
     """
     outer = dict(datamodule.hparams)
     node = outer.get("datamodule")

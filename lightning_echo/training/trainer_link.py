@@ -1,10 +1,10 @@
-"""`TrainerLink`: an `EchoLoader` asks the Trainer that iterates it what has become of its batches.
+"""`TrainerLink`: an `EchoLoader` asks its Trainer how far the Trainer is.
 
 A loader knows which batches it has delivered. Only the Trainer knows
 
-* whether it ends an epoch sooner than the loader would,
-* whether its epoch goes on, when it trains on several loaders,
-* which batch is in use, when it fetches one batch ahead.
+* whether it ends an epoch earlier than the loader would,
+* whether its epoch continues, if it trains on several loaders,
+* which batch is in use, if it fetches one batch ahead.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class TrainerLink:
 
     Args:
         attached: Knows the Trainer. It is asked whenever the Trainer is needed.
-        owner_name: Name of the object on which users set the factor, in place of a loader's own.
+        owner_name: Name of the object on which users set the factor, instead of on the loader.
     """
 
     def __init__(self, attached: Attached, owner_name: str) -> None:
         self._attached, self._owner_name = attached, owner_name
 
     def connect(self, loader: EchoLoader, trained_on: Any) -> None:
-        """Lets a loader ask the Trainer from now on.
+        """Lets a loader ask the Trainer, from now on.
 
         Args:
             loader: The loader itself, or one of a collection.
@@ -54,10 +54,10 @@ class TrainerLink:
         loader.limit_train_batches = None if trainer is None else trainer.limit_train_batches
 
     def disconnect(self, loaders: Iterable[EchoLoader]) -> None:
-        """Leaves loaders to themselves; to be called while there still is a Trainer.
+        """Ends the connection of loaders and Trainer. Call it while there still is a Trainer.
 
-        They may be the user's own, and used elsewhere. A checkpoint may still be saved, so that each loader keeps the last
-        answers until it is iterated again.
+        The loaders may be the user's own, and used elsewhere. A checkpoint may still be saved. Therefore each loader keeps the
+        last answers until an iteration asks it for another batch.
         """
         goes_on, place = self._epoch_goes_on(), self._place()
         for loader in loaders:
@@ -70,12 +70,12 @@ class TrainerLink:
                 loader.trainer_place = partial(_until_iterated, loader, loader.delivered_batches, last_place)
 
     def _epoch_goes_on(self) -> bool | None:
-        """Returns whether the Trainer's epoch has begun and has batches to come; None without a Trainer."""
+        """Returns whether the Trainer's epoch has begun and has more batches; None without a Trainer."""
         trainer = self._attached.trainer
         return None if trainer is None else trainer.fit_loop.batch_idx >= 0 and not trainer.is_last_batch
 
     def _place(self) -> TrainerPlace | None:
-        """Returns where the Trainer is in its epoch, as its checkpoint says it, or will say it; None without a Trainer."""
+        """Returns where the Trainer is in its epoch, as a checkpoint of the Trainer has it; None without a Trainer."""
         trainer = self._attached.trainer
         if trainer is None:
             return None
@@ -94,7 +94,7 @@ class TrainerLink:
     def _batches_used(self) -> BatchesUsed | None:
         """Returns the number of batches that the Trainer has used, in the run and in the epoch.
 
-        None where the Trainer knows the length of the epoch: only without one it fetches a batch ahead.
+        Returns None if the Trainer knows the length of the epoch, because it then fetches no batch ahead.
         """
         trainer = self._attached.trainer
         if trainer is None or trainer.num_training_batches != math.inf:
@@ -103,5 +103,5 @@ class TrainerLink:
 
 
 def _until_iterated(loader: EchoLoader, delivered: int, answer: Answer) -> Answer | None:
-    """Returns the last Trainer's answer, as long as the loader has delivered no further batch; then None."""
+    """Returns the last Trainer's answer, as long as the loader has delivered no further batch. After that, None."""
     return answer if loader.delivered_batches == delivered else None

@@ -2,11 +2,11 @@
 
 It stands between the Trainer, which asks for the training loader, and the user's ``train_dataloader``, which makes it:
 
-* it wraps the user's loader, or the loaders of a collection (`Wrapping`),
-* it hands factor, place and counts on from one loader to the next,
-* it makes the Trainer learn of a new length of epochs (`Reload`).
+* It wraps the user's loader, or the loaders of a collection (`Wrapping`).
+* It hands factor, place and counts on from one loader to the next.
+* It tells the Trainer a new length of epochs (`Reload`).
 
-Each loader of a collection has its name (`collection`). A single loader has the empty name, so that both are treated alike.
+Each loader of a collection has its name (``collection.py``). A single loader has the empty name, so that both cases are alike.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class TrainingEcho:
     """Echoes the training loader of a run.
 
     Args:
-        config: The options of the `EchoLoader`; or those of the loaders of a collection that are echoed, by name.
+        config: The options of the `EchoLoader`. For a collection: the options of each loader to echo, by name.
         attached: Knows the Trainer. It is asked whenever the Trainer is needed.
-        owner_name: Name of the object that the user has, for messages: there the factor is set, and not on the loader.
-        way_out: The end of an error message for a user's loader that is an `EchoLoader` already; None: such a loader is taken as
+        owner_name: Name of the object that the user has, for messages. The user sets the factor there, and not on the loader.
+        way_out: The end of an error message for a user's loader that is already an `EchoLoader`. None: such a loader is taken as
             it is.
         shard: Whether each rank gets its share of the data.
 
     Attributes:
-        gives_loader: Whether the Trainer of this ``fit`` has asked here for its loader, and so got one that was wrapped here.
+        gives_loader: Whether the Trainer of this ``fit`` has asked here for its loader. It then got one that was wrapped here.
         estimate: Whether the model has asked how long the run will be.
 
     Raises:
@@ -97,7 +97,7 @@ class TrainingEcho:
 
     @property
     def factors(self) -> dict[str, float]:
-        """The echo factor last set, for each loader by name; a single loader has the empty name."""
+        """The echo factor that was set last, for each loader by name. A single loader has the empty name."""
         if self._echoed is not None:
             return {name: loader.factor for name, loader in self._parts.items()}
         configs = self._wrapping.configs.items()
@@ -105,7 +105,7 @@ class TrainingEcho:
 
     @property
     def factor(self) -> float:
-        """The echo factor last set.
+        """The echo factor that was set last.
 
         Raises:
             MisconfigurationException: The loaders have different factors.
@@ -121,7 +121,7 @@ class TrainingEcho:
 
         Args:
             value: The factor.
-            since: Number of the first batch of the run to which it applies. None: the first that is not planned yet.
+            since: Number of the first batch of the run to which the factor applies. None: the first batch not yet planned.
         """
         value = options.check_factor(value)
         if self._echoed is None:
@@ -148,7 +148,7 @@ class TrainingEcho:
             self._reload.order()
 
     def check_one_factor(self) -> None:
-        """Makes sure that all loaders have the same factor, as they must before a controller sets one for all.
+        """Makes sure that all loaders have the same factor. A controller needs this, because it sets one factor for all.
 
         Raises:
             MisconfigurationException: They have different factors.
@@ -156,7 +156,7 @@ class TrainingEcho:
         common_factor(self.factors)
 
     def expect_factor(self, value: float) -> None:
-        """Warns once if a factor, set during training, would make the run longer than a schedule of the learning rate expects."""
+        """Warns once if this factor, set during training, makes the run longer than the learning rate schedule expects."""
         if self._echoed is None or self._is_schedule_warned or not self.estimate.was_read:
             return
         if warning := too_short_schedules(self._attached.trainer, self._echoed, value):
@@ -166,7 +166,7 @@ class TrainingEcho:
     # ------------------------------------------------------------------ loader
 
     def begin_fit(self, trainer: Any) -> None:
-        """To be called when a ``fit`` is set up, before its optimizers are configured."""
+        """Call this when a ``fit`` is set up, before its optimizers are configured."""
         self._is_schedule_warned = False
         self.estimate.begin_fit(trainer)
 
@@ -174,8 +174,8 @@ class TrainingEcho:
         """Returns what the Trainer gets: the user's loader, echoed.
 
         Args:
-            ask_user: The user's ``train_dataloader``: returns a loader, or a collection of loaders.
-            is_dealt_out: Whether Lightning has already dealt the data out to the ranks, if it does so at all.
+            ask_user: The user's ``train_dataloader``, which returns a loader or a collection of loaders.
+            is_dealt_out: Whether Lightning has already divided the data among the ranks, if it does so at all.
 
         Raises:
             MisconfigurationException: The user's loader cannot be echoed, or is echoed already.
@@ -186,7 +186,7 @@ class TrainingEcho:
         if self._echoed is not None:
             for loader in self._parts.values():
                 loader.release_length()
-            if is_own_reload:  # the Trainer only has to hear of the new length
+            if is_own_reload:  # only to tell the Trainer the new length
                 self._order_reload_after_resuming()
                 return self._loader
         users = ask_user()
@@ -203,10 +203,10 @@ class TrainingEcho:
         self._loader = self._echoed = None
 
     def adopt(self, loader: Any) -> None:
-        """Takes over what the Trainer trains on already: an `EchoLoader`, or a collection with `EchoLoader`s.
+        """Takes over the loader that the Trainer already trains on: an `EchoLoader`, or a collection with `EchoLoader`s.
 
         Raises:
-            MisconfigurationException: The factor that was set before would change the length of the epoch that is about to begin.
+            MisconfigurationException: The factor that was set before would change the length of the next epoch.
         """
         self.gives_loader = False
         factor = self._waiting_factor
@@ -220,14 +220,14 @@ class TrainingEcho:
         self.use(loader)
 
     def is_in_use(self, loader: Any) -> bool:
-        """Returns whether a Trainer trains on the loader in use. Lightning makes a new collection around the same loaders."""
+        """Returns whether this is the loader in use. A new collection of Lightning's around the same loaders counts, too."""
         parts = parts_of(echoed_in(loader))
         return bool(parts) and parts.items() == self._parts.items()
 
     def use(self, loader: Any) -> Any:
         """Makes a loader the one in use, and returns it.
 
-        It goes on where the loader before it stands, or from a state that was loaded before there was a loader.
+        The loader continues where the one before it stopped, or from a state that was loaded before there was a loader.
         """
         before, self._loader, self._echoed = self._parts, loader, echoed_in(loader)
         self._bind_transfer_hooks()
@@ -262,10 +262,10 @@ class TrainingEcho:
                 )
 
     def _begin_use(self, loader: EchoLoader, before: EchoLoader | None, *, is_first: bool) -> None:
-        """Puts one loader in the place of the one that had its name before.
+        """Puts a loader in the place of the loader that had its name before.
 
         Args:
-            loader: The new loader; may be the one before.
+            loader: The new loader. It may be the same as before.
             before: The loader of that name; None if there was none.
             is_first: Whether no loader at all was in use before.
         """
@@ -286,33 +286,33 @@ class TrainingEcho:
                 rank_zero_info(f"lightning_echo: {line}")
 
     def close(self) -> None:
-        """Ends workers and thread. A later epoch starts them anew and goes on where this one stopped."""
+        """Ends workers and thread. A later epoch starts new ones, and continues where this one stopped."""
         self._transfer_hooks.unbind()
         for loader in self._parts.values():
             loader.close()
 
     def disconnect(self) -> None:
-        """Leaves the loaders to themselves, while there still is a Trainer: they may be the user's own, and used elsewhere."""
+        """Ends the connection of loaders and Trainer, while there still is a Trainer. The loaders may be used elsewhere."""
         self._link.disconnect(self._parts.values())
 
     # ------------------------------------------------------------------ the length of epochs
 
     def _order_reload_after_resuming(self) -> None:
-        """Orders a reload if a resumed epoch keeps its length although the factor has changed since it began."""
+        """Orders a reload if a resumed epoch keeps its length, but the factor has changed since the epoch began."""
         if any(loader.has_kept_length for loader in self._parts.values()):
             self._reload.order()
 
     def end_own_reload(self) -> bool:
-        """Gives the Trainer the user's setting of reloads back; returns whether the reload was ordered here alone."""
+        """Gives back to the Trainer the user's setting of reloads. Returns whether only this object ordered the reload."""
         return self._reload.end()
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Returns the state of the loader; of a collection ``{"loaders": {name: state}}``; None if there is none yet.
+        """Returns the state of the loader, or of a collection ``{"loaders": {name: state}}``. None if there is no loader yet.
 
-        It is saved beside what Lightning saves of the loader itself: Lightning forgets that where the model reads
-        ``trainer.estimated_stepping_batches``.
+        Lightning saves the state of the loader, too, but loses it if the model reads ``trainer.estimated_stepping_batches``.
+        Therefore it is saved here as well.
         """
         if self._echoed is None:
             return self._waiting_state
@@ -321,7 +321,7 @@ class TrainingEcho:
         return {"loaders": {name: loader.state_dict() for name, loader in self._parts.items()}}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Goes on from a state. None was saved before there was a loader, and stands for the start of the run.
+        """Continues from a state. None means the start of the run: it was saved before there was a loader.
 
         Raises:
             EchoStateError: The state belongs to other loaders.

@@ -1,7 +1,7 @@
-"""`TransferHooks`: put the batches of ``after_transfer`` on the device once, and reuse them there; bound during a ``fit``.
+"""`TransferHooks`: during a ``fit``, puts the batches of ``after_transfer`` on the device once, and reuses them there.
 
 With such a loader Lightning gets a `BatchUse` in place of each batch. Two hooks turn it into a batch on the device. They are
-bound on the user's instances in the place of the instances' own hooks, and taken away again. The third one stays as it is:
+bound on the user's instances, in place of the instances' own hooks, and later taken away. The third hook stays as it is:
 
 ============================ ================================================================================================
 ``on_before_batch_transfer`` ours: at the first use of a batch, the user's hook prepares the batch on the host
@@ -10,9 +10,9 @@ bound on the user's instances in the place of the instances' own hooks, and take
 ``on_after_batch_transfer``  the user's own: gets a batch like any other, at every use
 ============================ ================================================================================================
 
-Lightning decides which instance it asks, the model or the data module, by comparing code. It looks through ``__wrapped__``, so
-that it decides, and warns, as without these hooks. All other batches, such as those of validation, go straight to the user's
-hook.
+Lightning compares code to decide which instance it asks, the model or the data module. It looks through ``__wrapped__``.
+Therefore it decides and warns as it would without these hooks. All other batches, such as those of validation, go directly to the
+user's hook.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class TransferHooks:
         self._is_memory_logged = self._is_edit_warned = False
 
     def bind(self, loader: EchoLoader, trainer: Any) -> None:
-        """Binds the hooks if a Trainer trains on this loader and the loader needs them, else takes them away.
+        """Binds the hooks if a Trainer trains on this loader and the loader needs them. Otherwise takes them away.
 
         Raises:
-            MisconfigurationException: The Trainer puts batches on the device by other means than these hooks.
+            MisconfigurationException: The Trainer puts batches on the device without these hooks.
         """
         if not loader.insertion_point.on_device or trainer is None or not trainer.training:
             self.unbind()
@@ -67,7 +67,7 @@ class TransferHooks:
                 self._hooks.bind(instance, name, _TransferHook(getattr(instance, name), answer))
 
     def unbind(self) -> None:
-        """Gives the instances their own hooks back; may be called at any time."""
+        """Gives back to the instances their own hooks. You may call it at any time."""
         self._hooks.unbind()
         self._is_memory_logged = self._is_edit_warned = False
         if self._loader is not None:
@@ -98,10 +98,10 @@ class TransferHooks:
 
 
 class _TransferHook:
-    """Stands in the place of an instance's hook.
+    """Stands in place of an instance's hook.
 
-    Echoing belongs to this run alone. Therefore a copy of the instance, also one that is saved whole during training, has its own
-    hook again.
+    Echoing belongs only to this run. Therefore a copy of the instance has its own hook again, also a copy that is saved whole
+    during training.
     """
 
     def __init__(self, users_hook: Callable[..., Any], answer: _Answer) -> None:
@@ -118,7 +118,7 @@ class _TransferHook:
 
 
 def _itself(value: Any) -> Any:
-    """Returns its argument: what a copy of a `_TransferHook` is made by."""
+    """Returns its argument. A copy of a `_TransferHook` is made with this function."""
     return value
 
 

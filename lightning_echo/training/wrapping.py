@@ -1,8 +1,8 @@
 """`Wrapping`: puts an `EchoLoader` around each of the user's loaders that is to be echoed, and leaves the others as they are.
 
-The options are given for all loaders at once, or by name. Loaders with the same options must not share order, draws and noise.
-Therefore the seed of each loader of a collection is made from the given seed (or from that of ``seed_everything``) and the
-loader's name. A single loader has the given seed itself.
+The options are given for all loaders at once, or by name. Loaders with the same options must not have the same order, draws and
+random augmentation. Therefore the seed of each loader of a collection is made from the given seed (or from that of
+``seed_everything``) and the loader's name. A single loader has the given seed itself.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Wrapping:
     """Wraps the loaders that a ``train_dataloader`` returns.
 
     Args:
-        config: The options of all loaders; or, by name, of the loaders that are echoed.
+        config: The options of all loaders, or the options of each loader to echo, by name.
         owner_name: Name of the object that the user has, for messages.
-        way_out: The end of an error message for a loader that is an `EchoLoader` already; None: such a loader is taken as it is.
+        way_out: The end of an error message for a loader that is already an `EchoLoader`. None: such a loader is taken as it is.
         shard: Whether each rank gets its share of the data.
 
     Attributes:
-        configs: The options by name; options of all loaders have the empty name.
+        configs: The options by name. Options for all loaders have the empty name.
     """
 
     def __init__(self, config: EchoConfig | Mapping[str, EchoConfig], owner_name: str, way_out: str | None, shard: bool) -> None:
@@ -45,14 +45,14 @@ class Wrapping:
 
         Args:
             loaders: What ``train_dataloader`` returned.
-            before: The `EchoLoader`s in use so far, by name. One that stands around the same loader is used again.
+            before: The `EchoLoader`s in use so far, by name. One that wraps the same loader is used again.
             factor: The factor of new `EchoLoader`s; None: that of their options.
-            trainer: Knows the ranks; None if there is no Trainer.
-            is_dealt_out: Whether Lightning has already dealt the data out to the ranks, if it does so at all.
+            trainer: The Trainer, which knows the ranks; None if there is none.
+            is_dealt_out: Whether Lightning has already divided the data among the ranks, if it does so at all.
 
         Raises:
             MisconfigurationException: A name is unknown, or a loader is echoed already.
-            TypeError: What is to be echoed is no loader.
+            TypeError: An object to echo is not a loader.
             ValueError: An option does not fit a loader.
         """
         leaves = leaves_of(loaders)
@@ -100,7 +100,7 @@ class Wrapping:
                 )
 
     def _echo(self, name: str, loader: Any, before: EchoLoader | None, factor: float | None, ranks: dict[str, Any]) -> EchoLoader:
-        """Returns the `EchoLoader` for one loader; an error names the loader if it has a name."""
+        """Returns the `EchoLoader` for one loader. If the loader has a name, an error names it."""
         if before is not None and (loader is before.loader or loader is before):
             return before
         if isinstance(loader, EchoLoader):
