@@ -1,4 +1,4 @@
-"""Packed examples that follow each other, as one array of bytes: what goes from one node to another.
+"""Packed examples that follow each other, as one array of bytes. Nodes send such arrays to each other.
 
 ::
 
@@ -40,9 +40,9 @@ class Chunk(NamedTuple):
     """Examples that follow each other in the reader's stream.
 
     Attributes:
-        first: The item of the first one.
-        pieces: The examples; none if there is nothing yet.
-        nanoseconds: Time between two examples, as the reader has them.
+        first: The item of the first example.
+        pieces: The examples; empty if there are none yet.
+        nanoseconds: Time between two examples of the reader.
         cpu_nanoseconds: Processor time that the reader takes for an example.
     """
 
@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
     cpu_nanoseconds: int = 0
 
     def to_array(self) -> Any:
-        """Returns it as one array of bytes.
+        """Returns the chunk as one array of bytes.
 
         Example:
             >>> array = Chunk(7, [Piece(0, b"ab"), Piece(2, b"")]).to_array()
@@ -66,7 +66,7 @@ class Chunk(NamedTuple):
 
     @classmethod
     def from_array(cls, array: Any) -> Chunk:
-        """Undoes `to_array`. The bytes are not copied: they are views of the array.
+        """Returns the chunk of an array that `to_array` has made. The bytes are not copied: they are views of the array.
 
         Raises:
             ChunkError: The array is no chunk.

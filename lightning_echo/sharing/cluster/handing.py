@@ -1,7 +1,7 @@
-"""What the actor runs: it stands beside the reader that reads, and hands its examples to the relays of the other nodes.
+"""What the actor runs. It is on the node of the reader that reads, and gives its examples to the relays of the other nodes.
 
-To the reader each relay is a training, which a *feed* stands for: a thread that copies example after example out of the window, a
-few megabytes ahead of what its relay has asked for. This file knows nothing of Ray, and is called by it.
+For each relay it has a *feed*, which is a training for the reader. A feed is a thread that copies example after example out of
+the window, a few megabytes ahead of what its relay has asked for. This file does not import Ray: Ray calls it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_AHEAD_BYTES = 8 * 2**20
 MOST_SILENT_SECONDS = 30.0
 """A relay that says nothing for so long is gone, or cut off. One that follows it on its node needs less than that to come."""
 
-_MOST_WAIT_SECONDS = 0.5  # a relay that finds nothing is answered after this time
+_MOST_WAIT_SECONDS = 0.5  # if there is nothing, a relay gets its answer after this time
 _BETWEEN_LOOKS_SECONDS = 0.5
 
 
@@ -37,8 +37,8 @@ class Handing:
 
     Args:
         name: The name that is shared.
-        node: The node that this runs on.
-        where: The same for people.
+        node: The node on which this runs.
+        where: The name of the node, for people.
         data_print: What is compared of the reader's data.
     """
 
@@ -49,17 +49,17 @@ class Handing:
         threading.Thread(target=self._watch, name="lightning_echo-watch", daemon=True).start()
 
     def meet(self, data_print: dict[str, str]) -> dict[str, str]:
-        """Says to a reader which node reads, and what differs between its data and this one's; empty if nothing does."""
+        """Tells a reader which node reads, and how its data differs from the data here; empty if it does not differ."""
         return {"node": self._node, "where": self._where, "differs": difference(data_print, self._print)}
 
     def enter(self, relay: str, label: str, item: int, goes_on: bool, join: str) -> None:
-        """Lets a relay in. One that came from the same node before has died, and is let go.
+        """Lets a relay in. If a relay came from the same node before, it has died, and is dropped.
 
         Args:
             relay: A name that no other relay has.
             label: Its node, for people.
-            item: The item that it would go on from.
-            goes_on: Whether its trainings were there already, with a reader that has died.
+            item: The item at which it would go on.
+            goes_on: Whether its trainings had another reader before, which has died.
             join: As in `ShareConfig`.
         """
         config = ShareConfig(self._name, join=join, restart=False)
@@ -74,30 +74,30 @@ class Handing:
             self._feeds[relay] = _Feed(attachment, label, item, goes_on, replace)
 
     def _no_other(self) -> Payload:
-        """Called where there is no reader: the actor starts none, since that would read on another node than its trainings."""
+        """Raises an error if there is no reader. The actor starts none, since that would not be on the node of its trainings."""
         raise ReaderError(f"the reader of share={self._name!r} on {self._where} has ended")
 
     def take(self, relay: str, needed: int) -> Any:
-        """Returns the next examples of a relay as an array (see `Chunk`); without any if there are none within a moment.
+        """Returns the next examples of a relay as an array (see `Chunk`). It is empty if there are none within a moment.
 
         Args:
             relay: The relay.
-            needed: All items before this one are in its window. The reader keeps the others, so that a relay that follows
-                this one finds them.
+            needed: All items before this one are in the relay's window. The reader keeps the items from this one on, so that
+                another relay can follow this one.
 
         Raises:
-            ReaderError: The reader has ended; or the relay is not known.
+            ReaderError: The reader has ended, or the relay is not known.
         """
         feed = self._feed(relay)
         feed.attachment.let_go(needed)
         return feed.chunk(_MOST_WAIT_SECONDS).to_array()
 
     def stay(self, relay: str, need_nanoseconds: int) -> int:
-        """Hears that a relay is there. Returns how many other nodes have examples of this reader.
+        """Notes that a relay is there. Returns how many other nodes get examples of this reader.
 
         Args:
             relay: The relay.
-            need_nanoseconds: As in `Attachment`, of the slowest training of its node.
+            need_nanoseconds: As in `Attachment`, for the slowest training of the relay's node.
 
         Raises:
             ReaderError: The relay is not known.
@@ -108,7 +108,7 @@ class Handing:
         return relays - 1 + (attachment.trainings > relays)
 
     def leave(self, relay: str) -> None:
-        """Lets go of a relay."""
+        """Drops a relay."""
         with self._lock:
             feed = self._feeds.pop(relay, None)
         if feed is not None:
@@ -123,7 +123,7 @@ class Handing:
             return feed
 
     def _watch(self) -> None:
-        """Lets go of relays that say nothing any more, so that the reader does not wait for them."""
+        """Drops relays that send nothing any more, so that the reader does not wait for them."""
         while True:
             time.sleep(_BETWEEN_LOOKS_SECONDS)
             now = time.monotonic()
@@ -135,16 +135,17 @@ class _Feed:
     """The examples for one relay.
 
     Args:
-        attachment: Its connection to the reader; closed when this ends.
-        label: Its node.
-        item: The item that it would go on from.
+        attachment: The feed's connection to the reader. It is closed with the feed.
+        label: The relay's node.
+        item: The item at which the relay would go on.
         goes_on: See `Handing.enter`.
-        when_entered: Called when the reader has let it in: until then, what was there before holds the items that it needs.
+        when_entered: Called when the reader has let this feed in. Until then, the feed before it must hold the items that it
+            needs.
 
     Attributes:
         attachment: As given.
         label: As given.
-        heard: When the relay was heard, by the monotonic clock.
+        heard: When the relay last sent something, by the monotonic clock.
     """
 
     def __init__(self, attachment: Attachment, label: str, item: int, goes_on: bool, when_entered: Callable[[], None]) -> None:
@@ -169,7 +170,7 @@ class _Feed:
                     self._nanoseconds = int(1e9 * self.attachment.seconds_per_example)
                     self._cpu_nanoseconds = int(1e9 * self.attachment.cpu_seconds_per_example)
                 item += 1
-        except BaseException as error:  # handed on to the relay
+        except BaseException as error:  # the relay gets it
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
@@ -177,7 +178,7 @@ class _Feed:
             self.attachment.close()
 
     def _put(self, piece: Piece) -> bool:
-        """Holds an example ready, when there is room. Returns whether more are wanted."""
+        """Puts an example into the feed as soon as there is room. Returns whether the feed goes on."""
         with self._changed:
             self._wait(lambda: self._is_over or self._bytes < MOST_AHEAD_BYTES)
             self._pieces.append(piece)
@@ -186,18 +187,18 @@ class _Feed:
             return not self._is_over
 
     def _wait(self, holds: Callable[[], bool]) -> None:
-        """Waits until something holds; the relay's silence ends it (`stop`)."""
+        """Waits until a condition is true. `stop` ends the wait, for example if the relay is silent for too long."""
         while not holds():
             self._changed.wait(_BETWEEN_LOOKS_SECONDS)
 
     def chunk(self, within: float) -> Chunk:
-        """Returns what is ready, as soon as there is something.
+        """Returns the examples that are ready. If there are none, waits for some.
 
         Args:
-            within: Seconds to wait.
+            within: Longest time to wait, in seconds.
 
         Raises:
-            ReaderError: The reader has ended, and all that it had was handed out.
+            ReaderError: The reader has ended, and all its examples were given to the relay.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._pieces or self._failure is not None, within)

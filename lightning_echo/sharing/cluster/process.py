@@ -1,4 +1,4 @@
-"""What the reader's process runs if one node of a cluster reads for all. See ``reader/process.py`` for what is not said here."""
+"""What the reader's process runs if one node of a cluster reads for all. See also ``reader/process.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_echo.sharing.reader.process import left_parent, serve_payload
 __all__ = ["main"]
 
 
-_GATHER_SECONDS = 20.0  # relays start, and come to Ray, in about ten
+_GATHER_SECONDS = 20.0  # relays need about ten seconds to start and to join the cluster
 
 
 def main(name: str, status: int) -> None:

@@ -1,7 +1,7 @@
-"""All that imports Ray: where a training is in the cluster, and how its reader finds or makes the actor of a name.
+"""All code that uses Ray: where a training is in the cluster, and how its reader finds or makes the actor of a name.
 
-Ray is imported in these functions alone, and used in the main processes of trainings and readers, never in the workers of a
-``DataLoader``: a call from there hangs. Every call has a time-out.
+Only these functions import Ray. They run in the main processes of trainings and readers, never in the workers of a
+``DataLoader``, because a call from there hangs. Every call has a time-out.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["RayFar", "check_ray", "joined", "place_of_training"]
 
 
 _NAMESPACE = "lightning_echo"
-_MOST_CALLS = 64  # at the same time in an actor: two for each relay
-_MOST_ANSWER_SECONDS = 30.0  # the actor answers within a second, and within some more over a slow network
-_MOST_MEETING_SECONDS = 60.0  # Ray needs up to half of it to see that a node is lost
+_MOST_CALLS = 64  # at the same time in an actor; each relay makes two
+_MOST_ANSWER_SECONDS = 30.0  # the actor answers within a second, or a few seconds over a slow network
+_MOST_MEETING_SECONDS = 60.0  # Ray needs up to half of this time to notice that a node is lost
 _BETWEEN_TRIES_SECONDS = 0.5
 
 
@@ -42,7 +42,7 @@ def check_ray(name: str) -> None:
         name: The name that is shared.
 
     Raises:
-        ModuleNotFoundError: It is not.
+        ModuleNotFoundError: Ray is not installed.
     """
     if find_spec("ray") is None:
         raise ModuleNotFoundError(
@@ -51,7 +51,7 @@ def check_ray(name: str) -> None:
 
 
 def place_of_training(name: str) -> dict[str, str]:
-    """Returns how a process that this training starts finds the cluster, and on which of its nodes they are.
+    """Returns what a process that this training starts needs to join the cluster, and the node on which they both are.
 
     Args:
         name: The name that is shared.
@@ -88,8 +88,8 @@ class RayFar:
     """The actor of another node. See `Far` for its methods.
 
     Args:
-        actor: Its handle.
-        where: The node, for people.
+        actor: The handle of the actor.
+        where: The actor's node, for people.
         label: This node, for people.
 
     Attributes:
@@ -112,17 +112,17 @@ class RayFar:
         return Chunk.from_array(_answer(asked, self.where))
 
     def stay(self, relay: str, need_nanoseconds: int) -> int:
-        """Says that a relay is there. Returns the number of other nodes."""
+        """Tells the actor that a relay is there. Returns the number of other nodes."""
         return int(_answer(self._actor.stay.remote(relay, need_nanoseconds), self.where))
 
     def leave(self, relay: str) -> None:
-        """Says that a relay ends."""
+        """Tells the actor that a relay ends."""
         self._actor.leave.remote(relay)
 
 
 @contextmanager
 def joined(name: str, place: dict[str, str], data_print: dict[str, str]) -> Iterator[RayFar | None]:
-    """Joins the cluster while the ``with`` lasts. Gives the actor of the node that reads; None: this node reads.
+    """Joins the cluster until the ``with`` block ends. Yields the actor of the node that reads; None if this node reads.
 
     Args:
         name: The name that is shared.
@@ -130,7 +130,7 @@ def joined(name: str, place: dict[str, str], data_print: dict[str, str]) -> Iter
         data_print: What is compared of the data.
 
     Raises:
-        FarLost: There is no actor, and none could be made.
+        FarLost: There is no actor, and no actor could be made.
         ValueError: The node that reads has other data.
     """
     import ray
@@ -150,11 +150,11 @@ def joined(name: str, place: dict[str, str], data_print: dict[str, str]) -> Iter
 
 
 def _met(name: str, node: str, here: str, data_print: dict[str, str]) -> tuple[Any, dict[str, str]]:
-    """Returns the actor of a name and what it says, and makes one on this node if there is none."""
+    """Returns the actor of a name, and what it tells. If there is no actor, makes one on this node."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # The actor finds this package where this process finds it, and the sockets of this node.
+    # The actor must find this package where this process finds it, and the sockets of this node.
     paths = os.pathsep.join(path for path in sys.path if path)
     variables = {"PYTHONPATH": paths, "LIGHTNING_ECHO_SHARED": str(shared_folder())}
     kind = ray.remote(Handing).options(
@@ -171,7 +171,7 @@ def _met(name: str, node: str, here: str, data_print: dict[str, str]) -> tuple[A
         actor = kind.remote(name, node, here, data_print)
         try:
             return actor, _answer(actor.meet.remote(data_print), "the actor")
-        except FarLost as error:  # it ends with a reader that has died, or its node is lost
+        except FarLost as error:  # it ends, since its reader has died, or its node is lost
             if time.monotonic() > end:
                 raise
             LOGGER.info("tries again: %s", error)
@@ -182,7 +182,7 @@ def _answer(asked: Any, where: str) -> Any:
     """Returns what an actor answers.
 
     Raises:
-        FarLost: It is gone, or does not answer; or it says that its reader has ended.
+        FarLost: The actor is gone, does not answer, or says that its reader has ended.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError

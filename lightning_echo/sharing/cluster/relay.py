@@ -1,8 +1,8 @@
-"""A relay: what stands in the place of the workers in a reader that has its examples from another node.
+"""A relay: it takes the place of the workers in a reader that gets its examples from another node.
 
-Two threads. One asks for chunk after chunk and writes them into the window, while the next one is on its way. The other says each
-second that this node is there, and hears how many others are. The window begins with the first example that comes, and only then
-are trainings let in: a node that is lost before has cost them nothing.
+It has two threads. One asks for chunk after chunk, and writes a chunk into the window while the next one is on its way. The other
+tells the other node every second that this node is there, and gets the number of other nodes. The window begins with the first
+example that comes. Trainings are let in only then, so they lose nothing if the other node is lost before.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ class FarLost(RuntimeError):
 
 
 class Far(Protocol):
-    """The node that reads, as a relay sees it. Each call ends within seconds; those that answer may raise `FarLost`."""
+    """The node that reads, as a relay sees it. Each call ends within seconds. Calls that return a value may raise `FarLost`."""
 
     def enter(self, relay: str, start: Start) -> None:
         """Lets a relay in. See `Handing.enter`."""
 
     def ask(self, relay: str, needed: int) -> Any:
-        """Asks for the next chunk; returns what `chunk` takes. All items before ``needed`` are in the window."""
+        """Asks for the next chunk, and returns the argument for `chunk`. All items before ``needed`` are in the window."""
 
     def chunk(self, asked: Any) -> Chunk:
         """Returns the chunk that was asked for."""
 
     def stay(self, relay: str, need_nanoseconds: int) -> int:
-        """Says that a relay is there. Returns the number of other nodes."""
+        """Tells the other node that a relay is there. Returns the number of other nodes."""
 
     def leave(self, relay: str) -> None:
-        """Says that a relay ends, and waits for no answer."""
+        """Tells the other node that a relay ends, and does not wait for an answer."""
 
 
 class Relay:
-    """How the server of a reader begins to read, where another node reads (`Elsewhere` in ``reader/server.py``).
+    """Begins to read for the server of a reader, if another node reads (`Elsewhere` in ``reader/server.py``).
 
     Args:
         far: The node that reads.
-        window_bytes: Memory for examples.
-        say: Called with what a person who reads the log should know.
+        window_bytes: Memory for examples, in bytes.
+        say: Called with messages for the log.
     """
 
     def __init__(self, far: Far, window_bytes: int, say: Callable[[str], None]) -> None:
@@ -61,16 +61,16 @@ class Relay:
 
     @property
     def nodes(self) -> int:
-        """How many other nodes have the same examples now; 0 if that is not known yet, or this node reads for itself."""
+        """How many other nodes get the same examples now; 0 if that is not known yet, or if this node reads for itself."""
         return 0 if self._relaying is None else self._relaying.nodes
 
     def begin(self, start: Start, read_here: Callable[[], Reads], when_lost: Callable[[BaseException], None]) -> Reads | None:
-        """Returns what puts examples into a window; None: the other node has not answered yet.
+        """Returns the object that puts examples into a window; None if the other node has not answered yet.
 
         Args:
             start: Where to begin.
             read_here: Begins to read on this node.
-            when_lost: Called, in another thread, with the error if the other node is lost.
+            when_lost: Called with the error if the other node is lost, in another thread.
         """
         if self._relaying is None:
             self._relaying = _Relaying(self._far, start, self._window_bytes, when_lost)
@@ -86,23 +86,23 @@ class Relay:
         return self._relaying
 
     def leave(self) -> None:
-        """Lets the other node go: no training is left here."""
+        """Leaves the other node."""
         if self._relaying is not None:
             self._relaying.close()
             self._relaying = None
 
 
 class _Relaying:
-    """Examples of another node, put into a window.
+    """Puts examples of another node into a window.
 
     Args:
         far: The node that reads.
         start: Where to begin.
-        window_bytes: Memory for examples.
+        window_bytes: Memory for examples, in bytes.
         when_lost: See `Relay.begin`.
 
     Attributes:
-        nodes: How many other nodes have the same examples.
+        nodes: How many other nodes get the same examples.
     """
 
     def __init__(self, far: Far, start: Start, window_bytes: int, when_lost: Callable[[BaseException], None]) -> None:
@@ -130,7 +130,7 @@ class _Relaying:
         return self._window
 
     def close(self) -> None:
-        """Ends the threads, and lets the other node go; once."""
+        """Ends the threads, and leaves the other node. A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -150,7 +150,7 @@ class _Relaying:
             run()
         except Closed:
             pass
-        except BaseException as error:  # handed on to the thread that serves the trainings
+        except BaseException as error:  # the thread that serves the trainings gets it
             if not self._over.is_set():
                 self._over.set()
                 self._when_lost(error)
@@ -168,7 +168,7 @@ class _Relaying:
         finally:
             self._has_entered.set()
         chunk = self._next(self._far.ask(self._name, 0), 0)
-        self.nodes = self._far.stay(self._name, 0)  # those who enter now are told how many others there are
+        self.nodes = self._far.stay(self._name, 0)  # trainings that enter now are told how many others there are
         window = Window.create(self._window_bytes, 1, chunk.first)
         ring, self._window = Ring(window, 0), window
         while True:
@@ -189,11 +189,11 @@ class _Relaying:
 
 
 def _put(ring: Ring, chunk: Chunk) -> None:
-    """Writes examples, as soon as there is room."""
+    """Writes the examples of a chunk as soon as there is room."""
     for item, (kind, data) in enumerate(chunk.pieces, chunk.first):
         try:
             ring.put(item, kind, [data], len(data))
-        except TooLargeError as error:  # the window of the other node is larger
+        except TooLargeError as error:  # the window of the other node is larger than this one
             packed = pack_error(error)
             ring.put(item, packed.kind, packed.parts, packed.size)
     count = len(chunk.pieces)

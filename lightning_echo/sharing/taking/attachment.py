@@ -1,11 +1,11 @@
-"""The training's side: it takes example after example out of the window, also when the reader has died.
+"""The training's side: it takes example after example out of the window, even after the reader has died.
 
-What a dead reader has published is still in the window, which this process holds. The training takes it, and attaches to the next
-reader meanwhile (`Attachment._succeed`, ``connecting.py``):
+When the reader dies, this process still has its window, with the examples in it. The training takes them. At the same time it
+attaches to the next reader (`Attachment._succeed`, ``connecting.py``):
 
-* Data that is read by index: any reader gives the same example at the same item. The next one begins after the last item that is
-  there, so nothing is lost and nothing comes twice.
-* A stream, or whole batches: a reader cannot begin within a pass. The training ends with a `ReaderError`; with
+* Data that is read by index: each reader gives the same example at the same item. The next reader begins after the last item that
+  is in the window, so nothing is lost and nothing comes twice.
+* A stream, or whole batches: a reader cannot begin within a pass. The training ends with a `ReaderError`. With
   ``share.restart="pass"`` it goes on with the next pass (`SharedStream.follow`).
 * With ``share.restart=False``, or if the reader died before its first example, the training ends with a `ReaderError`.
 
@@ -36,10 +36,10 @@ from lightning_echo.sharing.wire import Gone, receive, send
 __all__ = ["Attachment", "Missed", "NextReader", "Waited"]
 
 
-_LOOK_SECONDS = 0.001  # who waits for an example looks so often
-_SAY_AFTER_SECONDS = 3.0  # a longer wait is worth a line
+_LOOK_SECONDS = 0.001  # time between two looks of a training that waits for an example
+_SAY_AFTER_SECONDS = 3.0  # a longer wait is logged
 _SAY_AGAIN_SECONDS = 10.0
-_AGAIN_SECONDS = 0.1  # who waits for an answer looks so often whether all is over
+_AGAIN_SECONDS = 0.1  # time between two looks, during the wait for an answer, whether the training ends
 
 
 class Missed(Exception):
@@ -47,7 +47,7 @@ class Missed(Exception):
 
     Args:
         item: The item.
-        low: The first item that it may have.
+        low: The first item that this training may still have.
     """
 
     def __init__(self, item: int, low: int) -> None:
@@ -56,7 +56,7 @@ class Missed(Exception):
 
 
 class NextReader(Exception):
-    """Another reader has followed one whose items nobody finds again; its first item is the argument."""
+    """A new reader has followed a dead one, and its items are others. The argument is its first item."""
 
 
 class Stopped(Exception):
@@ -68,9 +68,9 @@ class Waited:
     """Seconds that a training has waited for examples.
 
     Attributes:
-        for_reading: Until they were read and prepared.
-        for_peers: While the reader waited for another training.
-        by_peer: The same, for each of the others.
+        for_reading: Seconds until examples were read and prepared.
+        for_peers: Seconds in which the reader waited for another training.
+        by_peer: These seconds, for each of the other trainings by name.
     """
 
     for_reading: float = 0.0
@@ -78,7 +78,7 @@ class Waited:
     by_peer: dict[str, float] = field(default_factory=dict)
 
     def after(self, before: Waited) -> Waited:
-        """Returns what was waited in all, after what was waited before."""
+        """Returns the sum of these seconds and of the seconds before."""
         names = {*before.by_peer, *self.by_peer}
         by_peer = {name: before.by_peer.get(name, 0.0) + self.by_peer.get(name, 0.0) for name in names}
         return Waited(before.for_reading + self.for_reading, before.for_peers + self.for_peers, by_peer)
@@ -89,24 +89,24 @@ class Attachment:
 
     Args:
         config: The options of sharing.
-        payload: Returns what a reader needs, if this training has to start one.
+        payload: Returns what a new reader needs. It is called if this training must start a reader.
         data_print: What is compared of the data.
-        tell_every: The reader hears of this training's place after so many items at the latest.
+        tell_every: This training tells the reader its place after this number of items, or before.
         group: The ranks of this training.
-        follow: Of items that no other reader finds again: returns from which item on to ask the next reader, given the window of
-            the one that has died, and the first item that this training has not taken. It may raise a `ReaderError`.
-        label: This training, for people; empty: its program and process.
-        holds: Whether the reader keeps each item until `let_go`, not until it was taken.
+        follow: For items that another reader does not give again. It gets the window of the dead reader, and the first item that
+            this training has not taken, and returns the first item to ask the next reader for. It may raise a `ReaderError`.
+        label: A name of this training, for people; empty: its program and process.
+        holds: Whether the reader keeps each item until `let_go`. If not, it keeps an item until this training has taken it.
 
     Attributes:
         group: The ranks of this training.
-        waited: Seconds that were waited.
-        saved_cpu_seconds: Processor seconds that this training did not need for reading, since others took the same examples: of
-            each example, the share that falls to the others.
-        need_nanoseconds: Time per example that this training takes, if it never waited and used each example once. The reader
-            hears of it with the next place.
-        missed_late: Items that were missed although the ranks had agreed on them, since this one was stopped meanwhile. It took
-            later ones in their place.
+        waited: Seconds that this training has waited.
+        saved_cpu_seconds: Processor seconds for reading that this training has saved, since others took the same examples. For
+            each example, it is the share of the other trainings.
+        need_nanoseconds: Time per example that this training takes, without waiting and without echoing. The reader gets it with
+            the next place.
+        missed_late: Number of items that this rank missed although the ranks had agreed on them, because its process was stopped
+            for a while. It took later items in their place.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class Attachment:
         self._connector = Connector(config, payload, data_print, self.group, label)
         self._link: Link | None = None
         self._succession: Succession | None = None
-        self._next = self._told = 0  # the first item that is still needed, and what the reader knows of it
-        self._held_from = 0 if holds else None  # items from this one on are needed, also if they were taken
+        self._next = self._told = 0  # the first item that is still needed, and the last value of it that the reader was told
+        self._held_from = 0 if holds else None  # items from this one on are needed, even if they were taken
         self._missed_to = 0  # items before this one were not taken
         self._agreed = 0  # with several ranks: they all take the items below this one
-        self._shift = 0  # with several ranks: so much later items are taken, where they came too late for what was agreed
+        self._shift = 0  # with several ranks: how much later the taken items are, if this rank was too late for the agreed ones
         self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
-        self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for again, each as often as it is there
+        self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for later
         self._is_stopped, self._pid = False, os.getpid()
         self.waited = Waited()
         self.saved_cpu_seconds = 0.0
@@ -142,8 +142,8 @@ class Attachment:
         """Attaches to the reader of the name, and starts one if there is none.
 
         Args:
-            wish: The item to go on from; None: the start.
-            goes_on: Whether it was there already, on another node, with a reader that has died.
+            wish: The item at which to go on; None: the start.
+            goes_on: Whether this training had another reader before, on another node, which has died.
 
         Raises:
             SharedDataDiffers: The reader has other data.
@@ -166,12 +166,12 @@ class Attachment:
 
     @property
     def trainings(self) -> int:
-        """How many trainings the reader has; 0 without one."""
+        """How many trainings the reader has; 0 without a reader."""
         return 0 if self._link is None else self._link.window.trainings
 
     @property
     def most_factor(self) -> float | None:
-        """The largest factor with which fresh examples are taken as fast as they can come; None without other trainings."""
+        """The largest factor with which this training takes fresh examples as fast as they come; None if no other one shares."""
         if self.trainings < 2 or not self.need_nanoseconds:
             return None
         surplus = self.seconds_per_example * 1e9 / self.need_nanoseconds
@@ -179,7 +179,7 @@ class Attachment:
 
     @property
     def seconds_per_example(self) -> float:
-        """Time between two examples, seconds: what the reader takes, or a slower training that it waits for; 0 if not known."""
+        """Seconds between two examples, as the reader or a slower training that it waits for needs them; 0 if not known."""
         if self._link is None:
             return 0.0
         window = self._link.window
@@ -188,30 +188,32 @@ class Attachment:
 
     @property
     def cpu_seconds_per_example(self) -> float:
-        """Processor time that the reader takes for an example, seconds; 0 if not known."""
+        """Processor time in seconds that the reader takes for an example; 0 if not known."""
         return 0.0 if self._link is None else self._link.window.cpu_seconds_per_example
 
     def let_go(self, item: int) -> None:
-        """Says, where items are held, that those before this one are not needed any more. The reader hears of it with the next
-        item that is taken, or waited for."""
+        """Says that held items before this one are not needed any more.
+
+        The reader is told when the next item is taken or waited for.
+        """
         self._held_from = item
 
     def keep(self, items: Iterable[int]) -> None:
-        """Takes items that come before those that will be asked for in order, and keeps them until they are asked for.
+        """Takes items that come before the items that will be asked for in order. Keeps them until they are asked for.
 
         Args:
-            items: In any order. One that will be asked for twice is there twice.
+            items: The items, in any order. An item that will be asked for twice must be there twice.
         """
         for item, times in sorted(Counter(items).items()):
             kind, data = self.taken(item)
             self._kept[item] = [(kind, bytes(data))] * times
 
     def take(self, item: int) -> Any:
-        """Returns the example of an item, as soon as it is there. Items must be asked for in order.
+        """Returns the example of an item as soon as it is there. Items must be asked for in order.
 
         Raises:
-            Missed: It is not there any more.
-            ReaderError: The reader has died, and no other one is to begin.
+            Missed: The item is not there any more.
+            ReaderError: The reader has died, and no other reader follows.
             Exception: What the data set has raised in the reader.
         """
         if (kept := self._kept.get(item)) is not None:
@@ -224,10 +226,10 @@ class Attachment:
         return unpack(*self.taken(item))
 
     def taken(self, item: int) -> tuple[int, bytearray]:
-        """Returns kind and bytes of an item out of the window, as soon as it is there. The rest is as of `take`.
+        """Returns kind and bytes of an item from the window, as soon as the item is there. Raises what `take` raises, and:
 
         Raises:
-            NextReader: There is another reader, and its items are others.
+            NextReader: There is a new reader, and its items are others.
         """
         assert self._link is not None  # entered
         if self.group.ranks > 1:
@@ -242,7 +244,7 @@ class Attachment:
         return found
 
     def _taken_by_all(self, item: int) -> tuple[int, bytearray]:
-        """Returns the same as `taken` on one of several ranks, which take whole rounds or miss them."""
+        """Does the same as `taken` for one of several ranks, which take or miss whole rounds together."""
         assert self._link is not None
         self._agree(self.group.round_of(item))
         wanted = item + self._shift
@@ -253,20 +255,20 @@ class Attachment:
             except Missed as missed:
                 if item >= self._agreed:
                     raise
-                self._shift = -(-(missed.low - item) // self.group.ranks) * self.group.ranks  # the other ranks have their part
+                self._shift = -(-(missed.low - item) // self.group.ranks) * self.group.ranks  # the other ranks have taken theirs
                 wanted = item + self._shift
             found = self._link.window.copy(wanted)
         self._again = item, found[0], bytes(found[1])
         self._next = item + 1
         self.missed_late += wanted != item
         if item + self.group.ranks >= self._agreed:
-            self._tell(self._agreed)  # it was the last one that the ranks have agreed on
+            self._tell(self._agreed)  # this was the last item that the ranks have agreed on
         elif self._next - self._told >= self._tell_every:
             self._tell(self._next)
         return found
 
     def _take_again(self, item: int) -> Any:
-        """Returns the example that was taken last once more: the last slots of a pass are filled up with the ones before."""
+        """Returns the example that was taken last once more: the last slots of a pass may repeat the item before them."""
         if self._again is None or self._again[0] != item:
             raise RuntimeError(f"item {item} is asked for again, and the training is at {self._next}")
         return unpack(self._again[1], bytearray(self._again[2]))
@@ -277,7 +279,7 @@ class Attachment:
         """Waits until the ranks agree on the round that begins with an item.
 
         Raises:
-            Missed: They all go on at a later item.
+            Missed: All ranks go on at a later item.
         """
         assert self._link is not None
         if item < self._agreed:
@@ -292,7 +294,7 @@ class Attachment:
                 if self._is_stopped:
                     raise Stopped("the training ends, and waits for nothing any more")
             answer = receive(self._link.connection)[0]
-        except (Gone, OSError):  # the reader has ended: nothing of its window is overwritten any more
+        except (Gone, OSError):  # the reader has ended: its window is not overwritten any more
             self._agreed = item
             return
         self._note_told(item)
@@ -311,7 +313,7 @@ class Attachment:
             if self._is_stopped:
                 raise Stopped("the training ends, and waits for nothing any more")
             if self._held_from is not None:
-                self._tell(item)  # it may have been let go since
+                self._tell(item)  # `let_go` may have been called since
             now = time.perf_counter()
             window = self._link.window
             is_blocked = window.is_blocked(item)
@@ -342,11 +344,11 @@ class Attachment:
         """Whether an item is there.
 
         Raises:
-            Missed: It was there, and is not any more.
+            Missed: The item was there, and is not there any more.
         """
         assert self._link is not None
         window = self._link.window
-        is_gone = window.low > item  # looked at first: what is there now may be gone a moment later
+        is_gone = window.low > item  # must be read first: an item that is there now may be gone a moment later
         if window.has(item):
             return True
         if is_gone:
@@ -354,11 +356,11 @@ class Attachment:
         return False
 
     def _look(self, item: int) -> None:
-        """Waits for a moment, and goes over to the next reader if there is one."""
+        """Waits for a moment. If there is a next reader, goes over to it."""
         assert self._link is not None  # entered
         assert self._succession is not None
         link = self._succession.following(_LOOK_SECONDS)
-        if link is None or self._link.window.has(item):  # workers of the old one may have put it there since the thread looked
+        if link is None or self._link.window.has(item):  # workers of the old one may have put it there just now
             return
         gone = self._link
         self._succession.go_over()
@@ -368,7 +370,7 @@ class Attachment:
             self._next = link.place.item
             raise NextReader(link.place.item)
         if self.group.ranks > 1:
-            self._agree(self.group.round_of(item))  # all ranks miss the same, if they miss any
+            self._agree(self.group.round_of(item))  # if the ranks miss items, all miss the same
         elif link.place.item > item:
             raise self._missed(item, link.place.item)
 
@@ -379,14 +381,14 @@ class Attachment:
             return
         try:
             send(self._link.connection, {"at": item, "need": self.need_nanoseconds})
-        except BlockingIOError:  # it is stopped, or very busy: it hears of it with the next one
+        except BlockingIOError:  # the reader is stopped, or very busy: it is told with the next item
             return
-        except (Gone, OSError):  # the thread sees it, too
+        except (Gone, OSError):  # the thread notices this, too
             return
         self._note_told(item)
 
     def _note_told(self, item: int) -> None:
-        """Notes that the reader knows that all items before this one are not needed any more."""
+        """Notes that the reader was told that all items before this one are not needed any more."""
         assert self._link is not None
         count = max(self.trainings, 1)
         taken = max(item - max(self._told, self._missed_to), 0)
@@ -394,15 +396,15 @@ class Attachment:
         self._told = max(item, self._told)
 
     def _missed(self, item: int, low: int) -> Missed:
-        """Returns that items from ``item`` on are gone, up to ``low``."""
+        """Returns the `Missed` for items from ``item`` up to ``low``, which are gone."""
         self._missed_to = low
         return Missed(item, low)
 
     def _succeed(self, link: Link, is_over: Callable[[], bool]) -> Link:
-        """Returns the connection to the reader that follows one that has died. Runs in a thread.
+        """Returns the connection to the reader that follows a dead one. Runs in a thread.
 
         Raises:
-            ReaderError: There will be none.
+            ReaderError: No reader follows.
         """
         window, config = link.window, self._config
         if not config.restart:
@@ -425,9 +427,9 @@ class Attachment:
         self._is_stopped = True
 
     def close(self) -> None:
-        """Leaves the reader, at once. Nothing may be taken any more."""
+        """Leaves the reader at once. Afterwards, nothing may be taken."""
         self._kept.clear()
-        if os.getpid() != self._pid:  # a forked child does not leave for its parent
+        if os.getpid() != self._pid:  # a forked child must not end the connection of its parent
             return
         if self._link is None or self._succession is None:
             return

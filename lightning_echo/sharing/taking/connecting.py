@@ -1,8 +1,7 @@
-"""How a training comes to a reader: it attaches to the one of its name, or starts one. When that dies, it attaches to the next.
+"""How a training finds a reader: it attaches to the reader of its name, or starts one. When that dies, it attaches to the next.
 
-A thread of its own waits for the end of the reader, and attaches to the next one at once, however much there is still to be taken
-from the windows before. So a reader that follows a dead one hears of all its trainings within a moment, and
-keeps for each what it needs.
+A thread waits for the end of the reader, and attaches to the next reader at once, even if the old window still has examples to
+take. So a reader that follows a dead one knows all its trainings within a moment, and keeps the items that each of them needs.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ __all__ = ["Connector", "Group", "Link", "Place", "SharedDataDiffers", "Successi
 
 
 _BETWEEN_TRIES_SECONDS = 0.05
-_MOST_START_SECONDS = 60.0  # a reader that is being started is waited for so long at the end of a training
-_SAY_AFTER_SECONDS = 3.0  # a longer wait is worth a line
+_MOST_START_SECONDS = 60.0  # at its end, a training waits at most this long for a reader that is being started
+_SAY_AFTER_SECONDS = 3.0  # a longer wait is logged
 
 
 class SharedDataDiffers(ValueError):
@@ -40,11 +39,11 @@ class SharedDataDiffers(ValueError):
 
 
 class Group(NamedTuple):
-    """The ranks of a training, which are one to the reader.
+    """The ranks of a training, which count as one training for the reader.
 
     Attributes:
-        name: The same on all ranks.
-        ranks: Number of them.
+        name: A name, the same on all ranks.
+        ranks: Number of ranks.
         pass_items: Items of a pass of the reader; 0 for one rank.
     """
 
@@ -54,13 +53,14 @@ class Group(NamedTuple):
 
     @classmethod
     def of_one(cls) -> Group:
-        """Returns that of a training that has one rank."""
+        """Returns the group of a training that has one rank."""
         return cls(uuid.uuid4().hex, 1)
 
     def round_of(self, item: int) -> int:
-        """Returns the first item of the round of an item: each rank takes one item of a round. Of one rank, each is a round.
+        """Returns the first item of the round that an item is in. Each rank takes one item of a round.
 
-        What is left at the end of a pass, fewer items than ranks, counts for the round before: not all ranks take it.
+        With one rank, each item is a round. If the last items of a pass are fewer than the ranks, they belong to the round
+        before. Not all ranks take such an item.
 
         Example:
             >>> group = Group("g", ranks=2, pass_items=7)
@@ -78,9 +78,9 @@ class Place(NamedTuple):
     """Where a training has entered.
 
     Attributes:
-        item: The item that it goes on from.
-        others: How many trainings are at work beside it.
-        is_late: Whether it is another place than it would have had alone.
+        item: The item at which it goes on.
+        others: How many other trainings have entered before.
+        is_late: Whether this is another place than it would get alone.
         batch_size: The batch size of the reader's loader; None if it has none.
     """
 
@@ -95,7 +95,7 @@ class Link(NamedTuple):
 
     Attributes:
         connection: The connection.
-        pidfd: Tells when the reader's process ends; -1 where it lies in another PID namespace.
+        pidfd: Tells when the reader's process ends; -1 if that is in another PID namespace.
         window: The window.
         place: Where this training has entered.
     """
@@ -106,7 +106,7 @@ class Link(NamedTuple):
     place: Place
 
     def wait_for_end(self) -> None:
-        """Waits until the reader is gone, or until this side hangs up."""
+        """Waits until the reader has ended, or until this side hangs up."""
         poll = select.poll()
         poll.register(self.connection, select.POLLRDHUP)
         if self.pidfd >= 0:
@@ -114,12 +114,12 @@ class Link(NamedTuple):
         poll.poll()
 
     def hang_up(self) -> None:
-        """Ends the connection, also where forked children hold the socket open."""
-        with suppress(OSError):  # it is closed already
+        """Ends the connection, even if forked children hold the socket open."""
+        with suppress(OSError):  # it may be closed already
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Lets go of all of it."""
+        """Closes the connection, the descriptor and the window."""
         self.connection.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -131,10 +131,10 @@ class Connector:
 
     Args:
         config: The options of sharing.
-        payload: Returns what a reader needs, if this training has to start one.
+        payload: Returns what a new reader needs. It is called if this training must start a reader.
         data_print: What is compared of the data.
         group: The ranks of this training.
-        label: This training, for people; empty: its program and process.
+        label: A name of this training, for people; empty: its program and process.
     """
 
     def __init__(
@@ -144,13 +144,13 @@ class Connector:
         self._label = label or f"{os.path.basename(sys.argv[0] or 'python')} (process {os.getpid()})"
 
     def connect(self, wish: int | None, *, goes_on: bool, expected: int = 0, is_over: Callable[[], bool] = lambda: False) -> Link:
-        """Returns a connection to a reader; starts one if there is none and nobody else does.
+        """Returns a connection to a reader. If there is none, and no other training starts one, this training starts one.
 
         Args:
-            wish: The item to go on from; None: the start.
-            goes_on: Whether this training was there already, with a reader that has died.
-            expected: How many trainings that one had.
-            is_over: Whether this training has ended meanwhile.
+            wish: The item at which to go on; None: the start.
+            goes_on: Whether this training had another reader before, which has died.
+            expected: How many trainings the dead reader had.
+            is_over: Returns whether this training has ended in the meantime.
 
         Raises:
             SharedDataDiffers: The reader has other data.
@@ -175,7 +175,7 @@ class Connector:
                     connection.close()
                     if pidfd >= 0:
                         os.close(pidfd)
-                    if not isinstance(error, Gone):  # it ended, or died, before it answered
+                    if not isinstance(error, Gone):  # Gone: the reader ended, or died, before it answered
                         raise
                 else:
                     return Link(connection, pidfd, window, place)
@@ -190,7 +190,7 @@ class Connector:
             connection.connect(socket_of(self._config.name))
             pid = check_peer(connection)
             return connection, os.pidfd_open(pid) if pid else -1
-        except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):  # the last: forked children hold its socket
+        except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):  # the last: only its forked children live
             connection.close()
             return None
         except BaseException:
@@ -198,7 +198,7 @@ class Connector:
             raise
 
     def _introduced(self, connection: socket.socket, wish: int | None, goes_on: bool) -> tuple[Window, Place]:
-        """Says who comes, and waits for a place."""
+        """Tells the reader about this training, and waits for a place."""
         config = self._config
         hello = {
             "label": self._label,
@@ -236,7 +236,7 @@ class Succession:
 
     Args:
         link: The connection to the reader.
-        succeed: Returns the connection to the reader that follows the one of a given connection.
+        succeed: Gets the connection to a dead reader, and returns the connection to the reader that follows.
     """
 
     def __init__(self, link: Link, succeed: Callable[[Link, Callable[[], bool]], Link]) -> None:
@@ -245,7 +245,7 @@ class Succession:
         self._latest = link
         self._failure: BaseException | None = None
         self._is_over = False
-        self._lock = threading.Lock()  # of the latest link and of whether all is over
+        self._lock = threading.Lock()  # for the latest link, and for whether all is over
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lightning_echo-succession", daemon=True)
         self._thread.start()
@@ -258,7 +258,7 @@ class Succession:
                 return
             try:
                 following = self._succeed(link, lambda: self._is_over)
-            except BaseException as error:  # handed on to the training
+            except BaseException as error:  # the training gets it
                 with self._lock:
                     self._failure = error
                     self._news.set()
@@ -271,13 +271,13 @@ class Succession:
                     following.hang_up()
 
     def following(self, within: float) -> Link | None:
-        """Returns the connection to the next reader; None while this one lives, or the next one is not there yet.
+        """Returns the connection to the next reader; None if the present one lives, or if the next one is not there yet.
 
         Args:
             within: Seconds to wait.
 
         Raises:
-            ReaderError: There will be no next one.
+            ReaderError: No reader follows.
         """
         self._news.wait(within)
         if self._links:
@@ -296,7 +296,7 @@ class Succession:
                 self._news.clear()
 
     def end(self) -> None:
-        """Ends it, leaves the reader, and closes the connections that nobody has used."""
+        """Ends the thread, leaves the reader, and closes the connections that were not used."""
         with self._lock:
             self._is_over = True
             self._latest.hang_up()

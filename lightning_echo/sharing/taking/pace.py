@@ -1,7 +1,7 @@
-"""How long a training is busy with an example, and what follows from that for the factors of all that share.
+"""How long a training is busy with an example. The other trainings need this time to decide on their factors.
 
-Each training tells the reader how long it is busy with an example, and not how long it waited. The others reckon with that: of
-two controllers, neither drives the other one up.
+Each training tells the reader how long it is busy with an example, and not how long it waited. The others calculate with this
+time. So two controllers do not drive each other's factors up.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from lightning_echo.workers.seconds import Report
 
 __all__ = ["Pace", "PacedPipeline"]
 
-_STEPS = 15  # of which the median says how long a step takes
+_STEPS = 15  # the time of a step is the median of so many steps
 
 
 class Pace:
     """Measures a training, step by step.
 
     Args:
-        attachment: Is told how long the training is busy, and says how fast items can come.
-        examples_of_item: Returns how many examples an item of the reader's is, on all ranks.
+        attachment: Gets the time that the training is busy, and says how fast items can come.
+        examples_of_item: Returns the number of examples in an item of the reader, for all ranks together.
     """
 
     def __init__(self, attachment: Attachment, examples_of_item: Callable[[], float]) -> None:
         self._attachment, self._examples_of_item = attachment, examples_of_item
-        self._handed_out: tuple[float, float] | None = None  # when the last batch was, and how many items that was
+        self._handed_out: tuple[float, float] | None = None  # the time of the last batch, and how many items it had
         self._busy_nanoseconds: deque[int] = deque(maxlen=_STEPS)
 
     def note_step(self) -> None:
-        """Notes how long the training was busy with the last batch: the median of a few, since validation comes between two."""
+        """Notes how long the training was busy with the last batch: the median of a few, since validation may come between."""
         if self._handed_out is not None:
             began, items = self._handed_out
             self._busy_nanoseconds.append(int((perf_counter() - began) * 1e9 / items))
@@ -45,11 +45,11 @@ class Pace:
         """Notes that a batch is handed out now.
 
         Returns:
-            Its report, with the time between two fresh examples in place of how long this training waited for them. Waiting
-            depends on what is prepared by then: no factor follows from it. What counts is how fast examples can come: as the
-            reader prepares them, or as another training takes them that the reader waits for. Of that training it is the time
-            that it would take if it never waited and did not echo. So the slower of two sees a faster one, whatever factor that
-            has.
+            The report of the batch. In place of the time that this training waited for fresh examples, it has the time between
+            two fresh examples. No factor follows from the waiting, because that depends on what is prepared by then. What counts
+            is how fast examples can come: as fast as the reader prepares them, or as fast as a slower training takes them for
+            which the reader waits. For that training, its time without waiting and without echoing counts. So the slower of two
+            trainings sees a faster one, whatever factor the faster one has.
         """
         per_item = self._examples_of_item()
         self._handed_out = perf_counter(), max(report.fresh + report.echoed, 1) / per_item
@@ -63,11 +63,11 @@ class PacedPipeline:
 
     Args:
         inner: The pipeline.
-        attachment: The connection; closed with the pipeline.
+        attachment: The connection. It is closed with the pipeline.
         pace: The measurements.
 
     Attributes:
-        exact: Whether a resumed run finds the same order again.
+        exact: Whether a resumed run gets the same order.
     """
 
     def __init__(self, inner: Pipeline, attachment: Attachment, pace: Pace) -> None:
@@ -81,11 +81,11 @@ class PacedPipeline:
         return None if found is None else (found[0], self._pace.handed_out(found[1]))
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Lets a factor count from batch ``number`` on."""
+        """Sets the factor from batch ``number`` on."""
         self._inner.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns what a run goes on from after so many batches."""
+        """Returns the state from which a run resumes after ``delivered`` batches."""
         return self._inner.state(delivered)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Whole batches, cut for a training of another batch size: the rows of each leaf, from the first on.
+"""Whole batches, cut for a training with another batch size: the rows of each leaf, from the first on.
 
 A leaf is a tensor, an array, or a list or tuple of plain values (what torch's collate function makes of strings). All leaves of a
 batch must have the same number of rows.
@@ -21,7 +21,7 @@ def rows_of(batch: Any) -> int:
     """Returns the number of rows.
 
     Raises:
-        ValueError: The leaves have different numbers, or one has none.
+        ValueError: The leaves have different numbers of rows, or one has no rows.
 
     Example:
         >>> rows_of({"image": torch.zeros(3, 8), "name": ["a", "b", "c"]})
@@ -88,7 +88,7 @@ def _length(leaf: Any) -> int | None:
 
 
 def _mapped(function: Callable[..., Any], *batches: Any) -> Any:
-    """Returns what a function makes of each leaf, in containers like those of the first batch."""
+    """Returns the result of a function for each leaf, in containers like those of the first batch."""
     first = batches[0]
     if _is_leaf(first):
         return function(*batches)

@@ -1,9 +1,9 @@
 """Which item of the reader's stream stands at which position of a training.
 
-The reader's pass has ``length`` items. A training of ``ranks`` ranks takes slot ``s`` of pass ``q`` as item ``q * length + s``,
-and rank ``r`` the slots ``r``, ``r + ranks`` ... of it. Its own pass is as long as its plain loader's: ``drop_last`` leaves out
-the last items; slots beyond the end are filled with the rank's item before. So a position says which item it is, wherever a
-training enters: there is nothing to remember.
+The reader's pass has ``length`` items. Slot ``s`` of pass ``q`` is item ``q * length + s``. Of the ``ranks`` ranks of a training,
+rank ``r`` takes the slots ``r``, ``r + ranks`` ... . The training's own pass is as long as that of its plain loader:
+``drop_last`` leaves out the last items, and a slot after the end repeats the rank's item before it. So the item follows from the
+position alone, wherever a training enters, and nothing must be remembered.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def item_at(layout: Layout, rank: int, position: int) -> int:
     """Returns the reader's item at a position of a training.
 
     Args:
-        layout: How the training cuts and deals out a pass.
-        rank: Which share of it is that of this rank.
-        position: In its fresh stream.
+        layout: How the training cuts a pass into batches and divides it among ranks.
+        rank: The number of this rank's share of a pass.
+        position: The position of the fresh example on this rank.
 
     Example:
         >>> layout = Layout(length=7, replicas=2, batch_size=2, last_batch_size=2, batches_per_pass=2)
@@ -36,11 +36,11 @@ def item_at(layout: Layout, rank: int, position: int) -> int:
 
 
 def start_at(layout: Layout, item: int) -> Start:
-    """Returns where a training begins that may have all items from ``item`` on: at a batch of its own, in a whole pass.
+    """Returns where a training begins that may have all items from ``item`` on: at the start of one of its batches.
 
     Args:
-        layout: How the training cuts and deals out a pass.
-        item: The first item that it may have.
+        layout: How the training cuts a pass into batches and divides it among ranks.
+        item: The first item that the training may have.
 
     Example:
         >>> layout = Layout(length=10, replicas=1, batch_size=4, last_batch_size=2, batches_per_pass=3)
@@ -55,12 +55,12 @@ def start_at(layout: Layout, item: int) -> Start:
 
 
 class SharedOrder:
-    """The order of a training that shares: item after item of the reader's stream. See `Order` for what is not said here.
+    """The order of a training that shares: item after item of the reader's stream. See also `Order`.
 
     Args:
-        layout: How the training cuts and deals out a pass.
-        rank: Which share of it is that of this rank.
-        phase: Batches of a pass that come before batch 0 of the run, since the training entered within a pass.
+        layout: How the training cuts a pass into batches and divides it among ranks.
+        rank: The number of this rank's share of a pass.
+        phase: Number of batches of the pass before batch 0 of the run. It is not 0 if the training entered within a pass.
         name: The name that is shared.
     """
 
@@ -72,7 +72,7 @@ class SharedOrder:
         self.position = 0
 
     def begin_spreading(self) -> None:
-        """Does nothing: the reader's passes are spread from the start."""
+        """Does nothing: the reader's passes are spread from the beginning."""
 
     def take(self, count: int) -> list[Any]:
         """Returns the items of the next ``count`` positions."""
@@ -90,7 +90,7 @@ class SharedOrder:
         return {"phase": self._phase, "share": self._name}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Does nothing: what a state says was given when this order was made."""
+        """Does nothing: this order was made with what a state says."""
 
     def prune(self, position: int) -> None:
         """Does nothing: nothing is remembered."""

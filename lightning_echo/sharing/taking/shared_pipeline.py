@@ -1,12 +1,13 @@
 """The pipeline of a training that shares its reading: its own plan and collate function over the reader's examples.
 
-It is an `IndexPipeline` whose data set is the window: no workers, a thread that fetches ahead. A new one is begun
+It is an `IndexPipeline` whose data set is the window. It has no workers, and a thread that fetches ahead. A new one begins
 
-* when the run starts: where it stopped if the reader can be there, else where the other trainings are;
-* when the reader has not waited (``behind="skip"``): at the next batch that it can have whole. What was live is let go.
+* when the run starts. It begins where the run stopped, if the reader can be there, else where the other trainings are.
+* when the reader has not waited (``behind="skip"``). It begins at the next batch of which no example was missed. Live examples
+  are dropped.
 
-The thread must not draw from the random states of the training. Torch's own collate function draws nothing; any other one runs in
-the training's thread, and the random states are put back after it.
+The thread must not draw from the random states of the training. Torch's own collate function draws no random numbers. Any other
+collate function runs in the training's thread, and the random states are put back after it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ __all__ = ["SharedCounts", "SharedExamples", "SharedPipeline", "shared_shape"]
 
 @dataclass
 class SharedCounts:
-    """What sharing did to a training.
+    """Counts of a training that shares.
 
     Attributes:
-        missed: Examples that other trainings had and this one, on this rank, did not.
+        missed: Number of examples that other trainings had and that this rank missed.
     """
 
     missed: int = 0
@@ -68,12 +69,14 @@ class SharedExamples:
 
 
 def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
-    """Returns the sizes of the plan of a training that shares: one buffer, and no more live than the reader keeps apart.
+    """Returns the sizes of the plan of a training that shares. It has one buffer, which is not larger than the reader allows for.
+
+    The reader keeps two uses of an index apart, so that the buffer never holds the same example twice.
 
     Args:
         shape: Sizes as without sharing.
         phase: See `PlanShape`.
-        layout: How the training cuts and deals out a pass.
+        layout: How the training cuts a pass into batches and divides it among ranks.
     """
     if not shape.distinct:
         return replace(shape, phase=phase)
@@ -83,22 +86,22 @@ def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
 
 
 class SharedPipeline:
-    """Hands out batch after batch. See `IndexPipeline`.
+    """Yields batch after batch. See `IndexPipeline`.
 
     Args:
         source: The training's loader.
         choice: The insertion point.
-        layout: How the training cuts and deals out a pass.
+        layout: How the training cuts a pass into batches and divides it among ranks.
         shape: Sizes of the plan, as without sharing.
-        launch: What the run says.
-        rank: Which share of a pass is that of this rank.
-        key: Seed of what the collate function draws.
+        launch: How the run begins.
+        rank: The number of this rank's share of a pass.
+        key: Seed for the random numbers of the collate function.
         name: The name that is shared, for messages.
-        attachment: The connection; closed with the pipeline.
-        counts: Is kept up to date.
+        attachment: The connection. It is closed with the pipeline.
+        counts: The counts, which the pipeline keeps up to date.
 
     Attributes:
-        exact: True: the order follows from the name.
+        exact: True, since the order follows from the name.
     """
 
     exact = True
@@ -121,7 +124,7 @@ class SharedPipeline:
         self._rank, self._key, self._name = rank, key, name
         self._attachment, self._counts = attachment, counts
         self._in_thread = source.loader.collate_fn is default_collate
-        self._factors = [(0, launch.factor)]  # from which batch on which factor counts
+        self._factors = [(0, launch.factor)]  # (batch, the factor from that batch on)
         self._phase = 0
         self._pace = Pace(attachment, lambda: 1 / layout.replicas)  # an example of this rank is one item of each rank
         self._inner = self._enter(launch)
@@ -132,7 +135,7 @@ class SharedPipeline:
         """Returns the next batch and its report.
 
         Args:
-            delivered: Batches of the run before this one.
+            delivered: Number of batches of the run before this one.
         """
         self._pace.note_step()
         while True:
@@ -148,12 +151,12 @@ class SharedPipeline:
                 self._inner = self._skip(position, missed.low, delivered)
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Lets a factor count from batch ``number`` on."""
+        """Sets the factor from batch ``number`` on."""
         self._factors = [change for change in self._factors if change[0] < number] + [(number, factor)]
         self._inner.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns what a run goes on from after so many batches."""
+        """Returns the state from which a run resumes after ``delivered`` batches."""
         return self._inner.state(delivered)
 
     def close(self) -> None:
@@ -182,26 +185,26 @@ class SharedPipeline:
         return self._over(plan)
 
     def _item(self, position: int) -> int:
-        """Returns the first item that a rank needs from a position on: the same for all ranks, whose passes may be filled up."""
+        """Returns the first item that any rank needs from a position on. It is the same for all ranks."""
         first = self._first_example(position)
         items = [item_at(self._layout, rank, first) for rank in range(self._layout.replicas)]
         return self._attachment.group.round_of(min(items))
 
     def _first_example(self, position: int) -> int:
-        """Returns the position of an item's first example: positions of whole batches count batches."""
+        """Returns the position of an item's first example. If whole batches are echoed, the given position counts batches."""
         if not self._choice.point.by_batches:
             return position
         number, batch = divmod(position, self._layout.batches_per_pass)
         return number * self._layout.pass_length + batch * self._layout.batch_size
 
     def _items_of(self, position: int) -> list[int]:
-        """Returns the reader's items that an item of the plan consists of."""
+        """Returns the reader's items of which an item of the plan consists."""
         first = self._first_example(position)
         end = self._first_example(position + 1) if self._choice.point.by_batches else first + 1
         return [item_at(self._layout, self._rank, one) for one in range(first, end)]
 
     def _say(self, place: Place, wanted: Start) -> Start:
-        """Returns where the training begins, given its place; says what it misses if that is another one than it wanted."""
+        """Returns where the training begins at its place. If it wanted another place, logs what it misses."""
         start = start_at(self._layout, place.item)
         if place.is_late:
             taken = start.position % self._layout.pass_length
@@ -217,19 +220,19 @@ class SharedPipeline:
         """Returns the pipeline that goes on after examples that are gone.
 
         Args:
-            position: Where the batch begins that cannot be had whole.
-            low: The first item that can be had.
-            delivered: Batches of the run before that one.
+            position: The position at which the batch begins that lacks examples.
+            low: The first item that is still there.
+            delivered: Number of batches of the run before that one.
         """
         start = start_at(self._layout, low)
         missed = max(start.position - position, 0)
         self._counts.missed += missed
-        if self._attachment.is_waited_for:  # it was stopped for longer than the reader after a dead one waits
+        if self._attachment.is_waited_for:  # this process was stopped for longer than a new reader waits for old trainings
             LOGGER.warning("share=%r: %d examples were missed, since the reader was replaced meanwhile", self._name, missed)
         return self._begin(start, delivered)
 
     def _begin(self, start: Start, number: int) -> IndexPipeline:
-        """Returns a pipeline with nothing live.
+        """Returns a pipeline without live examples.
 
         Args:
             start: Its place in the reader's passes, in examples and batches of this training.
@@ -246,7 +249,7 @@ class SharedPipeline:
         return self._over(plan)
 
     def _over(self, plan: Plan) -> IndexPipeline:
-        """Returns the pipeline of a plan."""
+        """Returns the pipeline for a plan."""
         layout, loader, point = self._layout, self._source.loader, self._choice.point
         order: Any = SharedOrder(layout, self._rank, self._phase, self._name)
         requests: ExampleRequests | BatchRequests

@@ -1,11 +1,12 @@
-"""What stands in for a training's own stream or loader: it yields what the reader has made of a like one.
+"""A stream, and a loader, of the reader's items. They take the place of the training's own stream or loader.
 
-`SharedStream` is a stream of items that ends where the reader's pass does. The training's loader is made over it, and everything
-else is as with any stream. `SharedBatches` is a loader whose batches come from the reader, whole, or as the examples of each.
+`SharedStream` is a stream of items that ends with the reader's pass. The training's loader is made over it, and everything else
+is as with any stream. `SharedBatches` is a loader whose batches come from the reader: as whole batches, or as the examples of
+each.
 
-An item says its pass and its place in it. From these a resumed run goes on, if the reader can begin at that pass: that is, if
-nobody else is at work. No reader can begin within a pass, so that the items before that place are let go. When a reader dies, no
-other one finds its place in the pass again: a pass ends there, or the training does (``share.restart``).
+An item says its pass and its place in that pass. A resumed run goes on from there if the reader can begin at that pass, that is,
+if no other training has begun. No reader can begin within a pass, so the items before that place are read and dropped. When a
+reader dies, the next one cannot go on within the pass. Then the pass ends there, or the training ends (``share.restart``).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SAY_AGAIN_SECONDS = 10.0
 
 
 class _Item(NamedTuple):
-    """An item as it was taken."""
+    """An item as it was taken from the reader."""
 
     kind: int
     data: bytearray
@@ -51,18 +52,18 @@ class SharedStream(IterableDataset[Any]):
         config: The options of sharing.
 
     Attributes:
-        missed: Items that other trainings had and this one did not.
-        rows_over: Of the next item, if it is the first one after a resume: rows that come before the place of the state.
+        missed: Number of items that other trainings had and this one did not.
+        rows_over: If the next item is the first one after a resume: number of its rows that come before the place of the state.
     """
 
     def __init__(self, config: ShareConfig) -> None:
         self._config, self.missed = config, 0
         self._attachment: Attachment | None = None
-        self._place: Place | None = None  # where it has entered; None: it has not
-        self._at: At | None = None  # the next item's place; None: it will say so
+        self._place: Place | None = None  # where this training has entered; None: it has not
+        self._at: At | None = None  # the next item's place; None: not known before the item comes
         self._item = 0  # the next item's number
-        self._early: _Item | None = None  # the next item, if it was taken already: to know where it stands
-        self._saved_rows: int | None = None  # of the pass, before the place in a state; None: items count
+        self._early: _Item | None = None  # the next item, if it was taken already to find out its place
+        self._saved_rows: int | None = None  # rows of the pass before the place in a state; None: the state counts items
         self.rows_over = 0
 
     def attach(self, attachment: Attachment) -> None:
@@ -71,7 +72,7 @@ class SharedStream(IterableDataset[Any]):
 
     @property
     def batch_size(self) -> int | None:
-        """The batch size of the reader's loader, if that has one. Enters, if that was not done."""
+        """The batch size of the reader's loader, if that has one. Enters first, if this was not done before."""
         return self._entered().batch_size
 
     def __iter__(self) -> Iterator[Any]:
@@ -83,18 +84,18 @@ class SharedStream(IterableDataset[Any]):
                 yield unpack(item.kind, item.data)
             elif item is None or has_begun:
                 return
-            # else: it came at the end of a pass, of which it had nothing
+            # else: the training came at the very end of a pass, and has got no item of it
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the next item stands."""
+        """Returns the place of the next item."""
         number, offset = (None, 0) if self._at is None else self._at
         return {"share": self._config.name, "pass": number, "offset": offset}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a `state_dict`, when it enters.
+        """Loads a `state_dict`. The stream goes on from there when it enters.
 
         Raises:
-            EchoStateError: It is of another name, of a run that did not share, or damaged.
+            EchoStateError: The state is of another name, of a run that did not share, or damaged.
         """
         if state.get("share") != self._config.name:
             raise EchoStateError(
@@ -122,7 +123,7 @@ class SharedStream(IterableDataset[Any]):
         return self._place
 
     def _in_items(self, wanted: At, batch_size: int | None) -> At:
-        """Returns a place in the items of this reader: its batches may be of another size than those of the one before."""
+        """Returns a place in the items of this reader, whose batches may have another size than those of the last reader."""
         rows, self._saved_rows = self._saved_rows, None
         if rows is None or batch_size is None:
             return wanted
@@ -150,7 +151,7 @@ class SharedStream(IterableDataset[Any]):
             LOGGER.info("share=%r: %s", self._config.name, self._gone_by(self._early.at.offset))
 
     def _gone_by(self, items: int) -> str:
-        """Returns what a training that comes within a pass does not get of it, for people."""
+        """Returns, in words, which part of the pass a training does not get if it enters within it."""
         return f"{items:,} items of this pass have gone by"
 
     def _wait_for_pass(self) -> None:
@@ -168,7 +169,7 @@ class SharedStream(IterableDataset[Any]):
     # ------------------------------------------------------------------ taking
 
     def _next(self) -> _Item | None:
-        """Returns the next item, or the one that says that the pass has ended; None if its end was not seen."""
+        """Returns the next item, or the item that says that the pass has ended; None if the pass has ended without it."""
         item, self._early = self._early, None
         if item is None and (item := self._taken()) is None:
             return None
@@ -179,7 +180,7 @@ class SharedStream(IterableDataset[Any]):
         return item
 
     def _taken(self) -> _Item | None:
-        """Returns the next item that can be had; None if the rest of a pass is lost."""
+        """Returns the next item that is still there; None if the rest of a pass is lost."""
         assert self._attachment is not None
         expected = self._item
         while True:
@@ -197,20 +198,20 @@ class SharedStream(IterableDataset[Any]):
                 continue
             item = _Item(kind, data, At.cut_from(data))
             if self._item > expected:
-                ends = 0 if self._at is None else item.at.number - self._at.number  # each an item of its own
+                ends = 0 if self._at is None else item.at.number - self._at.number  # each end is an item, too
                 self.missed += self._item - expected - ends
             self._item += 1
             return item
 
     def follow(self, window: Window, item: int) -> int:
-        """Returns from which item on to ask the next reader. Called in a thread.
+        """Returns the first item to ask the next reader for. Called in a thread.
 
         Args:
-            window: That of the reader that has died.
-            item: The next one.
+            window: The window of the dead reader.
+            item: The next item.
 
         Raises:
-            ReaderError: The training does not want to go on.
+            ReaderError: The options say that the training ends here.
         """
         if self._config.restart != "pass":
             raise ReaderError(
@@ -244,13 +245,13 @@ class SizedSharedStream(SharedStream):
 
 
 class _Part(NamedTuple):
-    """A batch of the reader's of which some rows are left.
+    """A batch of the reader of which some rows are left.
 
     Attributes:
-        before: The state of the stream before it.
+        before: The state of the stream before the batch.
         batch: The batch.
-        used: Rows of it that were handed out.
-        rows: All its rows.
+        used: Number of its rows that were used.
+        rows: Number of all its rows.
     """
 
     before: dict[str, Any]
@@ -264,12 +265,13 @@ class SharedBatches:
 
     Args:
         stream: The reader's items.
-        length: Batches of a pass, as the training's own loader says; None: a pass ends where the reader's does.
-        batch_size: The training's own. Batches are cut for it if the reader's loader has another one. None: they are not cut.
-        collate: Makes a batch of an item that is a list of examples; None: an item is a batch.
+        length: Number of batches in a pass of the training's own loader; None: a pass ends with the reader's pass.
+        batch_size: The training's own batch size. If the reader's loader has another one, batches are cut. None: they are not
+            cut.
+        collate: Makes a batch from an item that is a list of examples; None: an item is a batch.
 
     Attributes:
-        rows: Examples of the reader's last batch.
+        rows: Number of examples in the reader's last batch.
     """
 
     def __init__(
@@ -279,8 +281,8 @@ class SharedBatches:
         self._parts: deque[_Part] = deque()
         self._loaded: dict[str, Any] | None = None  # a state, until a batch is read
         self._read_size: int | None = None  # the reader's batch size, where batches may be cut
-        self._over: dict[str, Any] | None = None  # the place before the end of a pass, while its last rows are out
-        self._count = 0  # batches since the iteration began, which a resumed one goes on with
+        self._over: dict[str, Any] | None = None  # the place before the end of a pass, while its last rows are in use
+        self._count = 0  # batches since the iteration began. A resumed iteration counts on
         self.rows = 1
 
     def __len__(self) -> int:
@@ -308,12 +310,12 @@ class SharedBatches:
         if self._parts:
             place, used = self._parts[0].before, self._parts[0].used
         elif place["offset"] and self._read_size is not None:
-            used = self.rows - self._read_size  # the last one of a pass may be smaller
+            used = self.rows - self._read_size  # the last batch of a pass may be smaller
         rows = None if self._read_size is None else place["offset"] * self._read_size + used
         return {**place, "rows": rows, "count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a `state_dict`. Raises what `SharedStream.load_state_dict` raises."""
+        """Loads a `state_dict`. Raises what `SharedStream.load_state_dict` raises."""
         self._stream.load_state_dict(state)
         with state_of("the shared batches"):
             self._count = entry(state, "count", int)
@@ -321,7 +323,7 @@ class SharedBatches:
         self._over, self._loaded = None, state
 
     def _pass(self) -> Iterator[Any]:
-        """Yields what is left of a pass."""
+        """Yields the rest of a pass."""
         read, size = self._stream.batch_size, self._batch_size
         if size is not None and read is not None:
             self._read_size = read
@@ -336,7 +338,7 @@ class SharedBatches:
             yield batch
 
     def _cut_pass(self, size: int) -> Iterator[Any]:
-        """Yields batches of ``size`` rows; the last of a pass may be smaller."""
+        """Yields batches of ``size`` rows. The last batch of a pass may be smaller."""
         parts, items = self._parts, iter(self._stream)
         while True:
             while sum(part.rows - part.used for part in parts) >= size:
@@ -355,7 +357,7 @@ class SharedBatches:
             self._over = None
 
     def _cut(self, size: int) -> Any:
-        """Returns the next ``size`` rows, or as many as there are."""
+        """Returns the next ``size`` rows, or fewer if there are no more."""
         parts, found, missing = self._parts, [], size
         while parts and missing:
             before, batch, used, rows = parts.popleft()
