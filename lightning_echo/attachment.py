@@ -1,13 +1,13 @@
 """`Attachment`: echoes the training loader of a ``fit``, for `EchoCallback`.
 
-The training loader comes from a ``train_dataloader``, or was passed to ``fit``. Therefore echoing stands in two places during the
-``fit``, and leaves both when it ends:
+The training loader comes from a ``train_dataloader``, or was passed to ``fit``. Therefore there are two hooks during the ``fit``.
+They are taken away when it ends:
 
 * ``train_dataloader`` is bound on the user's instance, as ``LightningDataModule.from_datasets`` binds its own.
-  ``trainer.datamodule`` stays the user's object. Public means do not say which instance Lightning will ask
+  ``trainer.datamodule`` stays the user's object. The public API does not tell which instance Lightning will ask
   (``trainer.datamodule`` may be that of an earlier ``fit``). Therefore both the data module and the model get the hook.
-* ``process_dataloader`` is bound on the Trainer's strategy, which gets every loader before Lightning uses it. The loader to train
-  on comes in the stage of training. Validation loaders come in the stage of validation, or of the sanity check.
+* ``process_dataloader`` is bound on the Trainer's strategy, which gets every loader before Lightning uses it. The training loader
+  comes in the stage of training. Validation loaders come in the stage of validation, or of the sanity check.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _NOTHING = object()
 class Attachment:
     """Echoes whatever training loader a ``fit`` asks for.
 
-    What a ``train_dataloader`` returns is dealt out to the ranks by ``trainer.distributed_sampler_kwargs``. Public means do not
-    say whether ``Trainer(use_distributed_sampler=False)`` was set: if all ranks shall have the same data, use
-    ``EchoDataModule(..., shard=False)``. A loader that was passed to ``fit`` has its ``DistributedSampler`` already, if it
-    needs one, and is not dealt out again.
+    The data of a loader from ``train_dataloader`` is divided among the ranks by ``trainer.distributed_sampler_kwargs``. The
+    public API does not tell whether ``Trainer(use_distributed_sampler=False)`` was set. If all ranks must have the same data, use
+    ``EchoDataModule(..., shard=False)``. A loader that was passed to ``fit`` already has its ``DistributedSampler``, if it needs
+    one. Its data is not divided again.
 
     Args:
-        config: The options of echoing; or of the loaders of a collection, by name. None: the user gave no options, so that a
-            loader that the user echoes already is taken as it is.
+        config: The options of echoing. For a collection: the options of its loaders, by name. None: the user gave no options. A
+            loader that the user already echoes is then taken as it is.
 
     Attributes:
-        echo: The loader in use, its factor and state. They live on from ``fit`` to ``fit``.
-        trainer: The Trainer while attached, else None.
-        has_echoed: Whether it was attached in the current ``fit``, or in the last one.
+        echo: The loader in use, its factor and state. They are kept from ``fit`` to ``fit``.
+        trainer: The Trainer while attached, otherwise None.
+        has_echoed: Whether it was attached in the present ``fit``, or in the last one.
     """
 
     def __init__(self, config: EchoConfig | Mapping[str, EchoConfig] | None) -> None:
@@ -64,7 +64,7 @@ class Attachment:
         self._is_echo_loader_passed = False
 
     def attach(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Binds the hooks, unless an `EchoDataModule` echoes already. To be called in ``setup`` of a ``fit``.
+        """Binds the hooks, unless an `EchoDataModule` already echoes. Call it in ``setup`` of a ``fit``.
 
         Raises:
             MisconfigurationException: The user gave options although an `EchoDataModule` echoes, or another Trainer echoes the
@@ -95,7 +95,7 @@ class Attachment:
         self._hooks.bind(trainer.strategy, _PROCESS, _ProcessHook(process, self._echo_passed).process_dataloader)
 
     def detach(self) -> None:
-        """Takes the hooks away and ends the workers; may be called at any time."""
+        """Takes the hooks away and ends the workers. You may call it at any time."""
         self._hooks.unbind()
         if self.trainer is None:
             return
@@ -107,11 +107,11 @@ class Attachment:
     def check_in_use(self) -> None:
         """Makes sure that the Trainer trains on an echoed loader.
 
-        To be called in ``on_train_start``, the first hook that can know it.
+        Call it in ``on_train_start``, the first hook that can know it.
 
         Raises:
             MisconfigurationException: The Trainer trains on another loader: on one of several that were passed to ``fit``, or on
-                one that came past the hooks.
+                one that did not pass through the hooks.
         """
         trainer = self.trainer
         if trainer is None or trainer.overfit_batches > 0:
@@ -132,13 +132,13 @@ class Attachment:
         return self.echo.train_dataloader(ask_user)
 
     def _echo_passed(self, loader: Any) -> Any:
-        """Returns what the strategy gets of a loader that the Trainer is about to use.
+        """Returns what the strategy gets for a loader that the Trainer is about to use.
 
         Returns:
-            The loader, echoed if it was passed to ``fit`` to train on; else as it is.
+            The echoed loader, if it was passed to ``fit`` for training. Otherwise the loader as it is.
 
         Raises:
-            MisconfigurationException: Several loaders were passed, or one that is echoed already although options are given.
+            MisconfigurationException: Several loaders were passed, or options are given and the loader is echoed already.
         """
         trainer = self.trainer
         if trainer is None or not trainer.training or self._was_hook_asked:
@@ -179,22 +179,23 @@ class Attachment:
 
 
 def _is_same_data(loader: Any, other: Any) -> bool:
-    """Returns whether a loader is another one, or one that Lightning has made from it to put in a sampler of its own.
+    """Returns whether two loaders are the same, or whether Lightning has made one from the other to put in its own sampler.
 
-    Lightning may ask for the loader again although the user wants no reload: for example after it has looked for a learning rate.
+    Lightning may ask for the loader again even if the user wants no reload, for example after its search for a learning rate.
     """
     return loader is other or getattr(loader, "dataset", loader) is getattr(other, "dataset", _NOTHING)
 
 
 class _AskHook:
-    """Stands in the place of an instance's ``train_dataloader``.
+    """Stands in place of an instance's ``train_dataloader``.
 
-    Echoing belongs to this run alone. Therefore a copy of the instance, also one that is saved whole during training, has a hook
-    that only asks the user's.
+    Echoing belongs only to this run. Therefore the hook of a copy of the instance only calls the user's hook. This is also so for
+    a copy that is saved whole during training.
 
     Args:
         ask_user: The user's ``train_dataloader``.
-        answer: Returns what the hook returns, given ``ask_user``; None: the hook returns what the user's returns.
+        answer: A function that gets ``ask_user`` and returns what the hook returns. None: the hook returns what the user's hook
+            returns.
         trainer: The Trainer of the run.
     """
 
@@ -212,11 +213,11 @@ class _AskHook:
 
 
 class _ProcessHook:
-    """Stands in the place of a strategy's ``process_dataloader``; a copy of the strategy has a hook that changes nothing.
+    """Stands in place of a strategy's ``process_dataloader``. The hook of a copy of the strategy changes nothing.
 
     Args:
         process: The strategy's own hook.
-        echo: Returns a loader echoed, or as it is; None: loaders stay as they are.
+        echo: A function that returns the loader echoed, or as it is. None: loaders stay as they are.
     """
 
     def __init__(self, process: Callable[[Any], Any], echo: Callable[[Any], Any] | None = None) -> None:

@@ -1,7 +1,8 @@
-"""Checkpoints between runs with and without echoing: states of the other kind of run are handed on or dropped.
+"""Checkpoints between runs with and without echoing: a state of the other kind of run is handed on or dropped.
 
 Lightning keeps the states of training loaders in the checkpoint of its loop, and the state of a data module under the name of its
-class. It raises if there is a loader state but no stateful loader. It is silent if a data module finds no state.
+class. It raises an error if there is a loader state but no stateful loader. It says nothing if there is no state for a data
+module.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def adapt_checkpoint(
     """Makes a checkpoint fit the run that resumes from it.
 
     Args:
-        checkpoint: As Lightning has loaded it; changed in place.
+        checkpoint: The checkpoint as Lightning has loaded it. It is changed in place.
         datamodule: The data module of the run that resumes; None if it has none.
-        echoed_before: Whether `EchoCallback` or `EchoDataModule` echoed the run that was saved. Not, if it had an `EchoLoader` of
-            the user's.
-        echoes: Whether one of them echoes the run that resumes.
+        echoed_before: Whether `EchoCallback` or `EchoDataModule` echoed the run that was saved. False if only an `EchoLoader` of
+            the user's did.
+        echoes: Whether one of the two echoes the run that resumes.
     """
     loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
     _adapt_loader_states(loop, echoed_before=echoed_before, echoes=echoes)
@@ -50,7 +51,7 @@ def _adapt_loader_states(loop: dict[str, Any], *, echoed_before: bool, echoes: b
 
 
 def _hand_on_state(checkpoint: dict[str, Any], datamodule: pl.LightningDataModule) -> None:
-    """Gives the user's data module its state, if the checkpoint has it in the place of the other kind of run."""
+    """Gives the user's data module its state, if the checkpoint has it where the other kind of run saves it."""
     if isinstance(datamodule, EchoDataModule):
         name = type(datamodule.datamodule).__qualname__
         if _ECHOED not in checkpoint and name in checkpoint:

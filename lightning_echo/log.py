@@ -1,8 +1,8 @@
 """The one logger of the package, ``lightning_echo``, and the handler for programs that have set up no logging.
 
-`FallbackHandler` looks for other handlers when a line is logged, not at import. Therefore it does not matter whether a program
-sets logging up before or after it imports this package: where it has, its handlers alone show the lines, in its format. Where it
-has not, the lines are on stderr, as Lightning's are.
+`FallbackHandler` looks for other handlers when a line is logged, not at import. Therefore a program may set up logging before or
+after it imports this package. If it has set up logging, only its handlers show the lines, in its format. If it has not, the lines
+are on stderr, as Lightning's are.
 """
 
 import logging
@@ -40,7 +40,7 @@ class FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]  # which
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line, which says whose it is."""
+        """Returns the line, which begins with the name of the package."""
         line = super().format(record)
         return line if line.startswith(_PREFIX) else _PREFIX + line
 
@@ -54,7 +54,7 @@ class FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]  # which
 
 
 def set_up() -> None:
-    """Makes the lines of a run with default settings seen: what was chosen, and why. A level that the program has set stays."""
+    """Makes the lines about choices and their reasons visible by default. A level that the program has set stays."""
     if LOGGER.level == logging.NOTSET:
         LOGGER.setLevel(logging.INFO)
     if not any(isinstance(handler, FallbackHandler) for handler in LOGGER.handlers):

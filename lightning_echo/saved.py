@@ -1,8 +1,9 @@
-"""Reading what was saved, in a checkpoint or in a file: whatever is missing, wrong or not known is named by its path.
+"""Reading what was saved in a checkpoint or in a file: an error names the path of a field that is missing, wrong or not known.
 
 `entry` reads one value, `record` an object, `rows` a list. They raise a `FieldError`, whose message begins with the path, such as
-``reports[2].factor``. Only the outermost reader knows what the user can do, and says so: `state_of` for a checkpoint, the
-``from_json`` of a class for a file. (``loading/schema.py`` reads the state of a loader, for which a number has to be in bounds.)
+``reports[2].factor``. Only the outermost reader knows what the user can do, and adds it to the message: `state_of` for a
+checkpoint, the ``from_json`` of a class for a file. (``loading/schema.py`` reads the state of a loader. It also checks the bounds
+of numbers.)
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class FieldError(ValueError):
     """A field that is missing, wrong or not known.
 
     Args:
-        path: Its place in what is read.
+        path: Its place in the saved object.
         problem: What is wrong, as the end of a sentence that begins with the path.
     """
 
@@ -43,10 +44,10 @@ class FieldError(ValueError):
 
 @contextmanager
 def state_of(owner: str) -> Iterator[None]:
-    """Names the owner of a state in which a field is wrong, and the way out.
+    """Adds to an error about a wrong field whose state it is, and the way out.
 
     Raises:
-        EchoStateError: In the place of a `FieldError`.
+        EchoStateError: In place of a `FieldError`.
 
     Example:
         >>> with state_of("TargetIdle"):
@@ -79,7 +80,8 @@ def entry(state: Any, name: str, form: Any, default: Any = _REQUIRED) -> Any:
         name: The key.
         form: What the value must be: ``float`` and the like, a union, a ``list``, ``tuple`` or ``Mapping`` of a form, a dataclass
             (saved as a dictionary), a named tuple (as a list), any other class, or ``Any``.
-        default: What stands for a missing value: older versions have not saved it. Left out: it must not be missing.
+        default: The result if the value is missing, because an older version did not save it. If it is left out, the value must
+            not be missing.
 
     Raises:
         FieldError: The value is missing, or not of this form.
@@ -97,7 +99,7 @@ def entry(state: Any, name: str, form: Any, default: Any = _REQUIRED) -> Any:
 
 
 def rows(state: Any, name: str, read: Callable[[Any], T], default: Any = _REQUIRED) -> list[T]:
-    """Returns what a function reads from each entry of a list in a saved dictionary; the other arguments are those of `entry`.
+    """Reads each entry of a list in a saved dictionary with a function, and returns the results. See `entry` for the arguments.
 
     Raises:
         FieldError: The list is missing, or an entry is wrong.
@@ -114,8 +116,8 @@ def record(cls: type[T], state: Any, required: Sequence[str] = ()) -> T:
 
     Args:
         cls: The dataclass. The types of its fields are their forms, see `entry`.
-        state: The dictionary. A field that has a default may be missing: older versions have not saved it.
-        required: Fields that must not be missing all the same.
+        state: The dictionary. A field that has a default may be missing, because older versions did not save it.
+        required: Fields that must not be missing, even if they have a default.
 
     Raises:
         FieldError: A field is missing, wrong or not known.
@@ -150,9 +152,9 @@ def _read(form: Any, value: Any, path: str) -> Any:
 
 
 def _check(value: Any, base: Any, path: str) -> None:
-    """Refuses a value of another class; True is no number."""
+    """Refuses a value of another class. True is not a number here."""
     if base is Any or not isinstance(base, type):
-        return  # a form that is not looked into
+        return  # a form that is not checked
     fits = isinstance(value, _ACCEPTED.get(base, base)) and (base is bool or not isinstance(value, bool))
     if not fits:
         raise FieldError(path, f"must be {_in_words(base)}, got {type(value).__name__} {value!r:.80}")
@@ -165,7 +167,7 @@ def _in_words(base: Any) -> str:
 
 
 def _read_one_of(forms: Sequence[Any], value: Any, path: str) -> Any:
-    """Returns a value in the first form of a union that it has; the error is that of the last form that is not None."""
+    """Returns a value in the first form of a union that fits. If none fits, the error is that of the last form but None."""
     if value is None and type(None) in forms:
         return None
     *others, last = (form for form in forms if form is not type(None))

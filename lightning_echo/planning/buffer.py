@@ -1,4 +1,4 @@
-"""The live items of one worker: drawn at random, dropped by their age, both in constant time for each item.
+"""The live items of one worker. They are drawn at random and dropped by their age, both in constant time for each item.
 
 The words are those of ``plan.py``.
 """
@@ -19,8 +19,8 @@ class Call(NamedTuple):
     """The fresh items of one batch. A data set that reads whole batches reads them in one call.
 
     Attributes:
-        first: Position of the first of them.
-        size: How many they are.
+        first: Position of the first of these items.
+        size: Number of these items.
     """
 
     first: int
@@ -35,7 +35,7 @@ class Live:
         left: Uses left; 0 when it is no longer live.
         used: Uses so far.
         call: The call in which it was read.
-        list_index: Where it stands in the list of the items with as many uses left. The buffer sets it.
+        list_index: Its index in the list of the items that have as many uses left. The buffer sets it.
     """
 
     __slots__ = ("call", "left", "list_index", "position", "used")
@@ -45,18 +45,18 @@ class Live:
 
 
 class Buffer:
-    """The live items of one worker, and what its next batches have to make up for.
+    """The live items of one worker, and the uses that its next batches have to make up for.
 
     Attributes:
         by_left: The live items by their uses left.
         by_age: The items, oldest first. Those that are no longer live may still be among them.
-        forget: Positions whose remaining uses were dropped, and that no batch has told the worker yet.
+        forget: Positions whose remaining uses were dropped. No batch has told this to the worker yet.
         warming: Whether the buffer is warming.
-        owed: Uses that later items are owed; below 0: uses that they have to give back.
-        staggered: How many items this warming has given staggered uses.
-        delivered: Items that this worker's batches had since warming ended or the factor changed. The steady number of fresh
+        owed: Uses that later items are owed. Below 0: uses that later items have to give back.
+        staggered: Number of items that got staggered uses in this warming.
+        delivered: Number of items in this worker's batches since warming ended or the factor changed. The steady number of fresh
             items follows from it and from `fresh`.
-        fresh: How many of these were fresh.
+        fresh: Number of fresh items among them.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Buffer:
 
     @property
     def last_use_count(self) -> int:
-        """Number of items with one use left: when one of them is drawn, there is room for another item."""
+        """Number of items with one use left. When one of them is drawn, there is room for another item."""
         return len(self.by_left.get(1, ()))
 
     def with_fewest_left(self) -> list[Live]:
@@ -88,7 +88,7 @@ class Buffer:
         `forget` is left out: the worker of a resumed run holds nothing.
         """
         live = [[item.position, item.left, item.used, *item.call] for item in self]
-        uses_left = sum(item.left for item in self)  # follows from `live`: so a state that lacks an item is found out
+        uses_left = sum(item.left for item in self)  # follows from `live`, so that a missing item in a state is noticed
         return {"live": live, "uses_left": uses_left, **{name: getattr(self, name) for name in _STATE}}
 
     @classmethod
@@ -104,7 +104,7 @@ class Buffer:
         return buffer
 
     def start_warming(self) -> None:
-        """Begins to fill the buffer, and counts anew."""
+        """Begins to fill the buffer, and sets the counts back."""
         self.warming, self.staggered, self.delivered, self.fresh = True, 0, 0, 0
 
     def clear(self) -> None:
@@ -112,7 +112,7 @@ class Buffer:
         self.by_left, self._count, self.staggered = {}, 0, 0
 
     def put(self, item: Live) -> None:
-        """Puts an item among those with as many uses left."""
+        """Puts an item into the list of those that have as many uses left."""
         others = self.by_left.setdefault(item.left, [])
         item.list_index = len(others)
         others.append(item)
@@ -123,7 +123,7 @@ class Buffer:
         self._take(item.left, item.list_index)
 
     def _take(self, left: int, list_index: int) -> Live:
-        """Takes out one of the items with ``left`` uses left; the last one of the list takes its place."""
+        """Takes out one of the items with ``left`` uses left. The last item of the list takes its place."""
         others = self.by_left[left]
         item, last = others[list_index], others.pop()
         if last is not item:
@@ -137,13 +137,15 @@ class Buffer:
     def draw(self, count: int, least_last: int, most_last: int, rand: Callable[[], float]) -> list[Live]:
         """Takes out ``count`` items at random. Each item has the same probability, and each number of uses left gets its share.
 
-        Were items drawn one by one, the number that come to their last use would swing from batch to batch. Systematic sampling
-        over the items, ordered by uses left, keeps that number steady, so that a buffer hardly larger than a batch lasts.
+        If items were drawn one by one, the number of items that come to their last use would change much from batch to batch.
+        Systematic sampling over the items, ordered by uses left, keeps that number steady. So even a buffer that is hardly larger
+        than a batch is large enough.
 
         Args:
             count: Number of items to draw.
-            least_last: At least so many of them have one use left, if there are so many: the plan needs their room.
-            most_last: At most so many of them have one use left, if the others suffice: the next batch needs the rest.
+            least_last: The least number of drawn items with one use left, if there are so many. The plan needs their room.
+            most_last: The largest number of drawn items with one use left, if the others are enough. The next batch needs the
+                rest.
             rand: Returns uniform random numbers from [0, 1).
         """
         ones, live = self.last_use_count, self._count
@@ -171,10 +173,10 @@ class Buffer:
         return others
 
     def drop_until(self, position: int) -> bool:
-        """Drops the items up to a position; their uses are owed to later items.
+        """Drops the items up to a position. Their uses are owed to later items.
 
         Returns:
-            Whether there were any.
+            Whether any item was dropped.
         """
         dropped = False
         while self.by_age and (self.by_age[0].left == 0 or self.by_age[0].position <= position):
@@ -187,7 +189,7 @@ class Buffer:
         return dropped
 
     def restrict(self, most_uses: int) -> None:
-        """Drops the uses that would make an item have more than ``most_uses`` in all."""
+        """Drops uses, so that no item gets more than ``most_uses`` in all."""
         items = [item for item in self.by_age if item.left]
         self.clear()
         self.by_age = deque()
@@ -206,11 +208,11 @@ class Buffer:
         Args:
             newest: Position of the newest item after this batch.
             max_age: Number of positions for which an item may be live.
-            advance: Number of positions that the stream moves on from one batch of this worker to its next.
-            most_left: The most uses that an item has left.
+            advance: Number of positions from one batch of this worker to its next batch.
+            most_left: The largest number of uses that an item has left.
         """
         found = []
-        too_old = newest + 1 - max_age  # an item here can be drawn in this batch at the latest, one ``advance`` on in the next
+        too_old = newest + 1 - max_age  # an item here must be drawn in this batch, an item ``advance`` later in the next one
         young = too_old + most_left * advance
         for item in self.by_age:
             if item.position >= young:

@@ -1,32 +1,34 @@
 """Each fresh item is used ``e`` times: the rule of the paper.
 
-The words are those of ``plan.py``; and these:
+The words are those of ``plan.py``, and these:
 
-* *Due*: fresh items that the error diffusion asks for up to the end of the next batch, and that no batch has had yet.
-* *Steady*: a number of fresh items in a batch of ``B``: the due ones, but at least ``floor(B / e)`` and at most ``ceil(B / e)``.
-* *Warming*: a buffer is being filled. Meanwhile its batches have as many fresh items as that takes.
-* *Staggered*: uses left as in the middle of a run, a different number from item to item. Items that fill a buffer get such uses,
+* *Due*: the fresh items that the error diffusion asks for up to the end of the next batch, and that no batch has had yet.
+* *Steady*: said of the number of fresh items in a batch of ``B``. It is the number of due items, but at least ``floor(B / e)``
+  and at most ``ceil(B / e)``.
+* *Warming*: a buffer is being filled. During that time its batches have as many fresh items as that needs.
+* *Staggered*: said of uses left that differ from item to item, as in the middle of a run. Items that fill a buffer get such uses,
   so that they do not all come to their last use at once.
-* *Owed*: uses that items had to do without, as the buffer had no room or they grew too old. Later items get them. Below 0: uses
-  that items got too many. Later items do without them.
+* *Owed*: uses that items did not get, because the buffer had no room or the items grew too old. Later items get them. Below 0:
+  items got too many uses. Later items get fewer.
 
 The rules:
 
 * Every worker has a `Buffer` of its own. An item's *age* is counted in positions of the stream.
-* Uses per item by error diffusion: the ``i``-th gets ``floor(i * e) - floor((i - 1) * e)`` uses.
-* Fresh items per batch by error diffusion too: a steady number. The rest of the batch is drawn without replacement from the live
-  items, each with the same probability, so that no item is in a batch twice (see `Buffer.draw`).
-* A buffer must not hold more live items than it may, nor fewer than the next batch needs. To keep to that, single items get up
-  to three uses fewer or more; later ones make up for it. So the share of fresh items, and with it the factor, holds whatever
-  the buffer.
+* Uses per item follow from error diffusion: the ``i``-th item gets ``floor(i * e) - floor((i - 1) * e)`` uses.
+* Fresh items per batch follow from error diffusion, too: their number is steady. The rest of the batch is drawn from the live
+  items without replacement, each with the same probability. So no item is in a batch twice (see `Buffer.draw`).
+* A buffer must not hold more live items than allowed, nor fewer than the next batch needs. Therefore single items may get up to
+  three uses fewer or more, and later items make up for it. So the share of fresh items, and with it the factor, is exact with any
+  buffer.
 * Warming fills the buffer to the middle between what a batch needs and what may be live. From then on batches are steady.
   Below factor 2 only ``e - 1`` of the fresh items are used again, so only that share of the spare room is filled.
-* A new factor drops the uses beyond it, or adds to those that are left; then the buffer is warmed as at the start.
-* An item is live for at most ``max_age`` positions: near that age its uses are drawn first. ``order.py`` keeps the same index at
-  least that far apart from one pass to the next, so that no index is live twice. A pass that is not longer than the buffer
-  cannot have that: there items live on, and a batch may hold an index twice.
+* A smaller factor drops the uses beyond it. A larger one adds to the uses that are left. Then the buffer is warmed as at the
+  start, if too few items are live.
+* An item is live for at most ``max_age`` positions. Near that age its uses are drawn first. ``order.py`` keeps the same index at
+  least that far apart from one pass to the next, so that no index is live twice. If a pass is not longer than the buffer, this is
+  impossible: items then stay live, and a batch may hold an index twice.
 
-Where whole batches are items, the plan has batch size 1 and one buffer.
+If whole batches are the items, the plan has batch size 1 and one buffer.
 
 Source: Choi et al. 2019, arXiv 1907.05550, section 2 (echo factor, shuffle buffer after echoing).
 """
@@ -93,7 +95,7 @@ class EachPlan(Plan):
             fresh -= missing
             paid = self._ratio.most_items(buffer.fresh + fresh) - buffer.delivered
             size = min(size - missing, max(paid, fresh))
-        if self._ratio.most_uses == 1:  # no echoing: nothing lives on, and nothing has to be worked out
+        if self._ratio.most_uses == 1:  # no echoing: nothing stays live, and nothing has to be worked out
             return self._emit(buffer.forget, size, range(self.position, self.position + size), bytes(size))
         fresh_items = self._fresh_items(buffer, size, fresh)
         next_fresh = self._next_fresh(buffer)
@@ -123,7 +125,7 @@ class EachPlan(Plan):
         workers, batch_size = len(self._buffers), self.shape.batch_size
         needed = batch_size - self._ratio.fewest_fresh(batch_size)
         spare = max(self.shape.buffer_in_pass // workers - needed, 0)
-        if factor < 2:  # only e - 1 of the items are used again: as many live ones would be older
+        if factor < 2:  # only e - 1 of the items are used again, so the same number of live items would reach further back
             spare = ceil(spare * (factor - 1))
         self._most_live, self._warm_live = needed + spare, needed + spare // 2  # where the buffer is full; where warming ends
         batches = max(ceil(factor / (batch_size * (factor - 1))), 1) if factor > 1 else 1  # until one must have an echo
@@ -154,7 +156,7 @@ class EachPlan(Plan):
             return max(size - live, min(size, most + self._warm_live - live), most)
         fewest, due = self._ratio.fewest_fresh(size), self._due(buffer, size)
         if due == fewest + 1 and live >= size - fewest and self._lacks_room(buffer, size, due):
-            return fewest  # the other one comes in the next batch: then there is room
+            return fewest  # the other item comes in the next batch, when there is room
         return steady
 
     def _next_fresh(self, buffer: Buffer) -> int:
@@ -169,7 +171,7 @@ class EachPlan(Plan):
         return self._ratio.fresh_among(buffer.delivered + size) - buffer.fresh
 
     def _lacks_room(self, buffer: Buffer, size: int, fresh: int) -> bool:
-        """Returns whether so many fresh items find no room, even if echoes make as much as they can."""
+        """Returns whether there is no room for so many fresh items, even if echoes make as much room as they can."""
         staying = sum(left > 0 for left in self._ratio.uses_left(buffer.fresh, fresh))
         return staying > self._most_live - len(buffer) + min(size - fresh, buffer.last_use_count)
 
@@ -188,9 +190,9 @@ class EachPlan(Plan):
         return [Live(self.position + i, uses_left, 1, call) for i, uses_left in enumerate(left)]
 
     def _warming_uses(self, buffer: Buffer, size: int, fresh: int) -> list[int]:
-        """Returns the uses that each fresh item has left while the buffer is warming; ends warming when enough items are live.
+        """Returns the uses that each fresh item has left while the buffer is warming. Ends warming when enough items are live.
 
-        Some items stand in for the uses that the batch's echoes take, some fill the buffer, with staggered uses. The others are
+        Some items make up for the uses that the batch's echoes take. Others fill the buffer, with staggered uses. The rest is
         used once.
         """
         to_fill = max(self._warm_live - len(buffer), 0)
@@ -203,7 +205,7 @@ class EachPlan(Plan):
         return [0] * (fresh - len(left)) + left
 
     def _settle_owed(self, buffer: Buffer, left: list[int]) -> None:
-        """Gives items uses that are owed, or takes back what others got too much: one each, within floor and ceiling of e."""
+        """Gives each item a use that is owed, or takes one away if others got too many. All stay within floor and ceil of e."""
         least, most = self._ratio.fewest_uses - 1, self._ratio.most_uses - 1
         for i, uses in enumerate(left):
             change = (buffer.owed > 0) - (buffer.owed < 0)
@@ -231,7 +233,7 @@ class EachPlan(Plan):
         return drawn
 
     def _keep_within_bounds(self, buffer: Buffer, fresh_items: list[Live], echoes: list[Live], next_fresh: int) -> None:
-        """Lets no more items live than may, and no fewer than the next batch needs; later items make up for it."""
+        """Ends or adds uses, so that not too many items are live, and enough for the next batch. Later items make up for it."""
         staying = [item for item in chain(echoes, fresh_items) if item.left]
         count = len(buffer) + len(staying)
         for _ in range(count - self._most_live):

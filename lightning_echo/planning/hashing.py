@@ -1,4 +1,4 @@
-"""Hashes of integers, from which all seeds are made: the same on every machine."""
+"""Hashes of integers, the same on every machine. All seeds are made from them."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def mix(*numbers: int) -> int:
 
 
 def named_seed(seed: int, name: str) -> int:
-    """Returns another seed for each name, the same on every machine and in 63 bits; for an empty name the seed itself."""
+    """Returns a different seed of 63 bits for each name, the same on every machine. For an empty name: the seed itself."""
     return mix(seed, *name.encode()) >> 1 if name else seed

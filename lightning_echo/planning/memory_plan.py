@@ -1,18 +1,18 @@
 """Reuse from all that memory holds: each echo is drawn from all items that are held, and an item is held until memory is full.
 
-The words are those of ``plan.py``. What differs from the plan there:
+The words are those of ``plan.py``, and *held*: said of an item that was read and may be used again. The rules:
 
-* *Held*: an item that was read and may be used again. Items leave only when memory is full, the oldest first. So the uses of an
-  item are not bounded by the factor: one that is held for long is drawn more often.
-* What is exact is the share of fresh items: of the items that a worker delivers, ``1 / e`` are fresh, by error diffusion. Each
-  batch has ``floor(B / e)`` or ``ceil(B / e)`` of them from the first batch on, unless too few items are held to fill it without
-  a repetition. Such batches have as many fresh items as that takes, and are not counted.
-* Echoes are drawn uniformly, without repetition in a batch, from what was held before the batch.
-* Each worker holds its share of the memory, and is asked for what it holds.
+* Items leave only when memory is full, the oldest first. So the factor does not limit the uses of an item: an item that is held
+  for long is drawn more often.
+* The share of fresh items is exact: of the items that a worker delivers, ``1 / e`` are fresh, by error diffusion. Each batch has
+  ``floor(B / e)`` or ``ceil(B / e)`` fresh items, from the first batch on. The exception: if too few items are held to fill a
+  batch without a repetition, it has as many fresh items as it needs. Such batches are not counted.
+* Echoes are drawn uniformly from the items that were held before the batch, without repetition in the batch.
+* Each worker holds its share of the memory, and is asked only for what it holds.
 * An item is held for less than ``max_age`` positions, so that no index is held twice (see ``shape.py``).
 
-The draws of a batch follow from seed and batch number. The state has, for each worker, two counts and the positions that it
-holds: as the bytes of their differences, compressed, since they are almost regular.
+The draws of a batch follow from seed and batch number. The state has, for each worker, two counts and the positions of the items
+that it holds. They are saved as the compressed bytes of their differences, because these are almost regular.
 
 Source: experience replay; the simulation and the measurements are in docs/evidence.md.
 """
@@ -40,9 +40,9 @@ class _Memory:
     """The items that one worker holds, oldest first, and the counts of its batches.
 
     Attributes:
-        delivered: Items of its batches, since the factor changed or too few items were held.
-        fresh: How many of these were fresh.
-        forget: Positions that it may let go, and that no batch has told it yet.
+        delivered: Number of items in its batches since the factor changed or since too few items were held.
+        fresh: Number of fresh items among them.
+        forget: Positions that the worker may let go. No batch has told this to the worker yet.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _Memory:
         """Lets the oldest items go, and returns their positions."""
         dropped = self._positions[self._start : self._start + count]
         self._start += count
-        if self._start > len(self._positions) // 2 > 512:  # half of it is empty: on average an item is moved once
+        if self._start > len(self._positions) // 2 > 512:  # half of the list is empty; on average an item is moved once
             del self._positions[: self._start]
             self._start = 0
         while self._calls and (not len(self) or self._calls[0].first + self._calls[0].size <= self.oldest):
@@ -84,16 +84,16 @@ class _Memory:
         return dropped
 
     def draw(self, count: int, rand: Callable[[], float]) -> list[int]:
-        """Returns so many places of items, each set of places with the same probability (Floyd's algorithm)."""
+        """Returns ``count`` places of items. Each set of places has the same probability (Floyd's algorithm)."""
         held = len(self)
-        chosen: dict[int, None] = {}  # in the order of the draws: a set has no order to rely on
+        chosen: dict[int, None] = {}  # in the order of the draws: a set has no fixed order
         for last in range(held - count, held):
             place = int(rand() * (last + 1))
             chosen[last if place in chosen else place] = None
         return list(chosen)
 
     def position_at(self, places: Sequence[int]) -> list[int]:
-        """Returns the positions of the items at such places."""
+        """Returns the positions of the items at these places."""
         positions, start = self._positions, self._start
         return [positions[start + place] for place in places]
 
@@ -109,7 +109,7 @@ class _Memory:
                 yield LiveItem(position, call)
 
     def state(self) -> dict[str, Any]:
-        """Returns plain types: the counts, the oldest item, and where each call begins and how many items it has."""
+        """Returns plain types: the counts, the oldest item, and the first position and the size of each call."""
         return {"delivered": self.delivered, "fresh": self.fresh, "held": len(self), "calls": pack_calls(self._calls)}
 
     @classmethod
@@ -124,7 +124,7 @@ class _Memory:
 
 
 def pack_calls(calls: Iterable[Call]) -> str:
-    """Returns calls as a text: where each begins, as the difference to the one before it, and how many items it has.
+    """Returns calls as a text. It holds, for each call, the difference to the first position of the call before, and the size.
 
     >>> unpack_calls(pack_calls([Call(3, 8), Call(20, 2)]))
     [Call(first=3, size=8), Call(first=20, size=2)]
@@ -139,7 +139,7 @@ def pack_calls(calls: Iterable[Call]) -> str:
 
 
 def unpack_calls(text: str) -> list[Call]:
-    """Returns the calls of which `pack_calls` made a text.
+    """Returns the calls that `pack_calls` wrote as a text.
 
     Raises:
         ValueError: The text is damaged.
@@ -220,7 +220,7 @@ class MemoryPlan(Plan):
         if leaving > 0:
             drawn = {place: number for number, place in enumerate(places, fresh) if place < leaving}
             for place, position in enumerate(memory.drop(leaving)):
-                if place >= before:  # a fresh one that finds no room
+                if place >= before:  # a fresh item for which there is no room
                     stays[place - before] = 0
                 elif place in drawn:
                     stays[drawn[place]] = 0

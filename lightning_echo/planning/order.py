@@ -2,25 +2,25 @@
 
 A pass is what the plain loader would deliver in one epoch. Over all ranks it consists of *slots*, which are dealt out as
 ``DistributedSampler`` deals them: slot ``p * replicas + rank`` is position ``p`` of that rank. Slots beyond the length of the
-data set are filled from the start of the pass. What stands in a slot is an *entry*: an index, or a list of them where a user's
-batch sampler yields lists.
+data set are filled from the start of the pass. A slot holds an *entry*: an index, or a list of indices if the user's batch
+sampler yields lists.
 
 Where a pass ends, the next one begins: the position after the last entry of a pass is the first entry of the next pass
-(`Order.take`). Nothing is started anew for that, the live items stay live, and epochs play no part. A pass may end within a
+(`Order.take`). Nothing is started anew for that, the live items stay live, and epochs do not matter. A pass may end within a
 batch. There are three orders:
 
-* `ShuffledOrder` is a permutation that can be entered anywhere: no list of the data set's length is ever made.
+* `ShuffledOrder` is a permutation that can start at any position. No list of the data set's length is ever made.
 * `SequentialOrder` is the data set's own order.
-* `SamplerOrder`, in ``fetching/sampler_order.py``, is that of a user's sampler.
+* `SamplerOrder`, in ``fetching/sampler_order.py``, is the order of a user's sampler.
 
-Spreading: with echoing an index of one pass may still be live when the next pass begins. So each pass is rearranged a little:
-among the indices that have not been seen for so long, the one that comes first in the pass's own order is taken next. Only the
-first slots of a pass, its *head*, change. The end of a pass stays as it was, unless the pass is short. The head of the next pass
-depends on that end alone, so it can be worked out without all earlier passes. Until echoing begins, nothing changes.
+Spreading: with echoing, an index of one pass may still be live when the next pass begins. So each pass is rearranged a little.
+The next index is always the first one in the pass's own order that was not used for at least a given *distance*. Only the first
+slots of a pass, its *head*, change. The end of a pass stays as it was, unless the pass is short. The head of the next pass
+depends only on that end, so it can be worked out without all earlier passes. Before echoing begins, nothing changes.
 
-What is live is so on one rank. So a pass is rearranged *lane* by lane: lane ``r`` of as many lanes as there are ranks has the
-slots of rank ``r``, and an index stays in its lane. A rank needs the head of its own lane only, however many ranks there are.
-The order of a user's sampler has one lane of all slots: it is read whole on each rank in any case.
+An item is live on one rank only. So a pass is rearranged *lane* by lane. There is a lane for each rank: lane ``r`` has the slots
+of rank ``r``, and an index stays in its lane. A rank needs only the head of its own lane, no matter how many ranks there are. The
+order of a user's sampler has a single lane of all slots, because each rank reads that order whole in any case.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FEISTEL_ROUNDS = 4
 def permute(slots: Slots, length: int, key: int) -> Slots:
     """Returns the values of a random permutation of ``range(length)`` at ``slots`` only.
 
-    A Feistel network on the digits of a number in base ``ceil(sqrt(length))``, walked on until it falls inside the range.
+    It is a Feistel network on the digits of a number in base ``ceil(sqrt(length))``, repeated until the result is in the range.
     """
     columns = math.isqrt(length - 1) + 1
     rows = -(-length // columns)
@@ -79,7 +79,7 @@ def _hash(values: Slots, key: int) -> Slots:
 
 
 def entry_key(entry: Any) -> Any:
-    """Returns a hashable value that two entries share if they are the same index.
+    """Returns a hashable value. It is equal for two entries if they are the same index.
 
     Entries themselves cannot be compared: equal tensors have different hashes, and lists have none.
     """
@@ -95,14 +95,14 @@ def spread(entries: Iterable[Any], last_seen: dict[Any, int], distance: int) -> 
 
     Args:
         entries: The pass in its own order.
-        last_seen: For the last ``distance`` slots of the pass before: how many slots before its end (>= 1) an index stood, by its
-            `entry_key`.
+        last_seen: For the indices in the last ``distance`` slots of the pass before: how many slots before its end (>= 1) each
+            one stood. The keys are their `entry_key`.
         distance: Least number of slots between two uses of an index.
 
     Returns:
         places: For each slot of the head, the place of its entry in the pass's own order.
-        looked_at: The entries that were looked at, in the pass's own order; as many. After them the pass goes on in its own
-            order.
+        looked_at: The entries that were looked at, in the pass's own order. There are as many as slots of the head. After them
+            the pass continues in its own order.
     """
     source, looked_at, places = iter(entries), list[Any](), list[int]()
     waiting: list[tuple[int, int]] = []  # (slot from which on the entry may stand, its place)
@@ -126,7 +126,7 @@ def spread(entries: Iterable[Any], last_seen: dict[Any, int], distance: int) -> 
         else:
             if not waiting:
                 break
-            _, place = heappop(waiting)  # the sampler itself asked for it again so soon
+            _, place = heappop(waiting)  # the sampler itself gives this index again so soon
             places.append(place)
     return places, looked_at
 
@@ -135,7 +135,7 @@ class _Spreading(NamedTuple):
     """How a pass is spread.
 
     Attributes:
-        distance: Positions of a lane that lie between two uses of an index; 0: it is not spread.
+        distance: Number of positions of a lane between two uses of an index. 0: the pass is not spread.
         lanes: Number of lanes.
     """
 
@@ -143,7 +143,7 @@ class _Spreading(NamedTuple):
     lanes: int = 1
 
     def state(self) -> tuple[int, ...]:
-        """Returns it in plain types: of one lane only the distance, as versions without lanes wrote it."""
+        """Returns it in plain types. For one lane: only the distance, as versions without lanes wrote it."""
         return self if self.lanes > 1 else self[:1]
 
 
@@ -151,15 +151,15 @@ class Order:
     """Base of the orders: an endless stream of entries, pass after pass, as this rank sees it.
 
     Args:
-        length: Entries of a pass over all ranks, before it is dealt out.
-        pass_length: Entries of a pass on one rank, after the tail was dropped or filled.
+        length: Number of entries of a pass over all ranks, before it is dealt out.
+        pass_length: Number of entries of a pass on one rank, after the tail was dropped or filled.
         replicas: Number of ranks that the pass is dealt out to.
         rank: This rank.
-        distance: Positions of a rank that must lie between two uses of an index while passes are spread.
+        distance: Number of positions of a rank that must lie between two uses of an index, while passes are spread.
         lanes: Number of ranks for which passes are spread; None: ``replicas``.
 
     Attributes:
-        position: The position that `take` goes on from.
+        position: The next position that `take` returns.
         exact: Whether a resumed run finds the same order again.
     """
 
@@ -175,7 +175,7 @@ class Order:
         self._pass: Iterator[Any] = iter(())
 
     def begin_spreading(self) -> None:
-        """Spreads the passes after the present one. A pass that begins just here follows nothing that is live."""
+        """Spreads the passes after the present one. If a pass begins at this position, nothing before it is live."""
         _, now = self._distances[-1]
         if self._spreading != now:
             first = self.position // self.pass_length + 1
@@ -186,7 +186,7 @@ class Order:
         """Returns the entries of the next ``count`` positions.
 
         Raises:
-            RuntimeError: A sampler yields fewer than its length.
+            RuntimeError: A sampler yields fewer entries than its length.
         """
         taken: list[Any] = list(islice(self._pass, count))
         self.position += len(taken)
@@ -209,25 +209,25 @@ class Order:
         raise NotImplementedError
 
     def state(self, position: int) -> dict[str, Any]:
-        """Returns what a resumed run needs to find every position from ``position`` on: plain types, the same on all ranks."""
+        """Returns what a resumed run needs to find all positions from ``position`` on. Plain types, the same on all ranks."""
         del position
         ends = {"ends": [list(entry) for entry in self._ends]} if self._ends else {}
         return {"distances": [[first, *spreading.state()] for first, spreading in self._distances], **ends}
 
     def prune(self, position: int) -> None:
-        """Forgets what only positions before ``position`` need."""
+        """Forgets what is needed only for positions before ``position``."""
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes over a `state`; call `seek` next."""
+        """Takes over a `state`. Call `seek` next."""
         self._distances = [(first, _Spreading(*spreading)) for first, *spreading in state["distances"]]
         self._ends = [(int(before), int(slots)) for before, slots in state.get("ends", [])]
 
     def _begin(self, pass_number: int) -> Iterator[Any]:
-        """Begins a pass: returns its entries on this rank."""
+        """Begins a pass, and returns its entries on this rank."""
         raise NotImplementedError
 
     def _spread_by(self, distance: int, lanes: int) -> _Spreading:
-        """Returns how passes are spread for a distance > 0: in one lane, so that the slots of all ranks lie between."""
+        """Returns how passes are spread for a distance > 0: in one lane, so that the distance covers the slots of all ranks."""
         return _Spreading(min(distance * lanes + lanes - 1, self.pass_length * self.replicas), 1)
 
     def _spreading_of(self, pass_number: int) -> _Spreading:
@@ -241,12 +241,12 @@ class Order:
         return spreading.distance * spreading.lanes
 
     def _end(self, pass_number: int) -> int:
-        """Returns the number of slots of a pass; it depends on the number of ranks that the run had then."""
+        """Returns the number of slots of a pass. It depends on the number of ranks that the run had in that pass."""
         own = self.pass_length * self.replicas
         return next((slots for before, slots in self._ends if pass_number < before), own)
 
     def _reaches_tail(self, pass_number: int) -> bool:
-        """Returns whether the head of a pass may reach the slots at its end that the next pass keeps away from."""
+        """Returns whether the head of a pass may reach the slots at its end from which the next pass keeps its distance."""
         return self._end(pass_number) < 2 * self._distance(pass_number) + self._distance(pass_number + 1)
 
 
@@ -263,7 +263,7 @@ class SequentialOrder(Order):
             yield from self._indices(pass_number, positions * np.uint64(self.replicas) + np.uint64(self.rank))
 
     def _indices(self, pass_number: int, slots: Slots) -> list[int]:
-        """Returns the indices in these slots of a pass; may write into ``slots``."""
+        """Returns the indices in these slots of a pass. It may write into ``slots``."""
         result: list[int] = (slots % np.uint64(self.length)).tolist()
         return result
 
@@ -295,7 +295,7 @@ class ShuffledOrder(SequentialOrder):
         return self._permuted(pass_number, self._places(pass_number, slots))
 
     def _places(self, pass_number: int, slots: Slots) -> Slots:
-        """Returns for slots of a pass the places of their entries in the pass's own order; may write into ``slots``."""
+        """Returns, for slots of a pass, the places of their entries in the pass's own order. It may write into ``slots``."""
         distance, lanes = self._spreading_of(pass_number)
         in_heads = np.flatnonzero(slots < min(2 * distance * lanes, self.length))
         of_lanes = slots[in_heads] % np.uint64(lanes)

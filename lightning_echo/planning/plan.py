@@ -2,20 +2,22 @@
 
 Words of this folder:
 
-* *Item*: what is used several times: an example; for ``after_batching`` and ``after_transfer`` a whole batch.
+* *Item*: what is used several times: an example, or a whole batch for ``after_batching`` and ``after_transfer``.
 * *Position*: the number of a fresh item. The fresh items of a rank form one endless stream: position ``s`` is item
   ``s % pass_length`` of pass ``s // pass_length``.
 * *Live*: an item that was used at least once and may be used again.
 
 A plan says for every batch which positions are fresh in it and which live items are used again. It never sees an index, so that
-it is the same on all ranks; ``order.py`` turns positions into indices. There are two plans:
+it is the same on all ranks. ``order.py`` turns positions into indices. There are two plans:
 
 * `EachPlan` (``each_plan.py``): each fresh item is used ``e`` times. It is live while uses are left.
 * `MemoryPlan` (``memory_plan.py``): ``1 / e`` of the items are fresh, and echoes are drawn from all items that memory holds.
 
-Both promise: ``DataLoader`` hands batch ``k`` to worker ``k % workers``, and every echo is asked of the worker that holds the
-item. No position is in a batch twice. The random draws of a batch are seeded with seed and batch number: so that the state
-holds no random numbers.
+``DataLoader`` gives batch ``k`` to worker ``k % workers``. Both plans promise:
+
+* Every echo is asked of the worker that holds the item.
+* No position is in a batch twice.
+* The random draws of a batch are seeded with seed and batch number. So the state needs to hold no random state.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class PlannedBatch(NamedTuple):
     Attributes:
         number: Number of the batch in the run, from 0.
         first_fresh: Position of its first fresh item.
-        fresh: How many of ``positions`` are fresh; they come first.
+        fresh: Number of fresh ``positions``. They come first.
         positions: Positions of the items.
         stays_live: One byte per item, 1 if it is still live after this batch.
         forget: Positions of items that are no longer live: the worker may let them go.
@@ -78,7 +80,7 @@ class Plan(ABC):
         number: Number of the next batch.
         position: Position of the next fresh item.
         factor: The echo factor in force.
-        pending: Changes of the factor to come: the number of a batch and the factor from there on.
+        pending: Changes of the factor to come. Each is the number of a batch, and the factor from that batch on.
     """
 
     _ratio: EchoRatio
@@ -90,7 +92,7 @@ class Plan(ABC):
         self.factor = factor
         self.pending: list[tuple[int, float]] = []
         self._random = random.Random()
-        # What `Random.seed` calls for an integer, after it has looked at its type: the same numbers, at a lower cost.
+        # `Random.seed` calls this for an integer, after a look at the type. So the numbers are the same, at less cost.
         self._seed = super(random.Random, self._random).seed
 
     @property
@@ -105,7 +107,7 @@ class Plan(ABC):
     @property
     @abstractmethod
     def oldest_call(self) -> int:
-        """First position of the oldest call in which a live item was read; the next fresh position if nothing is live."""
+        """First position of the oldest call in which a live item was read. If nothing is live: the next fresh position."""
 
     @abstractmethod
     def wanted_fresh(self) -> int:
@@ -116,13 +118,13 @@ class Plan(ABC):
         """Plans the next batch.
 
         Args:
-            missing: How many of its fresh items the source no longer has. Their echoes are left out, too. Otherwise other items
-                would have to give these echoes beyond the factor, and more of them at the end of each pass.
+            missing: Number of its fresh items that the source no longer has. Their echoes are left out, too. Otherwise other
+                items would be used more often than the factor says, and more of them at the end of each pass.
         """
 
     @abstractmethod
     def _set_factor(self, factor: float) -> None:
-        """Lets a factor count from the next batch on."""
+        """Applies a factor from the next batch on."""
 
     def state(self) -> dict[str, Any]:
         """Returns what decides the batches from `number` on, in plain types: positions, never indices."""
@@ -135,14 +137,14 @@ class Plan(ABC):
 
     @classmethod
     def from_state(cls: type[P], shape: PlanShape, state: dict[str, Any]) -> P:
-        """Returns a plan that goes on where `state` was taken."""
+        """Returns a plan that continues where `state` was taken."""
         plan = cls(shape, state["factor"])
         plan.number, plan.position = state["number"], state["position"]
         plan.pending = [(int(number), float(factor)) for number, factor in state["pending"]]
         return plan
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Lets ``factor`` count from batch ``number`` on, instead of all changes that were to come from there on.
+        """Applies ``factor`` from batch ``number`` on. It replaces all changes that were to come from that batch on.
 
         Raises:
             ValueError: The batch is planned already.
@@ -161,7 +163,7 @@ class Plan(ABC):
         self._seed(mix(self.shape.seed, self.number))
 
     def _emit(self, forget: list[int], fresh: int, positions: Sequence[int], stays_live: bytes) -> PlannedBatch:
-        """Returns the next batch, and goes on to the one after it. Empties ``forget``."""
+        """Returns the next batch, and moves on to the one after it. Empties ``forget``."""
         batch = PlannedBatch(self.number, self.position, fresh, positions, stays_live, tuple(forget))
         forget.clear()
         self.position, self.number = self.position + fresh, self.number + 1

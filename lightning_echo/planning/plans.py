@@ -25,5 +25,5 @@ def make_plan(shape: PlanShape, factor: float) -> Plan:
 
 
 def plan_from_state(shape: PlanShape, state: dict[str, Any]) -> Plan:
-    """Returns a plan that goes on where its `Plan.state` was taken."""
+    """Returns a plan that continues where its `Plan.state` was taken."""
     return _PLANS[shape.reuse].from_state(shape, state)

@@ -1,4 +1,4 @@
-"""The echo factor as a fraction, and what error diffusion makes of it: which items are fresh, and how often each is used.
+"""The echo factor as a fraction. Error diffusion decides from it which items are fresh, and how often each is used.
 
 A factor such as 2.37 is the fraction 237 / 100 here. Error diffusion rounds it so that no error adds up:
 
@@ -24,7 +24,7 @@ _DENOMINATOR_LIMIT = 1_000_000
 
 
 class EchoRatio(NamedTuple):
-    """The echo factor ``e = uses / per``. Both are integers, so that 1.1 x 10 is 11 and no rounding error adds up.
+    """The echo factor ``e = uses / per``. Both are integers, so that 1.1 x 10 is 11, and rounding errors do not add up.
 
     Example:
         >>> ratio = EchoRatio.of(2.5)
@@ -68,19 +68,19 @@ class EchoRatio(NamedTuple):
         return -(-size * self.per // self.uses)
 
     def fresh_for(self, echoes: int) -> int:
-        """Returns how many fresh items give so many echoes, rounded down; each gives ``e - 1``."""
+        """Returns how many fresh items give ``echoes`` echoes, rounded down. Each gives ``e - 1``."""
         return echoes * self.per // max(self.uses - self.per, 1)
 
     def uses_left(self, first: int, count: int) -> list[int]:
-        """Returns the uses that ``count`` fresh items have left after their first one; ``first`` fresh items came before them."""
+        """Returns the uses that ``count`` fresh items have left after their first use. ``first`` fresh items came before them."""
         totals = [i * self.uses // self.per for i in range(first, first + count + 1)]
         return [after - before - 1 for before, after in pairwise(totals)]
 
     def staggered(self, first: int, count: int, total: int) -> list[int]:
         """Returns the staggered uses of ``count`` of ``total`` items, from number ``first`` on.
 
-        In the middle of a run live items have different numbers of uses left. Staggered uses are such numbers: evenly spread over
-        what an item may have left after its first use, and not in order.
+        In the middle of a run, live items have different numbers of uses left. Staggered uses are such numbers. They are evenly
+        spread over the uses that an item may have left after its first one, and they are not sorted.
         """
         stride = next((s for s in range(max(total * 5 // 8, 1), total) if gcd(s, total) == 1), 1)
         above, below = self.uses - self.per, self.per * total * 2

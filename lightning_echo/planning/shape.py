@@ -1,4 +1,4 @@
-"""The sizes that an echo plan works with, and what follows from them."""
+"""The sizes that a plan works with, and what follows from them."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ def smallest_buffer(batch_size: int, factor: float, workers: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanShape:
-    """What stays the same while a plan runs. Sizes count items: examples, or batches where whole batches are reused.
+    """What stays the same while a plan runs. Sizes count items: examples, or batches if whole batches are reused.
 
     Attributes:
         batch_size: Items in a full batch.
         last_batch_size: Items in the last batch of the plain loader's epoch, which may be a full one.
         batches_per_pass: Batches of the plain loader in one epoch on this rank.
-        workers: Worker processes, each with a buffer of its own; 0 counts as one.
-        buffer_size: The most live items of a rank.
+        workers: Number of worker processes, each with its own buffer. 0 counts as one.
+        buffer_size: The largest number of live items of a rank.
         seed: Seed of the draws.
         distinct: Whether a batch must not hold an index twice. It makes no difference for whole batches.
         reuse: The rule of reuse.
-        most_distance: The most positions that the order keeps between two fresh uses of an index; None: as many as are needed.
-        phase: Batches of a pass that come before batch 0, if a run begins within a pass.
+        most_distance: The largest number of positions that the order keeps between two fresh uses of an index; None: as many as
+            are needed.
+        phase: Number of batches of a pass that come before batch 0, if a run begins within a pass.
     """
 
     batch_size: int
@@ -73,7 +74,7 @@ class PlanShape:
     def max_age(self) -> int:
         """Number of positions for which an item may be live, so that no batch holds an index twice (see ``plan.py``).
 
-        A pass that is not longer than the buffer cannot promise that. There items may live on: exact counts come first.
+        If a pass is not longer than the buffer, this is impossible. Items may then stay live, because exact counts come first.
         """
         if not self.distinct or self.pass_length <= self.buffer_size:
             return 1 << 62
@@ -87,7 +88,7 @@ class PlanShape:
         least = self.buffer_in_pass + self.batch_size
         slack = 2 * max(self.workers, 1) * max(self.batch_size, 16)
         most = self.pass_length if self.most_distance is None else self.most_distance
-        # In a short pass half of what there is to spare goes to the slack, half to shuffling the next pass.
+        # In a short pass, half of what is to spare goes to the slack, and half to the shuffling of the next pass.
         return min(most, least + min(slack, max(self.pass_length - least, 0) // 2))
 
     def size_of(self, number: int) -> int:
