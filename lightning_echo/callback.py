@@ -70,7 +70,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     ================================================== ==================================================================
     ``EchoCallback()``                                 changes nothing. It measures the run as it is, and the summary says
                                                        whether echoing pays
-    ``EchoCallback(factor=4)``                         every fresh example is used four times
+    ``EchoCallback(factor=4)``                         every fresh example is used four times on average
     ``EchoCallback(factor="auto")``                    ``TargetIdle()`` decides on the factor: after about 60 steps, and then
                                                        from epoch to epoch
     ``EchoCallback(TargetIdle(max_factor=8))``         the same with options, or with another `Controller`
@@ -124,7 +124,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
       workers, and if each step takes a batch of each.
     * Each loader has its own ``echo/<name>/factor``, ``echo/<name>/fresh_examples``, ``echo/<name>/echoed_examples`` and
       ``echo/<name>/passes``. With a cache it also has ``echo/<name>/cache_hit_fraction``, ``echo/<name>/cached_examples`` and
-      ``echo/<name>/cache_bytes``.
+      ``echo/<name>/cache_bytes``, and with a partitioned cache ``echo/<name>/cache_received_fraction``.
 
     At the end of ``fit``, also of one that was interrupted, the callback writes `reports` and `decisions` to
     ``echo_summary.json`` in the run's log directory, if the Trainer has a logger that keeps files. `FactorSchedule.from_summary`
@@ -430,6 +430,14 @@ class EchoCallback(DecidesFactor, pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned.
+
+        Args:
+            state_dict: The saved state.
+
+        Raises:
+            EchoStateError: The state is damaged, or the loader cannot continue from it.
+        """
         with state_of("EchoCallback"):
             self._load(state_dict)
 

@@ -27,7 +27,7 @@ _COMMANDS = ("analyze", "share", "doctor")
 
 @dataclass
 class EchoOptions(EchoConfig):
-    """Data echoing: every fresh example is used factor times. By default nothing is echoed: the run is only measured.
+    """Data echoing: every fresh example is used factor times on average. By default nothing is echoed, only measured.
 
     Args:
         factor: Uses per fresh example, a real number >= 1; 1 is no echoing. 'auto': a TargetIdle with its defaults decides on the

@@ -210,7 +210,11 @@ class EchoDataModule(StandIn):
         self._echo.set_factor(value, since)
 
     def expect_factor(self, value: float) -> None:
-        """Warns once if this factor, set during training, makes the run longer than the learning rate schedule expects."""
+        """Warns once if a factor, set during training, would make the run longer than the learning rate schedule expects.
+
+        Args:
+            value: The factor. It is not set here.
+        """
         self._echo.expect_factor(value)
 
     def check_one_factor(self) -> None:
@@ -262,6 +266,14 @@ class EchoDataModule(StandIn):
         return {"datamodule": self._inner.state_dict(), "loader": self._echo.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned.
+
+        Args:
+            state_dict: The saved state.
+
+        Raises:
+            EchoStateError: The state is damaged, or the loader cannot continue from it.
+        """
         with state_of("EchoDataModule"):
             users, loader = entry(state_dict, "datamodule", dict), entry(state_dict, "loader", dict | None)
         self._inner.load_state_dict(users)

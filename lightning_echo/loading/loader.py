@@ -225,6 +225,9 @@ class EchoLoader:
     def check_factor(self, value: float) -> float:
         """Returns the factor as a float, if it can be set on this loader, now or later.
 
+        Args:
+            value: The factor.
+
         Raises:
             TypeError: The factor is not a number.
             ValueError: The factor is below 1, not finite, above the limit, or needs a larger buffer.

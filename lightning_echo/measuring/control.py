@@ -183,7 +183,11 @@ class Controller(ABC):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # noqa: B027 (a controller without state has nothing to load)
-        """Restores what `state_dict` returned."""
+        """Restores what `state_dict` returned.
+
+        Args:
+            state_dict: The saved state.
+        """
 
 
 def state_by_kind(controller: Controller) -> dict[str, Any]:

@@ -89,15 +89,18 @@ class MetricGuard(Controller):
         return f"MetricGuard({self.controller!r}, {options}, min_delta={self.min_delta:g}, shrink={self.shrink:g})"
 
     @property
-    def first_after_steps(self) -> int | None:  # type: ignore[override]  # that of the controller, read only
+    def first_after_steps(self) -> int | None:  # type: ignore[override]  # read only
+        """The attribute of the guarded controller."""
         return self.controller.first_after_steps
 
     @property
     def every_n_steps(self) -> int | None:  # type: ignore[override]
+        """The attribute of the guarded controller."""
         return self.controller.every_n_steps
 
     @property
     def asked_after(self) -> Collection[int]:  # type: ignore[override]
+        """The attribute of the guarded controller."""
         return self.controller.asked_after
 
     def initial_factor(self) -> float | None:

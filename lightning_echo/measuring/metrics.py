@@ -210,6 +210,9 @@ class IdleFraction(Metric):
         """Returns the job's steps from number ``first`` on, or None if there are none.
 
         Within ``sync_context()`` the steps of all ranks are joined. Otherwise they are the steps of this rank.
+
+        Args:
+            first: Number of the first step to return, from 0.
         """
         if first >= self.per_step.shape[-1]:
             return None

@@ -144,7 +144,7 @@ def together(caches: Iterable[CacheUse]) -> CacheUse | None:
 
 
 def metrics_of_parts(caches: Mapping[str, CacheUse]) -> dict[str, float]:
-    """Returns the metrics of each loader's cache, if there are several loaders. A single loader has no metrics of its own.
+    """Returns the metrics of each loader's cache, if there are several loaders. For a single loader it returns none.
 
     >>> sorted(metrics_of_parts({"scans": CacheUse(3.0, 12, 6, 600, True, "loaded")}))
     ['echo/scans/cache_bytes', 'echo/scans/cache_hit_fraction', 'echo/scans/cached_examples']

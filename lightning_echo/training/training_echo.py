@@ -156,7 +156,7 @@ class TrainingEcho:
         common_factor(self.factors)
 
     def expect_factor(self, value: float) -> None:
-        """Warns once if this factor, set during training, makes the run longer than the learning rate schedule expects."""
+        """Warns once if a factor, set during training, would make the run longer than the learning rate schedule expects."""
         if self._echoed is None or self._is_schedule_warned or not self.estimate.was_read:
             return
         if warning := too_short_schedules(self._attached.trainer, self._echoed, value):
