@@ -1,18 +1,19 @@
 """A chain of transforms is cut before its first random one.
 
-An echo reuses what stands before the cut. Each use redoes everything from the first random transform on.
+An echo reuses what comes before the cut. Everything from the first random transform on runs for each use.
 
-A transform counts as deterministic if its exact class stands in a list (of torchvision's v1 and v2, and torch's ``Identity``),
-or if MONAI says so (see below). Everything else counts as random: subclasses, ``Lambda``, functions, containers that hold
-anything else. Nothing less is safe: RandomHorizontalFlip, RandAugment, GaussianNoise and a dozen other random classes of v2
-show no sign of it from outside. A transform that is wrongly taken for random costs only time.
+A transform counts as deterministic if its exact class is in a list (of torchvision's v1 and v2, and torch's ``Identity``), or if
+MONAI says so (see below). Everything else counts as random: subclasses, ``Lambda``, functions, containers that hold anything
+else. Only this is safe: RandomHorizontalFlip, RandAugment, GaussianNoise and a dozen other random classes of v2 do not show from
+outside that they are random. If a transform is wrongly taken for random, that costs only time.
 
-MONAI's transforms show by their base classes whether they are random (``RandomizableTrait``), and MONAI's own caches trust that.
-All of its others are deterministic, unless they call a function of the user's (``Lambda``, ``CropForeground(select_fn=...)``).
+The base classes of MONAI's transforms show whether they are random (``RandomizableTrait``), and MONAI's own caches trust that.
+All other transforms of MONAI are deterministic, unless they call a function of the user's (``Lambda``,
+``CropForeground(select_fn=...)``).
 
-MONAI's ``Compose`` does more than call its members in a row: it maps lists of samples, hands on overrides, and puts off
-resampling (``lazy``). So it is never taken apart: ``compose(value, end=k)`` runs the part before the cut, ``compose(value,
-start=k)`` the rest.
+MONAI's ``Compose`` does more than call its members in a row: it maps lists of samples, passes overrides on, and delays resampling
+(``lazy``). So it is never taken apart: ``compose(value, end=k)`` runs the part before the cut, ``compose(value, start=k)`` the
+rest.
 
 A class is recognized by its qualified name, so that neither torchvision nor MONAI is imported here.
 """
@@ -71,7 +72,7 @@ _MONAI_LAZY = "monai.transforms.traits.LazyTrait"
 
 
 def cut_chain(transform: Transform | None) -> tuple[list[Transform], list[Transform]]:
-    """Returns the transforms before the first random one, and the rest; containers are taken apart.
+    """Returns the transforms before the first random one, and the rest. Containers are taken apart.
 
     >>> cut_chain(torch.nn.Sequential(torch.nn.Identity(), torch.nn.Dropout(), torch.nn.Identity()))
     ([Identity()], [Dropout(p=0.5, inplace=False), Identity()])
@@ -119,16 +120,16 @@ def chained(transforms: list[Transform], joint: bool) -> Transform | None:
 
 
 def recorder_like(transform: Transform, record: Transform) -> Transform:
-    """Returns a function that calls ``record``, and that a data set accepts in the place of ``transform``.
+    """Returns a function that calls ``record``, and that a data set accepts in place of ``transform``.
 
-    That is ``record`` itself, unless ``transform`` is MONAI's ``Compose``. MONAI's caching data sets ask whether their
-    transform is one, run its first members themselves (``end=k``) and the others at each read (``start=k``). They get a
+    It is ``record`` itself, unless ``transform`` is MONAI's ``Compose``. MONAI's caching data sets check whether their transform
+    is a ``Compose``, run its first members themselves (``end=k``) and the others at each read (``start=k``). They get a
     ``Compose`` which runs the members before the cut and calls ``record`` for the rest.
 
     Args:
-        transform: Is not changed.
-        record: Called with the value that the transform is called with. If the data set has run members by itself, it is called
-            with the value at the cut instead, marked as such for `ComposePart`.
+        transform: The transform. It is not changed.
+        record: Called with the value that the transform is called with. If the data set has run members itself, it is called with
+            the value at the cut instead, marked as such for `ComposePart`.
     """
     if not _is_compose(transform):
         return record
@@ -137,12 +138,12 @@ def recorder_like(transform: Transform, record: Transform) -> Transform:
 
     def call(self: Any, value: Any, *range_: Any, start: int = 0, end: int | None = None, **options: Any) -> Any:
         if range_:
-            return record(value, *range_)  # no known data set calls it like that: the check of the read refuses it
+            return record(value, *range_)  # no known data set calls it in this way: the check of the read refuses it
         if end is not None:
             return kind.__call__(self, value, start=start, end=end, **options)
         if not start:
             return record(value)
-        if start > cut:  # too late to begin at the cut: the keyword makes the check refuse the read, and names the reason
+        if start > cut:  # the members before the cut have run already: the keyword makes the check refuse the read, and says why
             name = type(compose.transforms[cut]).__name__
             return record(value, **{f"start={start} (and {name}, number {cut}, counts as random)": start})
         return record(_AtCut(kind.__call__(self, value, start=start, end=cut, **options)))
@@ -157,9 +158,9 @@ class ComposePart:
     """Some members of MONAI's ``Compose`` in a row, as one transform.
 
     Args:
-        compose: MONAI's.
+        compose: MONAI's ``Compose``.
         start: The number of the first member.
-        end: The number of the member after the last one; None: all that follow.
+        end: The number of the member after the last one; None: all members that follow.
 
     Attributes:
         names: The names of the members.
@@ -172,7 +173,7 @@ class ComposePart:
         self.is_before_cut = end is not None
 
     def __call__(self, value: Any) -> Any:
-        if type(value) is _AtCut:  # only the part before the cut gets one: the data set has done its work
+        if type(value) is _AtCut:  # only the part before the cut gets such a value: the data set has run these members
             return value.value
         return self._compose(value, start=self._start, end=self._end)
 
@@ -215,22 +216,22 @@ def _qualified_name(kind: type) -> str:
 
 
 def _is_compose(transform: Any) -> bool:
-    """Returns whether it is MONAI's ``Compose`` itself, and no subclass (``OneOf``, ``SomeOf``, ``RandomOrder``)."""
+    """Returns whether ``transform`` is MONAI's ``Compose`` itself, and no subclass (``OneOf``, ``SomeOf``, ``RandomOrder``)."""
     return _qualified_name(type(transform)) == _MONAI_COMPOSE
 
 
 def _parts_of(compose: Any) -> list[ComposePart]:
-    """Returns the part before the first random member, and the rest; an empty part is left out."""
+    """Returns the part before the first random member, and the rest. An empty part is left out."""
     cut, count = _members_before_cut(compose), len(compose.transforms)
     before = [ComposePart(compose, 0, cut)] if cut else []
     return before if cut == count else [*before, ComposePart(compose, cut, None)]
 
 
 def _members_before_cut(compose: Any) -> int:
-    """Returns how many members stand before the cut: those before the first random one.
+    """Returns how many members come before the cut: those before the first random one.
 
-    If ``compose`` may put off resampling, the members that resample must stay together, because what is put off is carried out at
-    the cut. Then the cut is before the first of them.
+    If ``compose`` may delay resampling, the members that resample must stay together, because delayed work would be done at the
+    cut. Then the cut is before the first of them.
     """
     members = compose.transforms
     cut = next((number for number, member in enumerate(members) if not _is_deterministic_member(member)), len(members))
@@ -268,7 +269,7 @@ def _attribute_values(transform: Any) -> list[Any]:
 
 
 def _is_users_function(value: Any) -> bool:
-    """Returns whether it can be called, and is neither a class nor MONAI's: a function of its or a deterministic transform."""
+    """Returns whether ``value`` can be called, and is no class, no function of MONAI's and no deterministic transform."""
     if not callable(value) or isinstance(value, type):
         return False
     if isinstance(value, types.FunctionType):

@@ -1,4 +1,4 @@
-"""The second step: a description is cut at a point, into what is reused and what is redone of each data set inside.
+"""The second step: a description is cut at a point. For each data set inside, this says what is reused and what is redone.
 
 There are two points: before the augmentation, and after reading (``raw``). A description goes in and a value comes out. The data
 set itself is not needed.
@@ -21,7 +21,7 @@ class SplitRefused(ValueError):
     """A data set cannot be split before its augmentation.
 
     Attributes:
-        reason: Why, without the way out that the message adds.
+        reason: Why it cannot be split. The message also says what to do instead.
     """
 
     where = "split before its augmentation"
@@ -34,8 +34,8 @@ class SplitRefused(ValueError):
     def reason(self) -> str:
         return str(self.args[0])
 
-    def __str__(self) -> str:  # the way out is not in args: torch makes a worker's exception again from its whole message
-        if self.reason.startswith("Caught "):  # which begins like this, and has the way out already
+    def __str__(self) -> str:  # args has only the reason: torch makes a worker's exception anew, with its whole message in args
+        if self.reason.startswith("Caught "):  # such a message begins like this, and already says what to do instead
             return self.reason
         return f"the data set cannot be {self.where}: {self.reason}. {self.way_out}"
 
@@ -58,8 +58,8 @@ class CutLeaf:
     Attributes:
         description: Its description.
         convention: How it is taken apart.
-        image: What it applies to the image, or to the whole sample.
-        target: What it applies to the target alone.
+        image: The transforms that it applies to the image, or to the whole sample.
+        target: The transforms that it applies to the target alone.
         reused: What an echo reuses, for people.
         redone: What each use redoes, for people.
     """
@@ -96,12 +96,12 @@ def cut(description: Description, conventions: Sequence[Convention] = (), *, raw
 
     Args:
         description: Describes the data set.
-        conventions: How to take the leaves apart, in the order in which they are met. A leaf for which none is given is taken
-            apart in the likeliest way.
+        conventions: How to take the leaves apart, in the order in which they are met. A leaf without a convention is taken apart
+            in the likeliest way.
         raw: Whether to cut after reading.
 
     Raises:
-        SplitRefused: A leaf shows no way to cut it, or not the one that is given.
+        SplitRefused: A leaf cannot be cut, or not in the given way.
     """
     description = pruned(description, raw)
     found = leaves(description)
@@ -110,9 +110,10 @@ def cut(description: Description, conventions: Sequence[Convention] = (), *, raw
 
 
 def pruned(description: Description, raw: bool) -> Description:
-    """Returns a description that ends at the leaves: a named cut that is cut by itself has no data sets inside.
+    """Returns a description that ends at the leaves: a named cut that is itself a leaf has no data sets inside.
 
-    A named cut is always cut by itself before the augmentation, which is what it adds. After reading it is, if it decodes.
+    Before the augmentation, a named cut is always a leaf, because it adds the augmentation. After reading, it is a leaf if it
+    decodes.
     """
     if description.role is Role.named_cut and (Convention.read in description.raw_conventions or not raw):
         return replace(description, inside=())
@@ -129,7 +130,7 @@ def candidates(leaf: Description, raw: bool) -> tuple[Convention, ...]:
     """Returns how a leaf may be cut, the likeliest way first.
 
     Raises:
-        SplitRefused: It shows no way.
+        SplitRefused: Nothing shows how it may be cut.
     """
     if leaf.is_stream:
         raise SplitRefused(f"{leaf.name} is a stream, which has no index")
@@ -160,7 +161,7 @@ def _cut_leaf(leaf: Description, convention: Convention | None, raw: bool) -> Cu
 
 
 def _chains(leaf: Description, convention: Convention) -> tuple[Chain, Chain]:
-    """Returns what is applied to the image (or to the whole sample), and what to the target alone."""
+    """Returns two chains: the one that is applied to the image (or to the whole sample), and the one for the target alone."""
     images = [chain for chain in leaf.chains if chain.name == convention.attribute] or [NOTHING]
     targets = [chain for chain in leaf.chains if chain.name == "target_transform"]
     if convention not in (Convention.transform, Convention.folder):

@@ -1,8 +1,7 @@
-"""Decodes images that a data set only opened, where they are read.
+"""Decodes, as part of loading, images that a data set has only opened.
 
-Pillow decodes a file when something first looks at its pixels: a transform, or the copy that an echo is made of. Until then an
-echo would reuse an open file. And decoding, which happens once per fresh example, would be counted as something that each use
-redoes.
+Pillow decodes a file when its pixels are first used: by a transform, or by the copy that is made for an echo. Before that, an
+echo would reuse an open file. And decoding, which happens once per fresh example, would be counted as work for each use.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from lightning_echo.splitting.stages import Stages
 
 __all__ = ["add_decoding", "decoded"]
 
-_FEW = 16  # members of an example that are looked at: more are values, not images
+_FEW = 16  # only so many members of an example are searched: many members are values, not images
 
 
 def add_decoding(stages: Stages) -> None:
-    """Changes stages, so that they decode what they load.
+    """Changes stages so that ``load`` also decodes images.
 
     >>> from lightning_echo.splitting.stages import uncut_stages
     >>> stages = uncut_stages([10, 20])

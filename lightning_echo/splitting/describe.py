@@ -1,22 +1,22 @@
-"""The first step: a data set is looked at once, and described as a value that can be printed.
+"""The first step: a data set is examined once, and described as a value that can be printed.
 
 A data set shows in one of two ways where it can be cut:
 
 * It has the stages as methods, e.g. ``load(index)`` and ``augment(example)``.
 * It follows torchvision's convention: an attribute (``transform``) holds what the data set applies to each example.
 
-An attribute does not show what the data set calls it with: the image, the image and the target, the whole sample, or, as with
-Albumentations, image and mask by name. The description lists every `Convention` that is possible, the likeliest first. The proof
-finds the right one.
+An attribute does not show with which values the data set calls it: the image, the image and the target, the whole sample, or, as
+with Albumentations, image and mask by name. The description lists every `Convention` that is possible, the likeliest first. The
+proof finds the right one.
 
-After reading, torchvision's ``DatasetFolder`` (``ImageFolder``) can be cut as well. Its default loader takes a path and no bytes,
-so `make.py` repeats what that loader does.
+torchvision's ``DatasetFolder`` (``ImageFolder``) can also be cut after reading. Its default loader takes a path and no bytes, so
+`make.py` repeats what that loader does.
 
 ``Subset`` and ``ConcatDataset`` (and ``random_split``, which returns subsets) only pass an index on to the data sets inside them.
-A named cut, which is what `StagedDataset.of` returns, is cut by itself, or where the data set inside it is cut.
+A named cut, which is what `StagedDataset.of` returns, is itself cut, or the data set inside it is cut.
 
-`describe` reads no example, makes no function and calls none of the user's. It never imports torchvision: whoever made a data set
-of torchvision's classes has imported it.
+`describe` reads no example, makes no function and calls no function of the user's. It never imports torchvision: if a data set
+uses torchvision's classes, torchvision is imported already.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from lightning_echo.splitting.staged import AugmentedDataset, StagedDataset, is_
 __all__ = ["NOTHING", "Chain", "Convention", "Description", "Role", "data_sets_inside", "describe", "locate", "pass_on"]
 
 _ATTRIBUTES = ("transform", "target_transform", "transforms")
-_STANDARD_TRANSFORM = ("torchvision.datasets.vision", "StandardTransform")  # a pair, to be called as one
+_STANDARD_TRANSFORM = ("torchvision.datasets.vision", "StandardTransform")  # a pair of transforms, called as one transform
 
 
 class Convention(str, Enum):
-    """How a data set is taken apart: by its own methods, or by an attribute and what the data set calls it with."""
+    """How a data set is taken apart: by its own methods, or by an attribute and the values with which it calls that."""
 
     protocol = "load(index) and augment(example)"
     transform = "transform(image) and target_transform(target)"
@@ -62,7 +62,7 @@ class Convention(str, Enum):
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """The names of the values that the data set hands over by keyword, in their order in the sample; empty if it does not."""
+        """The names of the values that the data set passes by keyword, in their order in the sample; empty if it passes none."""
         return {Convention.transform_image: ("image",), Convention.transform_image_mask: ("image", "mask")}.get(self, ())
 
     @property
@@ -85,8 +85,8 @@ class Chain:
 
     Attributes:
         path: Where the data set holds them, e.g. ``"transform"``, ``"_transform"`` or ``"transforms.target_transform"``.
-        reused: The names of those before the first random one.
-        redone: The names of the others.
+        reused: The names of the transforms before the first random one.
+        redone: The names of the other transforms.
     """
 
     path: str
@@ -125,7 +125,7 @@ class Description:
     """The description of a data set, and of those inside it.
 
     Attributes:
-        number: Tells data sets apart: a data set that is met twice has one number.
+        number: The number of the data set. A data set that is met twice has the same number.
         name: The name of its class.
         role: What it does with an index.
         inside: The data sets that it passes indices on to.
@@ -134,7 +134,7 @@ class Description:
         raw_conventions: How it may be split after reading.
         chains: What its attributes apply to its examples.
         augments: Whether it has a method that augments what was read and decoded.
-        why_no_folder: Why it is not certain what a file becomes; None if it is certain.
+        why_no_folder: Why it is not certain how a file of a ``DatasetFolder`` is decoded; None if it is certain.
     """
 
     number: int
@@ -173,7 +173,7 @@ def _described(dataset: Any, known: dict[int, tuple[Any, Description]], numbers:
         known[id(dataset)] = (
             dataset,
             _described_alone(dataset, number, role, inside),
-        )  # with the data set, so that its id stays its own
+        )  # kept with the data set, so that its id is not used again
     return known[id(dataset)][1]
 
 
@@ -209,18 +209,18 @@ def data_sets_inside(dataset: Any, role: Role) -> Sequence[Any]:
 
 
 def pass_on(dataset: Any, role: Role, index: Any) -> tuple[int, Any]:
-    """Returns the number of the data set inside that ``dataset`` passes an index on to, and the index there."""
+    """Passes an index on to a data set inside. Returns the number of that data set, and the index there."""
     if role is Role.concat:
         return locate(dataset.cumulative_sizes, index)
     return 0, dataset.indices[index] if role is Role.subset else index
 
 
 def locate(ends: list[int], index: int) -> tuple[int, int]:
-    """Returns the number of the data set of a ``ConcatDataset`` that an index belongs to, and the index there.
+    """Returns to which data set of a ``ConcatDataset`` an index belongs, by its number, and the index there.
 
     Args:
         ends: The lengths of the data sets, summed up.
-        index: May be negative.
+        index: The index. It may be negative.
     """
     if index < 0:
         index = index + ends[-1]  # not in place: it may be an element of a tensor of the user's
@@ -244,14 +244,14 @@ def _conventions_of(dataset: Any) -> list[Convention]:
     if isinstance(dataset, StagedDataset):
         return found
     transform, target_transform, transforms = (_callable_of(dataset, name) for name in _ATTRIBUTES)
-    if transform is not None or target_transform is not None:  # not by their truth: a Compose of MONAI's may be empty
+    if transform is not None or target_transform is not None:  # not by `bool`: a Compose of MONAI's may be empty
         found.append(Convention.transform)
     if transforms is not None and not _is_pair_of(transforms, transform, target_transform):
         found += [Convention.transforms_joint] if _is_pair(transforms) else [Convention.transforms_joint, Convention.transforms]
     if transform is not None:
         found += _BY_ONE_TRANSFORM
     if not found and any(getattr(dataset, _attribute_of(dataset, name), False) is None for name in _ATTRIBUTES):
-        found.append(Convention.transform)  # it has a place for transforms, which is empty
+        found.append(Convention.transform)  # it has a place for a transform, and the place is empty
     return found
 
 
@@ -272,32 +272,32 @@ def _chain(path: str, transform: Transform | None) -> Chain:
 
 
 def _callable_of(dataset: Any, name: str) -> Transform | None:
-    """Returns the attribute of that name, public or private, if it can be called."""
+    """Returns the attribute of this name, public or private, if it can be called."""
     value = getattr(dataset, _attribute_of(dataset, name), None)
     return value if callable(value) else None
 
 
 def _attribute_of(dataset: Any, name: str) -> str:
-    """Returns the name under which a data set holds a transform: TorchIO's is ``_transform``.
+    """Returns the name under which a data set holds a transform. In TorchIO it is ``_transform``.
 
-    A method ``_transform`` is not meant: only an attribute of the instance counts.
+    A method ``_transform`` does not count, only an attribute of the instance.
     """
     private = f"_{name}"
     return private if private in getattr(dataset, "__dict__", {}) and not hasattr(dataset, name) else name
 
 
 def _is_pair(transforms: Any) -> bool:
-    """Returns whether torchvision made ``transforms`` of a transform of the image and one of the target."""
+    """Returns whether torchvision made ``transforms`` from a transform of the image and one of the target."""
     return (type(transforms).__module__, type(transforms).__qualname__) == _STANDARD_TRANSFORM
 
 
 def _is_pair_of(transforms: Any, transform: Transform | None, target_transform: Transform | None) -> bool:
-    """Returns whether torchvision made ``transforms`` of just these two, so that it adds nothing to them."""
+    """Returns whether torchvision made ``transforms`` from exactly these two."""
     return _is_pair(transforms) and transforms.transform is transform and transforms.target_transform is target_transform
 
 
 def _why_no_folder(dataset: Any) -> str | None:
-    """Returns why it is not certain what a file of torchvision's ``DatasetFolder`` becomes; None if it is certain."""
+    """Returns why it is not certain how a file of torchvision's ``DatasetFolder`` is decoded; None if it is certain."""
     torchvision, folder = sys.modules.get("torchvision"), sys.modules.get("torchvision.datasets.folder")
     name = type(dataset).__name__
     if torchvision is None or folder is None or not isinstance(dataset, folder.DatasetFolder):

@@ -2,15 +2,15 @@
 
 A split was proved on two examples. While training runs, every read is watched for three things:
 
-* The data set uses its transforms otherwise than its convention says (`read_check.py`).
+* The data set uses its transforms in another way than its convention says (`read_check.py`).
 * Loading draws random numbers.
-* Loading fails although the data set by itself does not.
+* Loading fails, but the data set itself does not.
 
-If one of them happens, the data set itself reads that example whole for each use. So nothing of it is left out, done twice or
-frozen. That takes the time of a read each time. So the user is told, and training ends with an error if more than a third of the
-examples are like that, or at the first one if the user asked for this insertion point.
+If one of them happens, the data set itself reads that example whole for each use. So no transform is left out, applied twice or
+frozen. Each use then takes the time of a read. So the user is told, and training ends with an error if more than a third of the
+examples are like that. If the user asked for this insertion point, it ends at the first such example.
 
-Random numbers are watched over all reads of a batch at once, because that takes longer than the rest. If some were drawn, the
+Random numbers are watched over all reads of a batch together, because watching each read takes longer. If some were drawn, the
 examples of that batch are read again one by one, and so are those of all batches that follow.
 """
 
@@ -29,7 +29,7 @@ from lightning_echo.splitting.stages import Load, Stages
 __all__ = ["WHOLE", "WatchedStages"]
 
 _LARGEST_MISFIT_SHARE = 1 / 3  # of the examples read
-_ENOUGH_READS = 128  # before that share says anything
+_ENOUGH_READS = 128  # with fewer reads, that share says nothing
 
 
 class _Whole(Enum):  # an enum member, since it stays itself when it is copied or pickled
@@ -46,14 +46,14 @@ class WatchedStages(Stages):
     Reads are watched for random numbers only between `begin` and `end`: an example that is not kept may draw them.
 
     Args:
-        stages: What they consist of. Their ``load`` raises `SplitRefused` for an example that does not fit.
+        stages: The stages to watch. Their ``load`` raises `SplitRefused` for an example that does not fit.
         dataset: The data set. It reads examples whole.
-        refusal: Raised for the first example that does not fit, which is then not read whole; None: such examples are read whole,
-            and `SplitRefused` is raised if there are too many of them.
+        refusal: Raised for the first example that does not fit. None: such examples are read whole, and `SplitRefused` is raised
+            if there are too many of them.
 
     Attributes:
         note: What the user should be told about examples that are read whole; empty if there is nothing to tell.
-        reads: Examples that were read, of which too many must not be misfits. A cache counts those in that it held.
+        reads: Number of examples that were read. Too many of them must not be misfits. A cache also counts the examples it held.
         refusal: As given.
     """
 
@@ -84,25 +84,25 @@ class WatchedStages(Stages):
         many = stages.load_many
         self._load_one: Load = stages.load if many is None else lambda index: many([index])[0]
         self._checks_each = False  # whether random states are compared after each example, and not after each batch
-        self._is_checking = False  # whether a batch is being loaded for which they are compared
+        self._is_checking = False  # whether a batch is being loaded whose random states are compared
         self.reads = self._misfits = 0
         self.note = ""
 
     def begin(self) -> None:
-        """To be called before the examples of a batch are loaded, if some of them are kept."""
+        """Call this before the examples of a batch are loaded, if some of them are kept."""
         self._is_checking = True
         if not self._checks_each:
             self._trap.set()
 
     def must_repeat(self) -> bool:
-        """Returns whether random numbers were drawn since `begin`: all examples of the batch must be loaded again, one by one."""
+        """Returns whether random numbers were drawn since `begin`. If so, load all examples of the batch again, one by one."""
         if self._checks_each or not self._trap.drawn_from():
             return False
         self._checks_each = True
         return True
 
     def end(self) -> None:
-        """To be called when all examples of the batch are loaded. The caller then seeds the global generators anew."""
+        """Call this when all examples of the batch are loaded, and then seed the global generators anew."""
         self._is_checking = False
 
     def _load(self, index: Any) -> Any:
@@ -111,7 +111,7 @@ class WatchedStages(Stages):
             return self._checked(index) if self._is_checking and self._checks_each else self._load_one(index)
         except SplitRefused as refused:
             reason = refused.reason
-        except Exception as error:  # whatever the data set raises; if it fails by itself as well, that error comes through
+        except Exception as error:  # the data set may raise anything. If it also fails without the split, that error is raised
             with preserved_random_states():
                 self._read_whole(index)
             reason = f"loading it in stages raised {type(error).__name__}: {error}"
@@ -126,7 +126,7 @@ class WatchedStages(Stages):
                 loaded = self._stages.load_many(indices)
                 self.reads += len(indices)
                 return loaded
-            except SplitRefused:  # one of them at least does not fit: which one is found below
+            except SplitRefused:  # at least one of them does not fit: it is found below
                 pass
             except Exception:  # as in _load
                 with preserved_random_states():

@@ -1,13 +1,15 @@
-"""The third step: the functions that a worker runs are made, for a data set that was described and cut.
+"""The third step: for a data set that was described and cut, the functions that a worker runs are made.
 
 There are three kinds of data sets:
 
-* One that only passes indices on (``Subset``, ``ConcatDataset``) gets the stages of those inside, and passes indices on to them.
-* One that has the stages as methods is called by them. torchvision's ``DatasetFolder`` belongs to these after reading. Its raw
-  item is the content of the file, and the target. What its default loader does is repeated here, and the proof compares the two.
-* One that follows a convention is copied, and the copy gets a recorder in the place of each transform (`read_check.py`). It does
-  not get None, because many data sets call their transform without asking. The copy loads; the transforms before the cut are
-  applied once to what it loads, the others for each use.
+* A data set that only passes indices on (``Subset``, ``ConcatDataset``) gets the stages of those inside, and passes indices on to
+  them.
+* If a data set has the stages as methods, these are called. When it is cut after reading, torchvision's ``DatasetFolder`` is such
+  a data set. Its raw item is the content of the file, and the target. What its default loader does is repeated here, and the
+  proof compares the two.
+* A data set that follows a convention is copied, and the copy gets a recorder in place of each transform (`read_check.py`). It
+  does not get None, because many data sets call their transform without a check. The copy loads. The transforms before the cut
+  are applied once to what it loads, and the others for each use.
 
 Nothing is changed in the user's objects, and no example is read.
 """
@@ -42,12 +44,12 @@ def make(cut: Cut, dataset: Any, until: Cut | None = None) -> Stages:
     Args:
         cut: Where it is cut.
         dataset: The data set that was described, or a copy of it. It is not changed.
-        until: A later cut of the same description, where ``augment`` ends: ``cut`` is after reading, ``until`` before the
-            augmentation, and ``augment`` then turns a raw item into what the ``load`` of the later cut returns. None:
-            ``augment`` does all the rest.
+        until: A later cut of the same description, at which ``augment`` ends. ``cut`` is then after reading and ``until`` before
+            the augmentation, and ``augment`` turns a raw item into what the ``load`` of the later cut returns. None: ``augment``
+            does all the rest.
 
     Raises:
-        SplitRefused: The transforms cannot be taken out. ``load`` raises it if the data set uses them otherwise than the
+        SplitRefused: The transforms cannot be taken out. ``load`` raises it if the data set uses them in another way than the
             convention says.
     """
     leaves = {leaf.description.number: leaf for leaf in cut.leaves}
@@ -61,7 +63,7 @@ def make(cut: Cut, dataset: Any, until: Cut | None = None) -> Stages:
                 made[number] = _leaf_stages(leaves[number], dataset, ends.get(number))
             else:
                 inside = list(map(stages_of, description.inside, data_sets_inside(dataset, role)))
-                # A named cut that is cut inside after reading: the later cut is before what it adds.
+                # A named cut whose inside is cut after reading: the later cut is before the augmentation that it adds.
                 made[number] = inside[0] if number in ends else _routed_stages(role, dataset, inside)
         return made[number]
 
@@ -90,7 +92,7 @@ def _routed_stages(role: Role, dataset: Any, inside: list[Stages]) -> Stages:
 
 
 def subset_stages(subset: Subset[Any], inner: Stages) -> Stages:
-    """Returns the stages of ``subset``, made of the stages of the data set inside."""
+    """Returns the stages of ``subset``, made from the stages of the data set inside."""
     load, many, augment = inner.load, inner.load_many, inner.augment
     return Stages(
         lambda index: load(subset.indices[index]),
@@ -104,7 +106,7 @@ def subset_stages(subset: Subset[Any], inner: Stages) -> Stages:
 
 
 def concat_stages(concat: ConcatDataset[Any], inside: list[Stages]) -> Stages:
-    """Returns the stages of ``concat``, made of the stages of the data sets inside. It reads no whole batches."""
+    """Returns the stages of ``concat``, made from the stages of the data sets inside. It reads no whole batches."""
     ends = concat.cumulative_sizes
 
     def load(index: Any) -> Any:
@@ -130,7 +132,7 @@ def _without_repeats(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _named_cut_stages(dataset: AugmentedDataset, inner: Stages) -> Stages:
-    """Returns the stages of a named cut that is cut inside, which redoes what it augments as well."""
+    """Returns the stages of a named cut whose inside is cut. Its own augmentation is redone for each use, too."""
     redo, augment = inner.augment, dataset._augment_one
     return Stages(
         inner.load,
@@ -194,7 +196,7 @@ def _folder_stages(leaf: CutLeaf, dataset: Any, end: CutLeaf | None) -> Stages:
 
 
 def _then(load_many: LoadMany | None, function: Callable[[Any], Any] | None) -> LoadMany | None:
-    """Returns ``load_many`` with ``function`` applied to each sample; either may be missing."""
+    """Returns ``load_many`` with ``function`` applied to each sample. Each of the two may be None."""
     if load_many is None or function is None:
         return load_many
     return lambda indices: [function(sample) for sample in load_many(indices)]
@@ -211,7 +213,7 @@ def _transform_stages(leaf: CutLeaf, dataset: Any) -> Stages:
     load, load_many = check.checked(source.__getitem__), batched(source)
     if load_many is not None:
         load_many = check.checked_many(load_many)
-    # A pair that the data set calls as one is applied as torchvision does it: one after the other.
+    # If the data set calls a pair as one transform, the two are applied one after the other, as torchvision does it.
     applied_as = Convention.transform if leaf.target.path else leaf.convention
     before = _on_sample(image_reused, target_reused, applied_as)
     after = _on_sample(image_redone, target_redone, applied_as)
@@ -272,10 +274,10 @@ def _on_named(transform: Transform, names: tuple[str, ...]) -> Transform:
 
 
 def _without_transforms(dataset: Any, chains: tuple[Chain, ...], recorder: Callable[[str], Transform]) -> Any:
-    """Returns a shallow copy that has a recorder in the place of each transform, and changes nothing else.
+    """Returns a shallow copy with a recorder in place of each transform. Nothing else is changed.
 
     Raises:
-        SplitRefused: It cannot be done without a change of the user's objects.
+        SplitRefused: This is impossible without a change of the user's objects.
     """
     source = shallow_copy(dataset)
     if source is dataset or getattr(source, "__dict__", None) is getattr(dataset, "__dict__", source):
@@ -286,10 +288,10 @@ def _without_transforms(dataset: Any, chains: tuple[Chain, ...], recorder: Calla
 
 
 def _replace(source: Any, original: Any, name: str, value: Transform) -> None:
-    """Sets an attribute of a shallow copy where Python finds it first, without running code of the data set's on the copy.
+    """Sets an attribute of a shallow copy at the place where Python finds it first. No code of the data set runs on the copy.
 
     Raises:
-        SplitRefused: It cannot be set, or not for the copy alone.
+        SplitRefused: The attribute cannot be set, or not for the copy alone.
     """
     what, descriptor = f"{type(original).__name__}.{name}", getattr_static(type(original), name, None)
     if isinstance(descriptor, MemberDescriptorType):  # of __slots__
@@ -307,11 +309,11 @@ def _replace(source: Any, original: Any, name: str, value: Transform) -> None:
 def _set_by(descriptor: property, original: Any, value: Transform, what: str) -> dict[str, Any]:
     """Returns the attributes of the instance that a property's setter sets to ``value``.
 
-    The setter runs on an object that has a placeholder in the place of each attribute. So it cannot reach what the instance
-    shares with others: the setter of a wrapper would set the transform of the data set inside.
+    The setter runs on an object that has a placeholder in place of each attribute. So it cannot change objects that the instance
+    shares with others. For example, the setter of a wrapper would set the transform of the data set inside.
 
     Raises:
-        SplitRefused: There is no setter, or it does anything else than to set attributes to ``value``.
+        SplitRefused: There is no setter, or it does more than set attributes to ``value``.
     """
     if descriptor.fset is None:
         raise SplitRefused(f"{what} cannot be replaced: it is a property without a setter")

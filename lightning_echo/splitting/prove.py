@@ -3,10 +3,10 @@
 A batch of two examples is read twice under the same seeds: once as the plain loader reads it, and once in stages. This shows that
 
 * both are equal, and drew the same random numbers, so that nothing random is left out or done twice;
-* loading draws no random numbers, neither from the three global generators nor from one that the data set holds;
-* augmenting needs nothing but a copy of the loaded example: both examples are loaded before the first one is augmented.
+* loading draws no random numbers, neither from the three global generators nor from a generator of the data set;
+* augmenting needs only a copy of the loaded example, since both examples are loaded before the first one is augmented.
 
-Everything runs on throw-away copies, and the global random states are put back.
+Everything runs on temporary copies, and the global random states are put back.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _SEED = 1907_05550
 
 
 def indices_to_read(description: Description, dataset: Any, indices: Sequence[Any] | None) -> dict[int, tuple[Any, Any]]:
-    """Returns for each leaf, by its number, the first and the last index that lead to it; a leaf without one is left out.
+    """Returns, for each leaf by its number, the first and the last index that lead to it. A leaf without an index is left out.
 
     Args:
-        description: Describes the data set; it ends at the leaves.
-        dataset: Is not read.
-        indices: Those that can be read, in order; None: all.
+        description: Describes the data set. It ends at the leaves.
+        dataset: The data set. It is not read.
+        indices: The indices that can be read, in order; None: all.
     """
     return _first_and_last(description, dataset, _ends(description, dataset) if indices is None else indices)
 
 
 def _ends(description: Description, dataset: Any) -> Sequence[Any]:
-    """Returns indices in order, among them the first and the last one that lead to each leaf."""
+    """Returns some indices, in order. For each leaf, the first and the last index that lead to it are among them."""
     inside = list(zip(description.inside, data_sets_inside(dataset, description.role), strict=False))
     if inside and description.role is Role.named_cut:
         return _ends(*inside[0])
@@ -74,16 +74,16 @@ def _ends(description: Description, dataset: Any) -> Sequence[Any]:
 
 
 def _has_length(dataset: Any) -> bool:
-    """Returns whether ``len(dataset)`` works; a named cut has the length of the data set inside it."""
+    """Returns whether ``len(dataset)`` works. A named cut has the length of the data set inside it."""
     while isinstance(dataset, AugmentedDataset):
         dataset = dataset._inner
     return hasattr(type(dataset), "__len__")
 
 
 def _first_and_last(description: Description, dataset: Any, indices: Sequence[Any]) -> dict[int, tuple[Any, Any]]:
-    """Returns for each leaf, by its number, the first and the last one of the indices that lead to it.
+    """Returns, for each leaf by its number, the first and the last of the indices that lead to it.
 
-    It does not look at more of them than it needs.
+    It looks at no more indices than it needs.
     """
     count = len(leaves(description))
     first: dict[int, Any] = {}
@@ -113,8 +113,8 @@ class PlainRead:
     """What a data set returns by itself.
 
     Attributes:
-        indices: What was read, in order.
-        examples: What the data set returned.
+        indices: The indices that were read, in order.
+        examples: The examples that the data set returned.
         states: The global random states afterwards.
     """
 
@@ -124,20 +124,20 @@ class PlainRead:
 
 
 def read_plainly(dataset: Any, indices: list[Any]) -> PlainRead:
-    """Reads examples as the plain loader does, from a throw-away copy. Exceptions are the data set's own."""
+    """Reads examples as the plain loader does, from a temporary copy. Exceptions of the data set are not caught."""
     with _seeded():
         copied = _seeded_copy(dataset)
         return PlainRead(indices, read_batch(copied, indices), random_states())
 
 
 def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
-    """Returns whether a data set returns what comes next, whatever index it is asked for (TorchIO's ``Queue``).
+    """Returns whether a data set ignores its index, and returns what comes next (TorchIO's ``Queue``).
 
     After a first read, ``one`` and ``other`` are read from the same state of the data set and under the same seeds. The data set
-    ignores its index if both give the same, and it is not what the first read gave.
+    ignores its index if both reads return the same example, and the first read returned another one.
 
     Args:
-        dataset: Is read from throw-away copies.
+        dataset: The data set. Temporary copies of it are read.
         one: An index.
         other: Another index.
     """
@@ -147,7 +147,7 @@ def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
             first = read_batch(begun, [one])
         again = read_plainly(begun, [one]).examples
         return difference(first, again) is not None and difference(again, read_plainly(begun, [other]).examples) is None
-    except Exception:  # whatever the data set raises: what is needed of it has been read
+    except Exception:  # the data set may raise anything here: the examples that are needed were read before
         return False
 
 
@@ -159,10 +159,10 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
 
     Args:
         dataset: The data set that ``plain`` was read from.
-        make: Makes the stages of a copy of it.
-        plain: What they have to return.
-        again: Whether to begin again if a second plain read differs from the first. A data set may return something else the
-            first time that an example is read (MONAI's ``PersistentDataset``, which then finds it on disk).
+        make: Makes the stages of a copy of the data set.
+        plain: What the stages must return.
+        again: Whether to begin again if a second plain read differs from the first. A data set may return something else when an
+            example is read for the first time (MONAI's ``PersistentDataset``, which later finds the example on disk).
 
     Returns:
         The bytes of the largest reused example, live and packed (see `nbytes`).
@@ -197,10 +197,10 @@ def prove_equal_loads(
     """Checks that two stages in a row give what one stage loads, and draw no random numbers.
 
     Args:
-        dataset: Is read from throw-away copies.
-        make: Makes the stages of a copy whose ``load`` is compared.
-        make_two: Makes the stages of a copy whose ``load`` and ``augment`` in a row must give the same.
-        indices: What to read.
+        dataset: The data set. Temporary copies of it are read.
+        make: Makes the stages of a copy. Their ``load`` is compared.
+        make_two: Makes the stages of a copy. Their ``load`` and ``augment`` in a row must give the same.
+        indices: The indices to read.
 
     Raises:
         SplitRefused: They give something else.
@@ -219,15 +219,15 @@ def prove_equal_loads(
 
 
 def prove_single_loads(dataset: Any, make: Callable[[Any], Stages], indices: Sequence[Any]) -> None:
-    """Checks that a data set that reads whole batches returns the same examples one by one. It may pad them to the longest.
+    """Checks that a data set that reads whole batches returns the same examples one by one. It might pad them to the longest.
 
     Args:
-        dataset: Is read from throw-away copies.
+        dataset: The data set. Temporary copies of it are read.
         make: Makes the stages of a copy.
-        indices: What to read.
+        indices: The indices to read.
 
     Raises:
-        SplitRefused: It does not.
+        SplitRefused: It returns other examples.
     """
     with _seeded():
         if (load_many := make(_seeded_copy(dataset)).load_many) is None:
@@ -245,14 +245,14 @@ def check_deterministic(dataset: Any, indices: Sequence[Any]) -> int:
     """Checks that a data set returns the same example each time, whatever the random states are.
 
     Args:
-        dataset: Is read from throw-away copies.
-        indices: What to read.
+        dataset: The data set. Temporary copies of it are read.
+        indices: The indices to read.
 
     Returns:
         The bytes of the largest example, packed (see `nbytes`).
 
     Raises:
-        SplitRefused: It does not.
+        SplitRefused: It does not return the same example each time.
     """
     reads = []
     for number in range(2):
@@ -291,7 +291,7 @@ def _augment(stages: Stages, indices: list[Any], loaded: list[Any]) -> list[Any]
 
 
 def _where_different(plain: PlainRead, augmented: list[Any]) -> str | None:
-    """Returns what is different, if anything is."""
+    """Returns what is different; None if nothing is."""
     for index, left, right in zip(plain.indices, plain.examples, augmented, strict=True):
         where = difference(left, right)
         if where is not None:
@@ -300,14 +300,14 @@ def _where_different(plain: PlainRead, augmented: list[Any]) -> str | None:
 
 
 def _who_drew(states: RandomStates) -> str | None:
-    """Returns which global generators are not in the given states, if any are not."""
+    """Returns which global generators are not in the given states; None if all are."""
     drew = _moved(states)
     return f"it does not draw the same random numbers ({', '.join(drew)}) by itself and in stages" if drew else None
 
 
 @contextmanager
 def _only_in_stages(doing: str) -> Iterator[None]:
-    """Turns exceptions into a refusal: by itself, the data set raised none."""
+    """Turns exceptions into a refusal, since the data set itself has raised none."""
     try:
         yield
     except SplitRefused:
@@ -332,7 +332,7 @@ def _seeded() -> Iterator[None]:
 
 
 def _seeded_copy(dataset: Any) -> Any:
-    """Returns a copy to throw away. Generators of its transforms are seeded, unless the original shares them."""
+    """Returns a temporary copy. Generators of its transforms are seeded, unless the original shares them."""
     throw_away = throw_away_copy(dataset)
     shared = seeders(dataset).keys()
     for number, (identity, seed) in enumerate(seeders(throw_away).items()):

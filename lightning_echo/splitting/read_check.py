@@ -1,8 +1,8 @@
-"""Each read of a data set whose transforms were taken out is checked: does it use them as its convention says?
+"""When the transforms of a data set were taken out, each read checks whether the data set uses them as its convention says.
 
-To load an example without its transforms, a copy of the data set gets a *recorder* in the place of each transform. A recorder
-records what it is called with and returns a `Placeholder`. The data set's own code puts the placeholder where the transform's
-result would be. `ReadCheck` finds it there and puts back what the recorder was called with::
+To load an example without its transforms, a copy of the data set gets a *recorder* in place of each transform. A recorder records
+the values that it is called with and returns a `Placeholder`. The data set's own code puts the placeholder where the transform's
+result would be. `ReadCheck` finds it there and puts back the values that the recorder was called with::
 
     image --> self.transform(image) --> placeholder --> (placeholder, label)      the data set's own code
                       |                                         |
@@ -12,11 +12,11 @@ A proof on two examples says nothing about a third one. So every read is checked
 
 * how often each transform is called, with how many values, and with which keywords;
 * where its results go: to their places in the sample, and nowhere else (a data set that keeps a result holds a placeholder);
-* whether the data set looks at a result before it returns it: an attribute, ``isinstance``, ``bool``, arithmetic, comparison, a
-  function of torch or numpy. A placeholder answers none of it, and notes that it was asked.
+* whether the data set uses a result before it returns it: an attribute, ``isinstance``, ``bool``, arithmetic, comparison, a
+  function of torch or numpy. A placeholder raises an error for all of these, and notes that it was used.
 
-The check does not see what asks the object nothing (``is``, ``type()``, ``id()``, ``callable()``), nor an edit of the image after
-the transform was called with it. Whether random numbers are drawn is checked by the caller, with `DrawingTrap`.
+The check does not see operations that do not call the object (``is``, ``type()``, ``id()``, ``callable()``), and not an edit of
+the image after the transform was called with it. The caller checks with `DrawingTrap` whether random numbers are drawn.
 
 A *sample* is what a data set returns for an index: a tuple or list of values, or one value.
 """
@@ -41,9 +41,9 @@ __all__ = ["LookedAt", "Placeholder", "ReadCheck", "elements_of", "like"]
 
 
 class LookedAt(BaseException):
-    """Somebody looked at a placeholder.
+    """A placeholder was used.
 
-    It is no ``Exception``, because a data set that tries again after any ``Exception`` would try for ever.
+    It is not an ``Exception``, because a data set that tries again after each ``Exception`` would try forever.
     """
 
 
@@ -60,7 +60,7 @@ def _look(how: str) -> NoReturn:
 
 
 class Placeholder:
-    """Stands for what a transform would have returned, and raises `LookedAt` if anybody looks at it."""
+    """Stands for the result of a transform, and raises `LookedAt` if it is used."""
 
     __slots__ = ("__weakref__",)
 
@@ -72,7 +72,7 @@ class Placeholder:
         _look("__torch_function__")
 
 
-# Python looks these up on the class, where __getattribute__ is not asked.
+# Python looks these up on the class, and does not call __getattribute__ for them.
 _OPERATIONS = """ abs add aiter and array array_function array_ufunc await bool bytes call ceil complex contains copy delattr
     delitem dir div divmod enter eq float floor floordiv format fspath ge getitem gt hash iadd iand ifloordiv ilshift imatmul
     imod imul index int invert ior ipow irshift isub iter itruediv ixor le len length_hint lshift lt matmul mod mul ne neg next
@@ -118,8 +118,8 @@ class _Call(NamedTuple):
     """One call of a recorder.
 
     Attributes:
-        name: Which transform it stands for.
-        values: The arguments, those by keyword last.
+        name: The transform for which the recorder stands.
+        values: The arguments, keyword arguments last.
         results: The placeholders that it returned, one for each value.
         keywords: The names of the arguments by keyword.
     """
@@ -134,7 +134,7 @@ class ReadCheck:
     """Checks each read of a data set whose transforms were taken out.
 
     Args:
-        convention: What the data set is to do with its transforms.
+        convention: What the data set must do with its transforms.
         names: The public names of the attributes that hold them.
         in_order: Whether the image's transform must be called before the target's, because both draw random numbers.
     """
@@ -145,16 +145,16 @@ class ReadCheck:
         patterns = [{name: where for name, where in pattern.items() if name in names} for pattern in _PATTERNS[convention]]
         self._patterns = [pattern for pattern in patterns if pattern] or [{}]
         self._usual = self._usual_places()
-        self._calls: list[_Call] = []  # of the read that is under way
+        self._calls: list[_Call] = []  # of the present read
 
     def _usual_places(self) -> list[tuple[str, int]]:
-        """Returns transforms and the places of their results, if each is called with one value; empty otherwise."""
+        """Returns the transforms with the places of their results, if each is called with one value; empty otherwise."""
         places = [(name, where.start) for name, where in self._patterns[0].items() if where in (_FIRST, _SECOND)]
         return [] if self._keywords or len(places) < len(self._patterns[0]) else places
 
     def recorder(self, name: str) -> Transform:
-        """Returns what to put in the place of the transform in the attribute ``name``."""
-        calls, new = self._calls, tuple.__new__  # of a _Call, takes half the time of _Call(...)
+        """Returns the recorder for the transform in the attribute ``name``."""
+        calls, new = self._calls, tuple.__new__  # makes a _Call in half the time of _Call(...)
 
         def record(*values: Any, **named: Any) -> Any:
             if len(values) == 1 and not named:  # the usual case
@@ -168,7 +168,7 @@ class ReadCheck:
         return record
 
     def checked(self, load: Load) -> Load:
-        """Returns ``load`` with the check: it raises `SplitRefused` if the data set does something else with its transforms."""
+        """Returns ``load`` with the check. It raises `SplitRefused` if the data set does something else with its transforms."""
         if not self._names:
             return load
         calls, looks, filled = self._calls, _looks, self._filled
@@ -178,7 +178,7 @@ class ReadCheck:
             looks.clear()
             try:
                 samples = [load(index)]
-            except LookedAt:  # in _looks, where those are too that the data set has caught
+            except LookedAt:  # it is in _looks, together with those that the data set has caught
                 samples = []
             return filled(samples)[0]
 
@@ -202,10 +202,10 @@ class ReadCheck:
         return checked_load_many
 
     def _filled(self, samples: list[Any]) -> list[Any]:
-        """Returns samples in which the values that the transforms were called with stand in the place of the results.
+        """Returns samples in which each placeholder is replaced by the value with which the transform was called.
 
         Args:
-            samples: Is emptied, so that a placeholder that is still there afterwards is one that the data set keeps.
+            samples: The samples. The list is emptied: a placeholder that still exists afterwards is kept by the data set.
 
         Raises:
             SplitRefused: The data set does something else with its transforms.
@@ -222,7 +222,7 @@ class ReadCheck:
         return filled
 
     def _filled_as_usual(self, samples: list[Any], found: list[weakref.ref[Placeholder]]) -> list[Any]:
-        """Does what `_filled_by_search` does, in a third of the time; returns nothing if a sample is not a usual one."""
+        """Does what `_filled_by_search` does, in a third of the time. Returns an empty list if a sample is not a usual one."""
         usual, filled = self._usual, []
         if not usual or len(self._calls) != len(usual) * len(samples):
             return []
@@ -246,7 +246,7 @@ class ReadCheck:
         """Finds each result by its identity, and returns the samples with the values in their places.
 
         Args:
-            samples: With placeholders.
+            samples: The samples, with placeholders.
             found: Gets the results of all calls.
 
         Raises:
@@ -285,23 +285,23 @@ class ReadCheck:
             elements[where] = values
         if not is_one_result:
             return like(sample, elements)
-        if isinstance(elements[0], (tuple, list)):  # a whole sample, where the convention hands over a value
+        if isinstance(elements[0], (tuple, list)):  # a whole sample, although the convention says that it is one value
             raise self._refused_place(next(iter(pattern)))
         return elements[0]
 
     def _number_of(self, name: str, results: list[Any], numbers: dict[int, int]) -> int:
-        """Returns the number of the call of ``name`` that returned just these results.
+        """Returns the number of the call of ``name`` that returned exactly these results.
 
         Args:
             name: The transform.
-            results: What stands in a sample where its results should be.
-            numbers: The number of each call, by the identity of its first result. The call is taken out: its results belong into
-                one sample only.
+            results: The values in a sample, at the places where the results should be.
+            numbers: The number of each call, by the identity of its first result. The call is removed, because its results belong
+                to one sample only.
         """
         number = numbers.pop(id(results[0]), None) if results else None
         if number is not None:
             call = self._calls[number]
-            # By identity: whoever compares placeholders looks at them.
+            # By identity, because comparing placeholders would be a use of them.
             are_the_same = list(map(id, call.results)) == list(map(id, results))
             if call.name == name and call.keywords == self._keywords and are_the_same:
                 return number

@@ -1,9 +1,9 @@
-"""The four steps in a row: a data set is described, cut, its stages are made, and, before training, they are proved.
+"""The four steps in a row: a data set is described and cut, its stages are made, and, before training, they are proved.
 
-There are two moments, because workers must not inherit what a proof has touched:
+This happens at two times, because workers must not inherit what a proof has touched:
 
-* Before training, `find_split` tries the conventions that the data set may follow, proves the first one that is right, on two
-  examples of each leaf, and returns a `Split`, which is a plain value.
+* Before training, `find_split` tries the conventions that the data set may follow, with two examples of each leaf. It returns the
+  first one that proves right, as a `Split`, which is a plain value.
 * In each worker, at its first read, `make_stages` makes the stages of the data set as it is then (a ``worker_init_fn`` may have
   changed it). It takes the conventions from the `Split`, and reads nothing.
 """
@@ -31,10 +31,10 @@ class Split:
 
     Attributes:
         reused: What an echo reuses, for people, e.g. ``("load", "Resize")``.
-        redone: What each use redoes, e.g. ``("RandomResizedCrop",)``; empty if everything is reused.
-        example_bytes: Estimated memory of one reused example (or raw item): the largest of those that were read.
-        conventions: What the leaves follow, in the order in which they are met.
-        raw: Whether the data set is split after reading, not before its augmentation.
+        redone: What runs for each use, e.g. ``("RandomResizedCrop",)``; empty if everything is reused.
+        example_bytes: Estimated memory of one reused example (or raw item), in bytes: the largest of those that were read.
+        conventions: The conventions of the leaves, in the order in which they are met.
+        raw: Whether the data set is split after reading. If not, it is split before its augmentation.
         packed_bytes: The same as ``example_bytes``, packed (see `nbytes`).
     """
 
@@ -54,7 +54,7 @@ def make_stages(dataset: Any, conventions: Sequence[Convention] | None = None, *
 
     Args:
         dataset: A map-style data set.
-        conventions: Those of a `Split`; by default the likeliest, unproved.
+        conventions: The conventions of a `Split`. Default: the likeliest ones, without a proof.
         raw: Whether to split after reading.
 
     Raises:
@@ -65,7 +65,7 @@ def make_stages(dataset: Any, conventions: Sequence[Convention] | None = None, *
 
 
 def make_decoding(dataset: Any, raw: Split, loaded: Split) -> Stages:
-    """Returns stages between two splits of ``dataset``: ``load`` reads, ``augment`` makes of that what ``loaded`` loads.
+    """Returns stages between two splits of ``dataset``: ``load`` reads, and ``augment`` turns that into what ``loaded`` loads.
 
     Args:
         dataset: A map-style data set, which was split in both ways.
@@ -73,7 +73,7 @@ def make_decoding(dataset: Any, raw: Split, loaded: Split) -> Stages:
         loaded: Its split before the augmentation.
 
     Raises:
-        SplitRefused: The data set is not what was split.
+        SplitRefused: The data set is not the one that was split.
     """
     description = describe(dataset)
     return make(cut(description, raw.conventions, raw=True), dataset, until=cut(description, loaded.conventions, raw=False))
@@ -83,13 +83,13 @@ def prove_decoding(dataset: Any, raw: Split, loaded: Split, indices: Sequence[An
     """Checks, on the examples on which splits are proved, that `make_decoding` gives what ``loaded`` loads.
 
     Args:
-        dataset: A map-style data set. Is read from throw-away copies.
+        dataset: A map-style data set. Temporary copies of it are read.
         raw: Its split after reading.
         loaded: Its split before the augmentation.
         indices: As in `find_split`.
 
     Raises:
-        SplitRefused: It gives something else.
+        SplitRefused: `make_decoding` gives something else.
     """
     description = describe(dataset)
     to_read = {
@@ -107,12 +107,12 @@ def prove_decoding(dataset: Any, raw: Split, loaded: Split, indices: Sequence[An
 
 
 def find_split(dataset: Any, indices: Sequence[Any] | None = None, *, raw: bool = False) -> Split:
-    """Returns where ``dataset`` can be split, proved on examples. It leaves no trace in the data set.
+    """Returns where ``dataset`` can be split, proved on examples. The data set is not changed.
 
     Args:
         dataset: A map-style data set.
-        indices: Those that can be read, if they are not ``range(len(dataset))``. The proof takes the first and the last one
-            that lead to each leaf.
+        indices: The indices that can be read, if they are not ``range(len(dataset))``. The proof takes, for each leaf, the first
+            and the last index that lead to it.
         raw: Whether to split after reading.
 
     Raises:
@@ -131,7 +131,7 @@ def find_split(dataset: Any, indices: Sequence[Any] | None = None, *, raw: bool 
         to_read = indices_to_read(description, dataset, indices)
         sizes = []
         for number, conventions in possible.items():
-            if number not in to_read:  # no index leads there, so that no worker will read it
+            if number not in to_read:  # no index leads there, so no worker will read it
                 continue
             tries = (
                 (convention, cut(description, tuple({**chosen, number: convention}.values()), raw=raw))
@@ -148,7 +148,7 @@ def find_split(dataset: Any, indices: Sequence[Any] | None = None, *, raw: bool 
 
 @contextmanager
 def _refused(raw: bool) -> Iterator[None]:
-    """Makes a refusal of a split after reading a `ReadRefused`, which names another way out."""
+    """Turns the refusal of a split after reading into a `ReadRefused`, whose message says what to do in that case."""
     try:
         yield
     except SplitRefused as refused:
@@ -170,7 +170,7 @@ def _first_proved(
             refusals[convention] = refusal
     first, *others = refusals
     if first in (Convention.protocol, Convention.read) and others:
-        # Its methods may have other purposes, and then the reason that helps is the second one.
+        # The methods may have another purpose. Then the second reason is the one that helps.
         both = [f"by {convention.value}: {refusals[convention].reason}" for convention in (first, others[0])]
         raise SplitRefused("; ".join(both)) from refusals[first]
     raise refusals[first]

@@ -1,7 +1,7 @@
 """The stages of a data set: ``load``, whose result is reused, and ``augment``, which is redone for each use.
 
-The insertion point decides what they consist of: at ``after_read``, ``load`` only reads, and ``augment`` decodes first. However a
-data set was cut, a worker runs the same small value.
+The insertion point decides what is in each of them: at ``after_read``, ``load`` only reads, and ``augment`` first decodes.
+However a data set was cut, a worker runs the same small value.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Stages:
     """What a worker runs for one data set. The functions are looked up once, not for every example.
 
     Attributes:
-        load: index -> example. Its result is reused.
-        augment: index, example -> what the collate function gets. Redone for each use. The index only shows which data set
-            inside a ``ConcatDataset`` the example came from.
-        load_many: indices -> examples in one call, if the innermost data set has a ``__getitems__`` of its own, otherwise
-            None. If it is set, fresh examples go through it and not through ``load``.
+        load: Gets an index and returns an example. The result is reused.
+        augment: Gets an index and an example, and returns what the collate function gets. It runs for each use. The index only
+            shows from which data set inside a ``ConcatDataset`` the example came.
+        load_many: Gets indices and returns the examples in one call, if the innermost data set has a ``__getitems__`` of its own;
+            otherwise None. If it is set, fresh examples are loaded by it and not by ``load``.
         reused: What is in ``load``, for people, e.g. ``("load", "Resize")`` or ``("read",)``.
-        redone: What is in ``augment``, e.g. ``("RandomResizedCrop", "RandomHorizontalFlip")``; empty if nothing is.
+        redone: What is in ``augment``, e.g. ``("RandomResizedCrop", "RandomHorizontalFlip")``; empty if there is nothing in it.
         augment_routes: Whether ``augment`` uses the index.
     """
 
@@ -65,7 +65,7 @@ def unchanged(index: Any, example: Any) -> Any:
 
 
 def uncut_stages(dataset: Any) -> Stages:
-    """Returns the stages of a data set that is not cut (``after_augmentation``): all of it is reused.
+    """Returns the stages of a data set that is not cut (``after_augmentation``): everything is reused.
 
     >>> stages = uncut_stages([10, 20])
     >>> stages.augment(1, stages.load(1)), stages

@@ -1,25 +1,25 @@
-"""What runs in the workers: look an example up, or read it.
+"""What runs in the workers: look up an example, or read it.
 
-The batch sampler in the main process sends a `Request`; `ExampleCache` answers it with the examples of the batch. It reads an
-example at its first use, and keeps it for as long as the plan says. A worker decides nothing of this: the plan does
-(``planning/plan.py``), and the request says it. `Request.stays_live` has a byte for each example of the batch, 1 if the worker
-keeps it. `Request.forget` names those that the worker lets go without using them again. After a resume an example may be live and
-not be held. The cache reads it again, under the seeds of the first time: the cache can make training slower, never wrong. What
-the cache of the node has in memory is not kept here a second time.
+The batch sampler in the main process sends a `Request`. `ExampleCache` answers it with the examples of the batch. It reads an
+example at its first use, and keeps it for as long as the plan says. A worker decides nothing: the plan decides
+(``planning/plan.py``), and the request tells the worker. `Request.stays_live` has a byte for each example of the batch, 1 if the
+worker keeps it. `Request.forget` names the examples that the worker drops without another use. After a resume, an example may be
+live but not held. Then the cache reads it again, under the same seeds. So this can make training slower, but never wrong. If the
+cache of the node has an example in memory, it is not kept here a second time.
 
-`EchoDataset` stands in for the user's data set in the inner ``DataLoader``: attributes read from it or set on it
+`EchoDataset` takes the place of the user's data set in the inner ``DataLoader``. Attributes that are read from it or set on it
 (``get_worker_info().dataset`` in a ``worker_init_fn``) are those of the user's data set. The stages are made at the first
 request of a process, from the data set as it is then.
 
-The cache keeps copies, made when the examples are read: a data set may use the memory of what it returns again, or return a small
-part of something large.
+The cache keeps copies, which are made when the examples are read. A data set may use the memory of a returned example again, or
+return a small part of something large.
 
 Random numbers:
 
-* A batch of which nothing is used again has one seed.
-* Any other batch has one seed for the stage that is redone. If the data set is not split, each example also has a seed for the
-  stage that is reused, so that a resumed run can rebuild any live example. If it is split, that stage draws no random numbers
-  (``splitting/fallback.py``).
+* A batch has one seed if no example of it is used again.
+* Any other batch has one seed for the stage that runs for each use. If the data set is not split, each example also has a seed
+  for the stage that is reused, so that a resumed run can rebuild any live example. If the data set is split, that stage draws no
+  random numbers (``splitting/fallback.py``).
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from lightning_echo.workers.seconds import Report
 __all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Fetcher", "RepeatedCall", "Request", "add_note", "copies_by_itself"]
 
 NO_LOOKUPS = Lookups()
-_IN_CACHE = object()  # stands in for a live example that the cache of the node has in memory: nothing leaves that
+_IN_CACHE = object()  # stands for a live example that the cache of the node has in memory, where it stays
 _COPIED_TYPES = {torch.Tensor, np.ndarray, (np.bool_, np.number, np.object_), float, int, str, bytes}  # by default_collate
 
 
 class RepeatedCall(NamedTuple):
-    """A call of a data set that reads whole batches, to be repeated since some of its examples are live but held nowhere.
+    """A call of a data set that reads whole batches. It must be repeated, since some of its examples are live but not held.
 
     Attributes:
         first: Position of its first example.
         indices: Indices of all its examples.
-        live: Positions of the live ones.
+        live: Positions of the live examples.
     """
 
     first: int
@@ -76,7 +76,7 @@ class Request(NamedTuple):
         stays_live: One byte per example, 1 if it is still live after this batch.
         forget: Positions that are no longer live.
         rebuild: Calls to repeat for this batch.
-        round: Number of the round in which nodes exchange what is needed for this batch; -1: they do not.
+        round: Number of the round in which nodes exchange what is needed for this batch; -1: they exchange nothing for it.
     """
 
     number: int
@@ -96,11 +96,11 @@ class ExampleCache:
         dataset: The user's data set.
         make_stages: Makes the stages of a data set: what is reused, and what is redone.
         key: Seed of this rank's random numbers.
-        collate_fn: The user's collate function. Torch's own copies what it is given. So nothing has to be copied for it, unless
+        collate_fn: The user's collate function. Torch's own function copies its input, so nothing must be copied for it, unless
             the user has registered types with it.
-        caching: What reads go through; None: there is no cache beyond the live examples.
-        is_seeded: Whether the global random states are seeded for what is read. Not where nothing is drawn, in a thread beside
-            the training, which draws from them.
+        caching: The cache through which examples are read; None: only live examples are held.
+        is_seeded: Whether the global random states are seeded before examples are read. It is False in a thread beside the
+            training, where nothing is drawn: the training draws from these states.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ExampleCache:
         self._watched: WatchedStages | None = None  # the same, where the data set was split
         self._cached: CachedReads | None = None
         self._held: dict[int, Any] = {}
-        self._source_seconds = 0.0  # of the batch under way
+        self._source_seconds = 0.0  # of the present batch
 
     def fetch(self, request: Request) -> tuple[list[Any], Report]:
         """Returns the examples of a batch, and its report without the seconds of collate."""
@@ -163,7 +163,7 @@ class ExampleCache:
         return stages
 
     def _read_once(self, stages: Stages, request: Request) -> list[Any]:
-        """Returns a batch of which nothing is used again: as the plain loader reads it, under one seed."""
+        """Returns a batch of which no example is used again. It is read as the plain loader reads it, under one seed."""
         self._look_up(request.indices, are_fresh=True)
         self._seeding.seed(BATCH, request.number)
         if stages.load_many is not None:
@@ -189,12 +189,12 @@ class ExampleCache:
         return examples
 
     def _reuse(self, stages: Stages, request: Request) -> tuple[list[Any], int]:
-        """Returns a batch of which something is used again, and how many examples were read again for it."""
+        """Returns a batch of which some examples are used again, and how many examples were read again for it."""
         held, positions, indices = self._held, request.positions, request.indices
-        watched = self._watched if self._cached is None else None  # a cache watches what it reads
+        watched = self._watched if self._cached is None else None  # a cache watches its reads itself
         examples: list[Any] = [None] * len(positions)
         not_held: list[int] = []  # live, but held nowhere
-        for i in range(request.fresh, len(positions)):  # first, since what is used up makes room for what is fresh
+        for i in range(request.fresh, len(positions)):  # echoes come first: their last uses make room for fresh examples
             stays = request.stays_live[i]
             if positions[i] not in held:
                 not_held.append(i)
@@ -223,7 +223,7 @@ class ExampleCache:
         return examples if stages.augment is unchanged else self._augment(stages, indices, examples), refetched
 
     def _hold(self, position: int, index: Any, example: Any) -> None:
-        """Holds a copy of an example, since the data set may use its memory again; or notes that the cache has it in memory."""
+        """Holds a copy of an example, since the data set may use its memory again. If the cache has it in memory, notes that."""
         is_cached = self._cached is not None and self._cached.has_in_memory(index)
         self._held[position] = _IN_CACHE if is_cached else copy_example(example)
 
@@ -232,7 +232,7 @@ class ExampleCache:
         return self._cached.again(index)
 
     def _load_not_held(self, stages: Stages, request: Request, not_held: list[int]) -> tuple[dict[int, Any], int]:
-        """Returns what a batch needs and is not held, by position, and how many examples of it were read again."""
+        """Returns the examples of a batch that are not held, by position, and how many of them were read again."""
         loaded: dict[int, Any] = {}
         refetched = 0
         for first, indices, live in request.rebuild:
@@ -256,7 +256,7 @@ class ExampleCache:
         return loaded, refetched
 
     def _look_up(self, indices: list[Any], *, are_fresh: bool) -> None:
-        """Asks the cache, if there is one, for what is loaded next."""
+        """Looks up in the cache, if there is one, the examples that are loaded next."""
         if self._cached is not None and indices:
             started = perf_counter()
             try:
@@ -280,12 +280,12 @@ class ExampleCache:
 
     def _load_call(self, stages: Stages, position: int, indices: list[Any]) -> list[Any]:
         """Returns examples that are read in one call. ``position`` is that of the first."""
-        assert stages.load_many is not None  # a call is only repeated where calls are made
+        assert stages.load_many is not None  # only a data set that reads whole batches has calls to repeat
         self._seed_example(position)
         return self._load_many(stages.load_many, indices)
 
     def _seed_example(self, position: int) -> None:
-        """Seeds what is drawn for an example, so that it is the same when it is read again. What a split reuses draws nothing."""
+        """Seeds the random states for an example, so that it is the same when it is read again. With a split, does nothing."""
         if self._watched is None:
             self._seeding.seed(EXAMPLE, position)
 
@@ -325,7 +325,7 @@ class Fetcher(Protocol):
     dataset: Any
 
     def fetch(self, request: Any) -> tuple[Any, ...]:
-        """Returns the examples of a batch (None: there is no batch), its `Report`, and what travels beside it."""
+        """Returns the examples of a batch (None: there is no batch), its `Report`, and what else is sent beside the batch."""
 
 
 class EchoDataset:
@@ -343,7 +343,7 @@ class EchoDataset:
     def __getitems__(self, request: Any) -> tuple[Any, ...]:
         try:
             return self._echo_fetcher.fetch(request)
-        except StopIteration as error:  # passed on, it would silently end the epoch
+        except StopIteration as error:  # it must not be passed on, because it would silently end the epoch
             raise RuntimeError("the data set raised StopIteration while an example was read") from error
 
     def __getitem__(self, index: Any) -> Any:
@@ -354,7 +354,7 @@ class EchoDataset:
 
     def __getattr__(self, name: str) -> Any:
         if name == "_echo_fetcher" or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(name)  # not there yet while it is unpickled
+            raise AttributeError(name)  # it is not set yet during unpickling
         return getattr(self._echo_fetcher.dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -365,7 +365,7 @@ class EchoDataset:
 
 
 class EchoCollate:
-    """Calls the user's collate function, unless there are no examples. What else was fetched is passed on beside the batch."""
+    """Calls the user's collate function, unless there are no examples. Passes everything else that was fetched on."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self._collate_fn = collate_fn
@@ -380,12 +380,12 @@ class EchoCollate:
 
 
 def copies_by_itself(collate_fn: Any) -> bool:
-    """Returns whether a collate function is known to copy what it is given: then nobody can edit an example in a batch."""
+    """Returns whether a collate function is known to copy its input, so that an edit of the batch changes no example."""
     return collate_fn is default_collate and default_collate_fn_map.keys() <= _COPIED_TYPES
 
 
 def add_note(error: Exception, note: str) -> None:
-    """Adds to an exception which example it is about; its type and message stay."""
+    """Adds a note to an exception that says which example it is about. Its type and message stay."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     elif error.args and isinstance(error.args[0], str):  # Python 3.10

@@ -1,10 +1,10 @@
-"""Where the host's time goes, in seconds. They are measured where the work is done, and sent along with the batches.
+"""Where the host's time goes, in seconds. They are measured where the work is done, and sent together with the batches.
 
-* ``source`` is what runs before the insertion point, once per fresh example.
-* ``rest`` is what runs after it in the workers, once per use: augmentation, copies, looking up.
-* ``collate`` is what makes a batch of examples, once per batch.
+* ``source`` is the work before the insertion point, once per fresh example.
+* ``rest`` is the work after it in the workers, once per use: augmentation, copies, lookups.
+* ``collate`` is the work of making a batch from examples, once per batch.
 
-Where whole batches are reused all three come before the insertion point, once per fresh batch.
+If whole batches are reused, all three come before the insertion point, once per fresh batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Report", "StageSeconds"]
 
 
 class Report(NamedTuple):
-    """What a batch cost. It travels beside the batch.
+    """What a batch cost. It is sent beside the batch.
 
     A named tuple, since ``pin_memory`` rebuilds tuples and does not look into dataclasses.
 
@@ -30,8 +30,8 @@ class Report(NamedTuple):
         note: A warning for the user; mostly empty.
         hits: Number of fresh examples that the cache held.
         misses: Number of fresh examples that a cache did not hold.
-        received: Number of the hits that another node held.
-        waited: Seconds of ``source`` in which a worker waited for what other nodes hold.
+        received: Number of hits that came from other nodes.
+        waited: Seconds of ``source`` in which a worker waited for examples of other nodes.
     """
 
     fresh: int = 0
@@ -54,10 +54,10 @@ class StageSeconds:
     Attributes:
         source: Seconds before the insertion point.
         rest: Seconds after it, except those of collate.
-        collate: Seconds of making batches of examples.
-        examples: Number of examples that were read: ``source`` was measured for these. Where whole batches are reused, ``rest``
-            was measured for these, too.
-        batches: Number of batches that ``collate`` was measured for.
+        collate: Seconds of making batches from examples.
+        examples: Number of examples that were read. ``source`` was measured for these. If whole batches are reused, ``rest`` was
+            measured for these, too.
+        batches: Number of batches for which ``collate`` was measured.
 
     Example:
         >>> seconds = StageSeconds(source=0.5, rest=0.1, collate=0.2, examples=64, batches=16)
@@ -72,7 +72,7 @@ class StageSeconds:
     batches: int = 0
 
     def __sub__(self, earlier: StageSeconds) -> StageSeconds:
-        """Returns what was added since an earlier moment."""
+        """Returns what was added since an earlier time."""
         return StageSeconds(
             self.source - earlier.source,
             self.rest - earlier.rest,

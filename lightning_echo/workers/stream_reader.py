@@ -1,13 +1,13 @@
 """Reads a stream in one process, pass after pass: tells it the pass, seeds it, and loads its state if it has one.
 
-What a stream is told may be shared by all workers (the epoch of a Hugging Face data set lies in memory that they share), and
-setting it may be two steps, not one. So the workers tell it one after another. A stream reads what it was told when its first
-example is taken. By then another worker may have told it the same pass again, which changes nothing. But workers that resume
-may be in different passes, because each of them pulls again what is live. Until a worker has reached the pass of the run, it
-takes the first example of a pass before another worker may tell the stream anything.
+The number of the pass that a stream is told may lie in memory that all workers share (the epoch of a Hugging Face data set), and
+setting it may take two steps. So the workers tell the stream one after another. A stream reads that number when its first example
+is taken. Another worker may have told it the same pass again before that, which changes nothing. But workers that resume may be
+in different passes, because each of them pulls its live examples again. Until a worker has reached the pass of the run, it takes
+the first example of a pass before another worker may tell the stream a pass.
 
-The state that a stream has at the end of a pass is loaded before the next one. Some streams yield nothing then, and are iterated
-once more. Others go on with the next pass by themselves.
+The state that a stream has at the end of a pass is loaded before the next pass. Some streams then yield nothing, and are iterated
+once more. Others go on with the next pass on their own.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class StreamReader:
 
     Args:
         dataset: The user's stream.
-        seeding: Seeds what is pulled for a batch.
+        seeding: Seeds the random states before examples of a batch are pulled.
         turn: A lock that all workers share.
 
     Attributes:
         is_stateful: Whether the stream saves its own state.
-        state: The stream's state after the last pull, None if it saves none.
-        pass_number: The pass under way, -1 before the first.
+        state: The stream's state after the last pull; None if it saves none.
+        pass_number: The present pass; -1 before the first one.
     """
 
     def __init__(self, dataset: Any, seeding: Seeding, turn: AbstractContextManager[Any]) -> None:
@@ -50,7 +50,7 @@ class StreamReader:
         self._iterator: Iterator[Any] = iter(())
         self._first: Any = _END  # an example that was taken when the pass began
         self._must_load = False  # whether `state` must be loaded before the next pull
-        self._goal = -1  # up to this pass, other workers may be in another one
+        self._goal = -1  # up to and including this pass, other workers may be in another one
 
     def save_start(self) -> None:
         """Takes the stream's state before anything is read. Later states are taken after each pull."""
@@ -58,12 +58,12 @@ class StreamReader:
             self.state = self._dataset.state_dict()
 
     def resume(self, state: Any, pass_number: int, goal: int) -> None:
-        """Goes to where a state was taken.
+        """Goes to the place at which a state was taken.
 
         Args:
             state: The stream's state; None: nothing had been read.
-            pass_number: The pass in which it was taken.
-            goal: The pass after the last one that was read: from there on all workers are in the same pass.
+            pass_number: The pass in which the state was taken.
+            goal: The pass after the last one that was read. From there on, all workers are in the same pass.
         """
         self.state, self.pass_number, self._must_load, self._goal = state, pass_number, state is not None, goal
 
@@ -73,9 +73,9 @@ class StreamReader:
         Args:
             pass_number: The pass.
             batch: Number of the batch in this worker.
-            count: How many examples; fewer come when the stream has ended.
-            copies: Whether each is copied before the next one is pulled. A stream may use its memory again when it has yielded as
-                many as a batch holds, and echoing pulls fewer for each batch.
+            count: Number of examples. Fewer are returned when the stream has ended.
+            copies: Whether each example is copied before the next one is pulled. A stream may use its memory again after it has
+                yielded the examples of a batch, and echoing pulls fewer examples for each batch.
         """
         self._seeding.seed(EXAMPLE, batch)
         if pass_number != self.pass_number or self._must_load:
@@ -104,7 +104,7 @@ class StreamReader:
         self._iterator = iter(self._dataset)
         self._first = next(self._iterator, _END)
         if self._first is _END:
-            self._iterator = iter(())  # one that has ended may begin anew when it is asked again
+            self._iterator = iter(())  # an iterator that has ended may begin anew when it is asked again
             if again:
                 self._seeding.seed(EXAMPLE, batch)
                 self._iterate(batch)
@@ -116,7 +116,7 @@ class StreamReader:
     def _take(self, count: int, protected: Callable[[Any], Any]) -> list[Any]:
         """Returns the next examples, taken one by one.
 
-        ``islice`` and the like would call ``iter`` on the iterator, and a stream that is its own iterator begins anew then.
+        ``islice`` and similar functions call ``iter`` on the iterator, and a stream that is its own iterator then begins anew.
         """
         examples = [] if self._first is _END else [protected(decoded(self._first))]
         self._first = _END

@@ -1,17 +1,16 @@
-"""Echoes a stream inside the workers: plan, buffer and stream side by side in each of them.
+"""Echoes a stream inside the workers. Each worker has a plan, a buffer and its part of the stream.
 
-A stream has no index that could be asked for again, and only the process that reads it learns when it ends. So each worker runs
-a plan of its own: it plans a batch, pulls its fresh examples from the stream, and takes the others from the live ones.
-The main process only says which pass is meant and which factor counts (`StreamRequest`). The worker answers with the batch, its
-report and a `StreamNote`: whether its stream has ended, and the state to go on from. As with a plain ``DataLoader``, a worker
-whose stream has ended waits for the others (answers without a batch). Then all begin their streams anew. Live examples stay
-live.
+An example of a stream cannot be asked for again by an index, and only the process that reads the stream learns when it ends. So
+each worker runs a plan of its own: it plans a batch, pulls its fresh examples from the stream, and takes the others from the live
+examples. The main process only says the pass and the factor (`StreamRequest`). The worker answers with the batch, its report and
+a `StreamNote`: whether its stream has ended, and the state from which to go on. As with a plain ``DataLoader``, a worker whose
+stream has ended waits for the others (it answers without a batch). Then all begin their streams anew. Live examples stay live.
 
-Where the stream has ``state_dict`` and ``load_state_dict``, a state is taken after every batch. Live examples were pulled
-before it. So the worker remembers the state before the oldest live example and what was pulled since, and a resumed worker
-pulls the same again.
+If the stream has ``state_dict`` and ``load_state_dict``, a state is taken after every batch. Live examples were pulled before it.
+So the worker remembers the state before the oldest live example and what was pulled since, and a resumed worker pulls the same
+again.
 
-Random numbers: one seed for what is pulled for a batch, one for collating it.
+Random numbers: there is one seed for pulling the examples of a batch, and one for collating it.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ class StreamRequest(NamedTuple):
     """What a worker is asked for: one batch.
 
     Attributes:
-        pass_number: The pass, from 0; -1: nothing is wanted, but it is this worker's turn.
-        factor: The echo factor that counts.
-        resume: What the worker goes on from: a state that came with a `StreamNote`; or, where nothing is live any more, how many
-            batches it made before. None: it goes on by itself.
+        pass_number: The pass, from 0. -1: no batch is wanted, but it is this worker's turn.
+        factor: The echo factor to use.
+        resume: Where the worker goes on after a resume. It is a state that came with a `StreamNote`, or, if no example is live
+            any more, the number of batches that the worker made before. None: this is not a resume.
     """
 
     pass_number: int
@@ -56,12 +55,12 @@ class StreamRequest(NamedTuple):
 
 
 class StreamNote(NamedTuple):
-    """What a worker says beside a batch.
+    """What a worker sends beside a batch.
 
     Attributes:
         worker: Number of the worker.
         ended: Whether its stream has ended.
-        state: What a resumed worker goes on from; None if the stream saves no state.
+        state: The state from which a resumed worker goes on; None if the stream saves no state.
     """
 
     worker: int
@@ -77,7 +76,7 @@ class _Pulled(NamedTuple):
         wanted: How many examples were asked for.
         batch: Number of the batch in the worker.
         pass_number: The pass from which they were pulled.
-        state: The stream's state before; None: it had not begun.
+        state: The stream's state before the pull; None: the stream had not begun.
         state_pass: The pass in which this state was taken.
     """
 
@@ -97,8 +96,8 @@ class StreamEcho:
         shape: Sizes of one worker's plan, and the seed of its draws.
         key: Seed of this rank's random numbers.
         collate_fn: The user's collate function, see `ExampleCache`.
-        drop_last: Whether a batch is left out for which the stream has too few examples.
-        turn: A lock that all workers share, see `StreamReader`; None: there are no others.
+        drop_last: Whether a batch is left out if the stream has too few examples for it.
+        turn: A lock that all workers share, see `StreamReader`; None: there is only one process.
     """
 
     def __init__(
@@ -114,14 +113,14 @@ class StreamEcho:
         self.dataset = dataset
         self._shape, self._key, self._drop_last, self._turn = shape, key, drop_last, turn or nullcontext()
         self._copies_uses = not copies_by_itself(collate_fn)
-        self._worker = -1  # its number is only known in the worker itself
+        self._worker = -1  # the number is only known in the worker itself
         self._ended = -1  # the last pass that has ended here
         self._held: dict[int, Any] = {}
-        self._pulled: deque[_Pulled] = deque()  # from the oldest one with a live example on
+        self._pulled: deque[_Pulled] = deque()  # the pulls, from the oldest one with a live example on
         self._refetched = 0  # examples that were read again since the last batch
 
     def fetch(self, request: StreamRequest) -> tuple[list[Any] | None, Report, StreamNote]:
-        """Returns the examples of a batch, None if there is no batch; its report without the seconds of collate; the note."""
+        """Returns the examples of a batch (None: there is no batch), its report without the seconds of collate, and the note."""
         if self._worker < 0:
             self._begin()
         if request.resume is not None:
@@ -147,14 +146,14 @@ class StreamEcho:
         return examples, Report(*counts, pulled - started, perf_counter() - pulled), answer
 
     def _begin(self) -> None:
-        """Begins at the first request: in a worker, ``worker_init_fn`` has run. Without workers this is the training process."""
+        """Begins, at the first request, when ``worker_init_fn`` has run. Without workers, this is the training process."""
         info = get_worker_info()
         self._worker = 0 if info is None else info.id
         self._shape = replace(self._shape, seed=mix(self._shape.seed, self._worker))
         self._plan = make_plan(self._shape, 1.0)
         self._seeding = Seeding(self.dataset, mix(self._key, self._worker))
         self._reader = StreamReader(self.dataset, self._seeding, self._turn)
-        if info is None:  # a worker begins with the data set as it was, this process with what is left of it
+        if info is None:  # a worker gets the data set as it was at first, but this process has used it already
             self._reader.save_start()
 
     def _hand_out(self, batch: PlannedBatch, fresh: list[Any]) -> list[Any]:
