@@ -223,6 +223,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self.reports: list[EpochReport] = []
         self.decisions: list[FactorUse] = []
         self._echoes = config is not None or self.controller is not None
+        self._chosen = config.chosen_options() if isinstance(config, EchoConfig) else {}
         self._default_controller = TargetIdle()  # for an EchoDataModule with factor="auto"
         self._controller_in_force = self.controller  # in this fit
         self._trainer: pl.Trainer | None = None  # its fit is running
@@ -472,7 +473,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     @property
     def verdict(self) -> RunVerdict | None:
         """What to do after this run, why, and the line to paste. None before the end of its first epoch."""
-        return None if self._last is None else advise(*self._last, self._meter.cores)
+        return None if self._last is None else advise(*self._last, self._meter.cores, self._chosen)
 
     @property
     def _factor(self) -> float:

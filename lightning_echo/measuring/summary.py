@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from textwrap import fill
+from typing import Any
 
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
@@ -16,6 +17,7 @@ from lightning_echo.measuring.words import busy, no_workers, number_of, over_las
 __all__ = ["RunVerdict", "advise", "summarize"]
 
 _COLUMNS = 120
+_WITHOUT_ECHOING = ("cache", "share")  # options that have an effect at factor 1, too
 _BUSY_EXCHANGE = 0.5  # share of an epoch: a saturated exchange takes this much, because a node also waits for the others
 _IDLE = 0.1
 # Fresh examples teach more than echoed ones. `StallAnalyzer` finds out how many cores and how much memory are free.
@@ -44,13 +46,16 @@ class RunVerdict:
     next_line: str = ""
 
 
-def advise(observation: Observation, recommended: Decision, cores: int = 1) -> RunVerdict:
+def advise(
+    observation: Observation, recommended: Decision, cores: int = 1, chosen: Mapping[str, Any] | None = None
+) -> RunVerdict:
     """Returns the verdict on a training. It names the steps of its figures, because it stands beside figures of other steps.
 
     Args:
         observation: The observation at the end of the last epoch. If that epoch is short, it is joined with those before it.
         recommended: What `recommend` returns for this observation.
         cores: Number of cores that a rank may use. The advice never asks for more workers than this.
+        chosen: Options that the user has given to `EchoCallback`. The line to paste repeats them.
 
     Example:
         >>> seen = Observation(epoch=0, factor=1.0, steps=50, idle_fraction=0.5, step_seconds=0.02)
@@ -62,7 +67,7 @@ def advise(observation: Observation, recommended: Decision, cores: int = 1) -> R
     """
     workers = _workers_wanted(observation, cores) if _wants_workers(observation, recommended) else 0
     message = _message(observation, recommended, workers)
-    return RunVerdict(message, _why(observation), _next_line(observation, recommended, workers))
+    return RunVerdict(message, _why(observation), _next_line(observation, recommended, workers, chosen or {}))
 
 
 def _why(observation: Observation) -> tuple[str, ...]:
@@ -78,14 +83,17 @@ def _why(observation: Observation) -> tuple[str, ...]:
     )
 
 
-def _next_line(observation: Observation, recommended: Decision, workers: int) -> str:
+def _next_line(observation: Observation, recommended: Decision, workers: int, chosen: Mapping[str, Any]) -> str:
     if observation.idle_fraction is None or recommended.reason is Reason.not_measured:
         return ""
     if workers:
         return f"num_workers={workers}"
     if recommended.reason is Reason.downstream_too_slow or recommended.factor == observation.factor:
         return ""
-    return "EchoCallback()" if recommended.factor == 1 else f"EchoCallback(factor={recommended.factor:g})"
+    factor = [] if recommended.factor == 1 else [f"factor={recommended.factor:g}"]
+    stays = [name for name in chosen if name != "factor" and (factor or name in _WITHOUT_ECHOING)]
+    line = ", ".join([*factor, *(f"{name}={chosen[name]!r}" for name in stays)])
+    return f"EchoCallback({line})".replace("'", '"')
 
 
 def _wants_workers(observation: Observation, recommended: Decision) -> bool:

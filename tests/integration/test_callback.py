@@ -367,6 +367,13 @@ def test_without_workers_the_verdict_is_as_many_as_cores_if_reading_takes_many_t
     assert callback.verdict.message.startswith("Set num_workers to 3 or more first, ")
 
 
+def test_the_line_to_paste_keeps_the_options_of_the_callback() -> None:
+    callback = EchoCallback(reuse="each", buffer_size=16)
+    fit(Data(1, delay=0.02), callbacks=[callback], max_epochs=2)
+    assert callback.verdict is not None
+    assert re.fullmatch(r'EchoCallback\(factor=[\d.]+, buffer_size=16, reuse="each"\)', callback.verdict.next_line)
+
+
 def test_a_second_fit_begins_its_report_anew() -> None:
     callback = echo(2)
     runner = trainer(callbacks=[callback], max_epochs=2)

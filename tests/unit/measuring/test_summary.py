@@ -341,6 +341,21 @@ def test_what_to_paste_is_a_line_of_python_and_nothing_where_nothing_changes(sit
     ast.parse(line)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "recommended", "line"),
+    [
+        ({"cache": "1MiB"}, 2.09, 'EchoCallback(factor=2.09, cache="1MiB")'),
+        ({"factor": 4, "reuse": "each", "buffer_size": 64}, 2.09, 'EchoCallback(factor=2.09, reuse="each", buffer_size=64)'),
+        ({"cache": {"size": "1MiB", "hold": "raw"}}, 2, 'EchoCallback(factor=2, cache={"size": "1MiB", "hold": "raw"})'),
+        ({"factor": 4, "reuse": "each", "share": "sweep"}, 1, 'EchoCallback(share="sweep")'),
+        ({"factor": 4, "seed": 1}, 1, "EchoCallback()"),
+    ],
+)
+def test_what_to_paste_keeps_the_options_that_the_user_has_chosen(chosen, recommended, line):
+    seen = observed(chosen.get("factor", 1), costs(0.04))
+    assert advise(seen, Decision(recommended, Reason.starved, ""), 2, chosen).next_line == line
+
+
 @pytest.mark.parametrize(("source", "cores", "workers"), [(0.04, 8, 4), (0.041, 8, 5), (0.04, 2, 2), (0.004, 8, 1)])
 def test_without_workers_as_many_are_advised_as_keep_up_with_a_step_of_10_ms_and_no_more_than_cores(source, cores, workers):
     verdict = advise(observed(1, costs(source, workers=0)), Decision(1, Reason.no_workers, ""), cores)
