@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 import math
 from pathlib import Path
 from typing import Any
