@@ -1,7 +1,8 @@
 """``lightning-echo``, also ``python -m lightning_echo``: the commands that need no training program.
 
-* ``doctor`` says what on this machine, or of a data module, would go wrong.
-* ``report run_dir`` shows what a training or a stall analysis has left, as text, as a page or as a picture, on any machine.
+* ``doctor`` finds problems of this machine, or of a data module.
+* ``report run_dir`` shows the saved results of a training or of a stall analysis, as text, as a page or as a picture, on any
+  machine.
 * ``shared`` shows the processes of this user that read for several trainings.
 
 Each command imports what it needs when it runs: ``--help`` and ``--version`` import neither torch nor Lightning.
@@ -17,7 +18,7 @@ from lightning_echo import __version__
 
 __all__ = ["main"]
 
-_FAILED = 2  # argparse ends with this status, too
+_FAILED = 2  # the same exit status as argparse uses
 _EXAMPLES = """examples:
   lightning-echo doctor                             what on this machine would go wrong
   lightning-echo doctor --config train.yaml         the same, and of the data of a configuration

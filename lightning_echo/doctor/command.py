@@ -23,7 +23,7 @@ def run(data: str | None = None, *, config: str | None = None, as_json: bool = F
 
     Args:
         data: ``module:name`` of the user's data, see `data_of`.
-        config: A YAML file of a LightningCLI. With neither, only the machine is looked at.
+        config: A YAML file of a LightningCLI. If both are None, only the machine is checked.
         as_json: Whether to print a document for programs.
         machine: The machine; None: this one.
 
@@ -45,10 +45,10 @@ def run(data: str | None = None, *, config: str | None = None, as_json: bool = F
 
 
 def examine(get: Callable[[], Any] | None, *, as_json: bool, machine: Machine | None = None) -> int:
-    """Does the same for data that a function returns. What the user's code prints goes to the standard error.
+    """Does the same as `run` for data that a function returns. What the user's code prints goes to the standard error.
 
     Args:
-        get: Returns a data module, a model with a training loader, or loaders; None: only the machine is looked at.
+        get: Returns a data module, a model with a training loader, or loaders; None: only the machine is checked.
         as_json: As in `run`.
         machine: As in `run`.
 

@@ -1,7 +1,7 @@
-"""What a doctor finds, as a value: a status, one sentence, and the way out. And all findings as text or as a document.
+"""A finding of the doctor, as a value: a status, one sentence, and the way out. All findings together as text or as a document.
 
-The document is for programs. Its first field is its version. ``name`` says what was looked at and stays the same, ``sentence``
-and ``way_out`` are for people, and ``figures`` are what was measured, with the units in their names.
+The document is for programs. Its first field is its version. ``name`` says what was checked, and stays the same. ``sentence`` and
+``way_out`` are for people. ``figures`` are the measured values, with the units in their names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Figure = int | float | str | bool | None
 
 
 class Status(str, Enum):
-    """How bad a finding is. Members stand in their order, the worst last."""
+    """How bad a finding is. The members are in order, the worst last."""
 
     ok = "ok"
     warning = "warning"
@@ -31,15 +31,15 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: What was looked at, in one word for programs, e.g. ``"shared_memory"``.
+        name: What was checked, in one word for programs, e.g. ``"shared_memory"``.
         status: How bad it is.
         sentence: What was found, for people.
         way_out: What to do; empty if there is nothing to do.
-        figures: What was measured, by name; units are in the names.
-        about: What it belongs to: ``"machine"``, ``"data"``, or a loader's name among several.
+        figures: The measured values, by name. The names contain the units.
+        about: To what the finding belongs: ``"machine"``, ``"data"``, or the name of one of several loaders.
     """
 
     name: str

@@ -22,10 +22,10 @@ _STAGED = "Make it a StagedDataset, or name the cut: StagedDataset.of(dataset, a
 
 
 def check_loader(looked: Looked, cores: int) -> list[Finding]:
-    """Returns what there is to say of a loader before it is iterated.
+    """Returns the findings about a loader before it is iterated.
 
     Args:
-        looked: What is known of it.
+        looked: What is known of the loader.
         cores: Number of workers that the cores can keep busy.
     """
     found = [_kind(looked), _workers(looked, cores), _pickled(looked)]
@@ -36,11 +36,11 @@ def check_loader(looked: Looked, cores: int) -> list[Finding]:
 
 
 def check_first_batch(first: FirstBatch | UserCodeError, batch_size: int | None = None) -> Finding:
-    """Returns what there is to say of the first batch.
+    """Returns the finding about the first batch.
 
     Args:
         first: The batch, or what the user's code raised in its place.
-        batch_size: Examples in a batch; None if that is not known.
+        batch_size: Number of examples in a batch; None if not known.
     """
     if isinstance(first, UserCodeError):
         return error("first_batch", f"{first}.", "Mend it; with num_workers=0 the traceback is the shortest.", seconds=None)
@@ -110,18 +110,18 @@ def _pickled(looked: Looked) -> Finding:
 
 
 def _try(parts: dict[str, Any], dump: Callable[[Any, Any], object]) -> tuple[int, str]:
-    """Returns the bytes of all parts, and which part cannot be pickled; empty if all can be."""
+    """Returns the number of bytes of all parts, and the part that cannot be pickled; empty if all can be pickled."""
     file = _Counted()
     for name, value in parts.items():
         try:
             dump(value, file)
-        except Exception as problem:  # whatever an object of the user's raises when it is pickled
+        except Exception as problem:  # an object of the user's may raise anything when it is pickled
             return file.bytes, f"{name}: {said(problem)}"
     return file.bytes, ""
 
 
 def _start_method(loader: Any) -> str:
-    """Returns how the workers of a loader are started, without settling on the default of this process."""
+    """Returns how the workers of a loader are started. This does not fix the default of this process."""
     context = getattr(loader, "multiprocessing_context", None)
     if context is not None:
         return str(context.get_start_method())

@@ -1,7 +1,7 @@
-"""A training loader is looked at once: what the package makes of it, each insertion point, and its first batch.
+"""What is known of a training loader: how the package sees it, each insertion point, and its first batch.
 
-Insertion points come first, since a proof reads throw-away copies. Then the user's loader itself is iterated for one batch, as a
-training would: its data set may keep traces of that, such as an open file.
+Insertion points come first, since a proof reads temporary copies. Then the user's loader itself is iterated for one batch, as a
+training would do it. Its data set may keep traces of that, such as an open file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_echo.splitting.cut import SplitRefused
 
 __all__ = ["FirstBatch", "Looked", "first_batch", "look"]
 
-_FACTOR = 2.0  # echoing at all; the default buffer hardly depends on it
+_FACTOR = 2.0  # any factor above 1: the default buffer hardly depends on it
 _NO_BATCH = object()
 _WAY_OUT = ". Use "
 _IMPOSSIBLE = " is impossible here: "
@@ -34,11 +34,11 @@ _IMPOSSIBLE = " is impossible here: "
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """What came of asking the loader for a batch.
+    """The first batch of a loader.
 
     Attributes:
-        seconds: How long it took, with the start of the workers.
-        bytes: Its size in memory.
+        seconds: Seconds until it was there, with the start of the workers.
+        bytes: Its size in memory, in bytes.
         tensors: Number of tensors in it.
     """
 
@@ -54,12 +54,12 @@ class Looked:
     Attributes:
         source: The loader, taken apart.
         choice: What ``auto`` chooses; None if an example cannot be read.
-        buffer_size: The default buffer size there, in items; 0 without a choice.
-        possible: The choice of each insertion point that is possible.
-        refused: Why each of the others is not.
+        buffer_size: The default buffer size at that insertion point, in items; 0 without a choice.
+        possible: The choice for each insertion point that is possible.
+        refused: For each other insertion point, why it is impossible.
         holds: What a cache can hold, the earliest cut first.
-        no_cache: Why it can hold nothing; empty if it can.
-        unreadable: What the user's code raised when an example was read; None: nothing.
+        no_cache: Why a cache can hold nothing; empty if it can hold something.
+        unreadable: What the user's code raised when an example was read; None if it raised nothing.
     """
 
     source: Source
@@ -140,7 +140,7 @@ def _points_of(source: Source) -> tuple[dict[InsertionPoint, Choice], dict[Inser
         except ValueError as error:
             said, impossible, reason = str(error).partition(_IMPOSSIBLE)
             if not impossible or said != point.option:
-                raise  # the user's
+                raise  # an error of the user's code
             refused[point] = (
                 error.__cause__.reason if isinstance(error.__cause__, SplitRefused) else reason.partition(_WAY_OUT)[0]
             )
@@ -157,7 +157,7 @@ def _holds_of(source: Source, choice: Choice) -> tuple[tuple[Hold, ...], str]:
     except ValueError as error:
         said, impossible, reason = str(error).partition(_IMPOSSIBLE)
         return (), reason if impossible else said
-    except Exception as error:  # the data set's own: its sampler may yield indices of another kind
+    except Exception as error:  # an error of the data set: its sampler may yield indices of another kind
         return (), f"reading an example raised {type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""A machine as the process sees it: one value with all sources that the checks read, so that a test can give another machine."""
+"""The machine as this process sees it: one value with everything that the checks read, so that a test can use another machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Machine:
         platform: As ``sys.platform``.
         environ: Environment variables.
         version_of: Returns the version of an installed package, or None.
-        import_operators: Imports torchvision's operators, which fails where torch and torchvision do not fit.
+        import_operators: Imports torchvision's operators. This fails if torch and torchvision do not fit together.
         affinity: Number of cores that the process may run on.
         proc: Where the kernel shows processes.
         cgroups: Where the kernel shows control groups.
@@ -70,12 +70,12 @@ class Machine:
 
 
 def cores_of(machine: Machine) -> float:
-    """Returns the processor cores that the process may use; a fraction where a control group gets a share of a core."""
+    """Returns the number of processor cores that the process may use. It is a fraction if a control group limits the time."""
     return cores_within_quota(machine.affinity, machine.proc, machine.cgroups)
 
 
 def memory_of(machine: Machine) -> tuple[int | None, int | None]:
-    """Returns the memory that the process may have at most, and what of it is free, in bytes; None: the system does not tell."""
+    """Returns the largest memory that the process may have, and the free part of it, in bytes; None: the system does not tell."""
     limits = [_total_memory(machine.proc)]
     for group, is_version_2 in control_groups("memory", machine.proc, machine.cgroups):
         limits.append(_number(group / ("memory.max" if is_version_2 else "memory.limit_in_bytes")))

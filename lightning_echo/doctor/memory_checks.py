@@ -1,4 +1,4 @@
-"""What an example weighs, and what of the data a buffer, a cache and the workers' queues would hold."""
+"""How much memory an example takes, and how many examples a buffer, a cache and the workers' queues can hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_echo.protecting.memory import bytes_in_words
 
 __all__ = ["check_memory", "check_queues"]
 
-_MOST_OF_FREE = 0.75  # what a cache may take, as the analysis advises; the rest is for the buffer and for the training
+_MOST_OF_FREE = 0.75  # share that a cache may take, as the analysis advises; the rest is for the buffer and for the training
 _WEIGHED = {
     earliest(Needs.raw_items): "as it is read",
     earliest(Needs.split): "decoded",
@@ -20,7 +20,7 @@ _WEIGHED = {
 
 
 def check_memory(looked: Looked, free_bytes: int | None) -> list[Finding]:
-    """Returns what there is to say of examples, buffer and cache.
+    """Returns the findings about examples, buffer and cache.
 
     Args:
         looked: What is known of the loader.
@@ -32,12 +32,12 @@ def check_memory(looked: Looked, free_bytes: int | None) -> list[Finding]:
 
 
 def check_queues(looked: Looked, first: FirstBatch, free_shared_bytes: int | None) -> Finding | None:
-    """Returns whether the batches that workers prefetch fit into shared memory; None if no worker hands any over.
+    """Returns the finding whether the batches that workers prefetch fit into shared memory; None if no worker uses it.
 
     Args:
         looked: What is known of the loader.
         first: Its first batch.
-        free_shared_bytes: Free bytes of ``/dev/shm``; None if there is no such thing.
+        free_shared_bytes: Free bytes of ``/dev/shm``; None if it does not exist.
     """
     batches = looked.source.prefetched_batches
     if not batches or free_shared_bytes is None or not first.tensors:

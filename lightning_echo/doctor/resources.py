@@ -1,4 +1,4 @@
-"""What the process may use: cores, memory, shared memory, and threads that wait."""
+"""The checks of what the process may use: cores, memory, shared memory, and threads that wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def whole_cores(machine: Machine) -> int:
 
 
 def check_resources(machine: Machine) -> list[Finding]:
-    """Returns what there is to say of cores, memory, shared memory and OpenMP."""
+    """Returns the findings about cores, memory, shared memory and OpenMP."""
     return [_cores(machine), _memory(machine), _shared_memory(machine), _openmp(machine)]
 
 
@@ -102,7 +102,7 @@ def _openmp(machine: Machine) -> Finding:
             threads=int(first) if first.isdigit() else None,
         )
     number = int(first) if first.isdigit() else None
-    # Without OMP_NUM_THREADS torch takes the cores that it sees, which are those of the machine where there is a quota.
+    # Without OMP_NUM_THREADS, torch uses the cores that it sees. If there is a quota, these are all cores of the machine.
     if number is None and cores < machine.affinity:
         way_out = f"Set OMP_NUM_THREADS={cores}."
         sentence = f"torch will use {machine.affinity} threads for the {cores} cores that the container's quota allows."

@@ -1,7 +1,7 @@
 """The user's data, found by name or built from a configuration, and the training loaders that it returns.
 
-Two kinds of mistakes are told apart. A `ValueError` says that the command is wrong: there is no such module, or no such file. A
-`UserCodeError` says that the user's own code has raised something: that is a finding.
+There are two kinds of errors. A `ValueError` says that the command is wrong: there is no such module, or no such file. A
+`UserCodeError` says that the user's own code has raised an exception. That is a finding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UserCodeError(Exception):
     """The user's code has raised an exception.
 
     Attributes:
-        doing: What it was doing, for people.
+        doing: What the code was doing, for people.
         error: The exception.
     """
 
@@ -43,7 +43,7 @@ class UserCodeError(Exception):
 
 
 def said(error: BaseException) -> str:
-    """Returns the type of an exception and what it says, in one line. Of a traceback of a worker only the last line is left.
+    """Returns the type and the message of an exception, in one line. Of a worker's traceback, only the last line is left.
 
     >>> said(KeyError("image"))
     "KeyError: 'image'"
@@ -55,14 +55,14 @@ def said(error: BaseException) -> str:
 
 @contextmanager
 def users_code(doing: str) -> Iterator[None]:
-    """Turns whatever the user's code raises into a `UserCodeError`.
+    """Turns any exception of the user's code into a `UserCodeError`.
 
     Args:
-        doing: What it is doing, e.g. ``"setup('fit') of ImageData"``.
+        doing: What the code is doing, e.g. ``"setup('fit') of ImageData"``.
     """
     try:
         yield
-    except Exception as error:  # anything: it is the user's code
+    except Exception as error:  # the user's code may raise anything
         raise UserCodeError(doing, error) from error
 
 
@@ -70,12 +70,12 @@ def data_of(name: str | None, config: str | None = None) -> Any:
     """Returns the user's data: a data module, a loader, or a collection of loaders.
 
     Args:
-        name: ``module:name`` of a LightningDataModule, of its class, of a loader, or of a function that returns one of these; the
-            module is looked for in the present folder, too. With a configuration: a class, whose arguments stand under ``data:``.
-        config: A YAML file of a LightningCLI. What stands beside ``data:`` is ignored.
+        name: ``module:name`` of a LightningDataModule, of its class, of a loader, or of a function that returns one of these. The
+            module may also be in the present folder. With a configuration: a class, whose arguments are under ``data:``.
+        config: A YAML file of a LightningCLI. Only ``data:`` is used.
 
     Raises:
-        ValueError: There is no such thing.
+        ValueError: There is no such object.
         UserCodeError: The user's code has raised an exception.
     """
     found = None if name is None else _look_up(name)
@@ -95,9 +95,9 @@ def data_of(name: str | None, config: str | None = None) -> Any:
 
 
 def training_loaders(data: Any) -> dict[str, Any]:
-    """Returns the training loaders by name, without echoing around them; a single loader has the name ``""``.
+    """Returns the training loaders by name, without echoing. A single loader has the name ``""``.
 
-    A data module is prepared and set up for that.
+    A data module is prepared and set up before.
 
     Raises:
         UserCodeError: The user's code has raised an exception.
@@ -137,7 +137,7 @@ def _look_up(name: str) -> Any:
 
 @contextmanager
 def _missing_module_is_a_mistake(module: str) -> Iterator[None]:
-    """Tells a module that does not exist from one whose own imports fail."""
+    """Separates two cases: a module that does not exist, and a module whose own imports fail."""
     try:
         yield
     except UserCodeError as failed:
@@ -163,7 +163,7 @@ def _check_needs_nothing(found: Any, name: str) -> None:
 
 
 def _check_package(found: Any) -> None:
-    """Refuses a data module of ``pytorch_lightning``, or its class, with the way out of that."""
+    """Refuses a data module of ``pytorch_lightning``, or its class. The message says what to do."""
     try:
         refuse_other_package("data", found)
     except TypeError as error:
@@ -174,10 +174,10 @@ def _check_package(found: Any) -> None:
 
 
 def _section(path: str) -> dict[str, Any]:
-    """Returns what stands under ``data:``, with each ``${...}`` in it resolved."""
+    """Returns the section ``data:``, with each ``${...}`` in it resolved."""
     try:
         document = OmegaConf.load(path)
-        for key in ("data", "fit.data"):  # the second where a file holds the options of several subcommands
+        for key in ("data", "fit.data"):  # the second is for a file that holds the options of several subcommands
             found: Any = OmegaConf.select(document, key)
             if found is not None:
                 found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
@@ -194,7 +194,7 @@ def _section(path: str) -> dict[str, Any]:
 
 
 def _built(section: dict[str, Any], path: str, known: Any) -> pl.LightningDataModule:
-    """Builds a data module as a LightningCLI does; ``known`` is its class where the file does not name it."""
+    """Builds a data module as a LightningCLI does. ``known`` is its class if the file does not name it."""
     arguments = section
     if known is None:
         module, _, name = str(section.get("class_path", "")).rpartition(".")

@@ -1,6 +1,6 @@
 """The known traps of a training loader, as far as they can be seen without training.
 
-Each trap is a function: it gets what is known of the loader, and returns a finding, or None where the trap does not apply. Those
+Each trap is a function. It gets what is known of the loader, and returns a finding, or None if the trap does not apply. Traps
 that stop a training, or divide its data wrongly, come first.
 """
 
@@ -37,7 +37,7 @@ class Surroundings:
 
     Attributes:
         has_cuda: Whether there is a CUDA device.
-        sharing_strategy: How torch hands tensors from process to process.
+        sharing_strategy: How torch sends tensors from process to process.
         open_files: How many files the process may have open; None if the system does not tell.
     """
 
@@ -57,7 +57,7 @@ class Surroundings:
 
 
 def check_traps(looked: Looked, first: FirstBatch | None, around: Surroundings) -> list[Finding]:
-    """Returns the traps that apply; one finding that there is none, if so.
+    """Returns the findings for the traps that apply. If none applies, returns one finding that says so.
 
     Args:
         looked: What is known of the loader.
@@ -71,7 +71,7 @@ def check_traps(looked: Looked, first: FirstBatch | None, around: Surroundings) 
 
 
 def check_hooks(data: Any) -> list[Finding]:
-    """Returns the trap of a data module whose hooks hide those of the model."""
+    """Returns the findings about a data module whose hooks hide those of the model."""
     if not isinstance(data, pl.LightningDataModule):
         return []
     own = [hook for hook in _TRANSFER_HOOKS if is_overridden(hook, data)]
@@ -154,7 +154,7 @@ def _stream_without_length(looked: Looked) -> Finding | None:
 
 
 def _stream_not_divided(looked: Looked) -> Finding | None:
-    """A stream that does not ask which worker it is in yields everything in each of them."""
+    """If a stream does not ask in which worker it runs, each worker yields all of its examples."""
     dataset = looked.dataset
     if not isinstance(dataset, IterableDataset) or looked.source.num_workers < 2:
         return None
@@ -329,7 +329,7 @@ def _data_sets(dataset: Any) -> list[Any]:
 
 
 def _is_users(kind: type) -> bool:
-    """Whether a class is not one of an installed package, whose own code may divide it somewhere else."""
+    """Whether a class is the user's own. Classes of an installed package may be divided somewhere else in that package."""
     try:
         file = inspect.getsourcefile(kind)
     except TypeError:
@@ -341,4 +341,4 @@ def _module_text(kind: type) -> str:
     try:
         return inspect.getsource(inspect.getmodule(kind) or kind)
     except (OSError, TypeError):
-        return "worker_info"  # what cannot be read is not judged
+        return "worker_info"  # a module that cannot be read counts as correct

@@ -1,4 +1,4 @@
-"""Versions: what is installed, and what of it must not be used together, or at all."""
+"""The checks of versions: what is installed, and which versions must not be used together, or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORK_MENDED = {10: 15, 11: 10}
 
 
 def check_versions(machine: Machine) -> list[Finding]:
-    """Returns what there is to say of Python and the packages."""
+    """Returns the findings about Python and the packages."""
     return [_python(machine), _torch(machine), _torchvision(machine), _lightning(machine), _package(machine)]
 
 

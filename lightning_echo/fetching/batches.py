@@ -5,8 +5,8 @@ The plan says for each step which batch is delivered. A batch that was read is h
 * **On the host.** The first use is the batch as it was read, and a copy is held, because the loader may use its memory again.
   Each further use is a copy of the held batch, because the training step may edit what it gets. The last use is the held batch
   itself. If there is a thread that fetches ahead, it does the copying.
-* **On the device.** What is handed out is no batch but a `BatchUse`: a `LiveBatch`, the same one for all its uses, and, until
-  that is prepared, the host batch. It becomes a batch where the transfer takes place::
+* **On the device.** The training gets a `BatchUse` instead of a batch. It contains a `LiveBatch`, the same one for all its uses,
+  and also the host batch until that is prepared. At the transfer it becomes a batch::
 
       BatchUse --prepare--> the host batch, changed once    on_before_batch_transfer
                --transfer-> the device batch, moved once    transfer_batch_to_device
@@ -40,8 +40,8 @@ class BatchEcho:
 
     Args:
         requests: Says which batch is delivered at each step.
-        read: Returns the batch at a stream position, and a report with the seconds that it took, zeros if they are not known.
-            Called with the positions to read, in the order of ``requests``.
+        read: Returns the batch at a stream position, and a report with the seconds that reading took (zeros if not known). It is
+            called with the positions to read, in the order of ``requests``.
     """
 
     def __init__(self, requests: BatchRequests, read: Read) -> None:
@@ -80,17 +80,17 @@ class BatchEcho:
         return batch, None if is_last else copy_example(batch)
 
     def _further_use(self, held: Any, *, is_last: bool) -> Any:
-        """Returns a further use, made of what is held."""
+        """Returns a further use, made from what is held."""
         return held if is_last else copy_example(held)
 
 
 class LiveBatchEcho(BatchEcho):
-    """Yields uses of live batches to come, for the device. The rest is as in `BatchEcho`.
+    """Yields a `UseToCome` for each use of a live batch on the device. The rest is as in `BatchEcho`.
 
     Args:
         requests: As in `BatchEcho`.
         read: As in `BatchEcho`.
-        are_owned: Whether nobody else uses the memory of the batches that are read, so that they need not be copied.
+        are_owned: Whether no other code uses the memory of the batches that are read. Then they are not copied.
     """
 
     def __init__(self, requests: BatchRequests, read: Read, *, are_owned: bool = False) -> None:
@@ -106,7 +106,7 @@ class LiveBatchEcho(BatchEcho):
 
 
 class RequestedReader:
-    """Reads the batches that were requested of the rebuilt loader, in its order.
+    """Reads the requested batches from the rebuilt loader, in its order.
 
     It is an object and not a function: a function would keep the iterator in its closure as long as a frame refers to it.
 
@@ -128,12 +128,13 @@ class RequestedReader:
 class UseToCome:
     """A use of a live batch that was fetched ahead.
 
-    The thread that fetches still refers to it for a while when it was handed out. So it lets go of the batch then: of a batch
-    that no use comes after, the device memory is free as soon as the step has let go of it.
+    After the training has got the use, the thread that fetches still refers to this object for a while. So this object drops its
+    reference to the batch at that time. After the last use of a batch, its device memory is then free as soon as the step has
+    dropped it.
 
     Args:
         live: The batch.
-        is_last: Whether no use comes after this one.
+        is_last: Whether this is the last use of the batch.
     """
 
     __slots__ = ("_is_last", "_live")
@@ -143,7 +144,7 @@ class UseToCome:
         self._is_last = is_last
 
     def hand_out(self) -> BatchUse:
-        """Returns the use, once."""
+        """Returns the use. It may be called only once."""
         live, self._live = self._live, None
         assert live is not None
         return live.use(self._is_last)
@@ -152,13 +153,13 @@ class UseToCome:
 class BatchUse(NamedTuple):
     """One use of a live batch.
 
-    It is a named tuple, because a precision plugin of Lightning's converts the tensors of what the loader yields. The plugin
-    rebuilds tuples, and so finds the host batch; it does not look into a `LiveBatch`.
+    It is a named tuple, because a precision plugin of Lightning's converts the tensors in what the loader yields. The plugin
+    rebuilds tuples, and so finds the host batch. It does not look into a `LiveBatch`.
 
     Attributes:
         live: The batch.
-        host: The batch as it was read; None once the live batch is prepared.
-        is_last: Whether no use comes after this one.
+        host: The batch as it was read; None after the live batch is prepared.
+        is_last: Whether this is the last use of the batch.
     """
 
     live: LiveBatch
@@ -167,7 +168,7 @@ class BatchUse(NamedTuple):
 
 
 class LiveBatch:
-    """A batch with uses left: on the host and, from its transfer on, on the device.
+    """A live batch: first on the host and, from its transfer on, on the device.
 
     Args:
         host: The batch as it was read.
@@ -189,12 +190,12 @@ class LiveBatch:
         self._device: LentBatch | None = None
 
     def use(self, is_last: bool) -> BatchUse:
-        """Returns a use for the training, made when it is handed over.
+        """Returns a use for the training. Call this when the training gets the use.
 
-        A use that the training never makes must not lose the host batch: then the next one carries it.
+        If the training does not use it, the host batch is not lost: the next use contains it.
 
         Args:
-            is_last: Whether no use comes after this one.
+            is_last: Whether this is the last use of the batch.
         """
         return BatchUse(self, None if self._is_prepared else self._host, is_last)
 
@@ -203,7 +204,7 @@ class LiveBatch:
 
         Args:
             host: The host batch of the `BatchUse`.
-            change: Returns what is to be transferred.
+            change: Gets the host batch, and returns the batch to transfer.
         """
         if not self._is_prepared:
             self._host, self._is_prepared = change(host), True
@@ -214,7 +215,7 @@ class LiveBatch:
         return 0 if self._device is None else self._device.nbytes
 
     def let_go_if_edited(self) -> bool:
-        """Lets go of a device batch that was edited in place, so that the next `transfer` moves the host batch again.
+        """Drops a device batch that was edited in place, so that the next `transfer` moves the host batch again.
 
         Returns:
             Whether it was edited.
@@ -228,8 +229,8 @@ class LiveBatch:
         """Returns the batch on the device.
 
         Args:
-            move: Transfers a host batch; called only if there is no device batch yet.
-            is_last: Whether this use is the last one: then nothing is kept.
+            move: Transfers a host batch. It is called only if there is no device batch yet.
+            is_last: Whether this is the last use. Then nothing is kept.
         """
         host, device = self._host, self._device
         if is_last:
@@ -245,14 +246,14 @@ class LiveBatch:
 
 
 def count_examples(batch: Any) -> int:
-    """Returns the number of examples in a batch that nothing is known of. The first of these rules that fits decides:
+    """Returns the number of examples in a batch of unknown form. The first of these rules that fits decides:
 
-    1. A tensor has as many as its leading dimension.
-    2. An object may say it: by ``batch_size`` (PyTorch Geometric, DGL, TensorDict; for a graph with several types of nodes, the
-       sum over the types that have one), else by ``num_nodes``.
-    3. Several lists or tuples of one length, side by side (``zip(*examples)``), have an example at each place.
-    4. The first tensor inside counts as in rule 1, or an object before it that says its ``batch_size``.
-    5. A list or tuple has as many as its length.
+    1. For a tensor, it is the size of the first dimension.
+    2. An object may have the number as ``batch_size`` (PyTorch Geometric, DGL, TensorDict; for a graph with several types of
+       nodes, the sum over the types that have one), else as ``num_nodes``.
+    3. Several lists or tuples of the same length, side by side (``zip(*examples)``), have one example at each place.
+    4. The first tensor inside counts as in rule 1, or an object before it that has a ``batch_size``.
+    5. For a list or tuple, it is the length.
     6. Anything else is one example.
     """
     if isinstance(batch, torch.Tensor):  # first, since asking for a Mapping costs more than all the rest
@@ -280,7 +281,7 @@ def _may_state(batch: Any) -> bool:
 
 
 def _stated_by(batch: Any) -> int | None:
-    """Returns the number of examples that an object states; None if it states none."""
+    """Returns the number of examples that an object says that it has; None if it says none."""
     if (size := _size_in(batch, "batch_size")) is not None:
         return size
     stores = getattr(batch, "node_stores", None)  # of a graph with nodes of several types

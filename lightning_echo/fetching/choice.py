@@ -36,9 +36,9 @@ class Choice:
         make_stages: Makes the stages of a data set, in a worker.
         reused: Names of the stages that an echo reuses, for people.
         redone: Names of the stages that each use redoes, for people.
-        item_bytes: Estimated memory of a live item, in bytes: an example, or a batch where whole batches are echoed; 0 if
-            unknown.
-        caution: Why a resumed run has other examples with this data set; empty if no reason is known.
+        item_bytes: Estimated memory of a live item, in bytes; 0 if unknown. An item is an example, or a batch if whole batches
+            are echoed.
+        caution: Why a resumed run gets other examples from this data set; empty if no reason is known.
         split: Where the data set is split; None if it is not.
     """
 
@@ -81,17 +81,17 @@ def choose(source: Source, point: InsertionPoint) -> Choice:
         return _uncut_after_a_look(source, earliest(Needs.examples), f"{refused.reason}; {_ECHOES_REPEAT}")
     except Exception as error:
         if point is not InsertionPoint.auto or source.readable_index is not None:
-            raise  # else only a worker, or a sampler with indices of another kind, may know how to read an example
+            raise  # if not asked for: perhaps only a worker, or a sampler with other indices, knows how to read an example
         reason = why_unreadable(source, error)
         return _uncut_after_a_look(source, earliest(Needs.examples), f"{reason}; {_ECHOES_REPEAT}")
     return _cut(split, is_asked=point is not InsertionPoint.auto)
 
 
 def why_unreadable(source: Source, error: Exception) -> str:
-    """Says why no example can be read here, though workers may be able to.
+    """Returns why no example can be read in this process, although workers may be able to read it.
 
     Args:
-        source: The user's loader, of which no readable index is known.
+        source: The user's loader. No readable index of it is known.
         error: What the data set has raised.
     """
     raised = f"{type(error).__name__}: {error}"
@@ -110,13 +110,13 @@ def _choose_for_stream(point: InsertionPoint) -> Choice:
 
 
 def _ways_out(needs: Needs) -> str:
-    """Lists what the user may ask for with such a loader."""
+    """Returns, in words, the insertion points that the user may ask for with such a loader."""
     names = [repr(point.value) for point in points_from(needs) if point.properties.for_auto]
     return f"{', '.join(names)} or {InsertionPoint.auto.value!r}"
 
 
 def _why_batches_only(source: Source) -> str:
-    """Says why only whole batches of this loader can be echoed."""
+    """Returns why only whole batches of this loader can be echoed."""
     loader = source.loader
     if not isinstance(loader, DataLoader):
         return f"{type(loader).__name__} is an iterable of batches, and does not tell which examples are in them"
@@ -131,7 +131,7 @@ def _why_batches_only(source: Source) -> str:
 
 
 def _uncut_after_a_look(source: Source, point: InsertionPoint, reason: str) -> Choice:
-    """Returns a choice that leaves the data set as it is, after a look at an example of it if one can be read."""
+    """Returns a choice that leaves the data set as it is. If an example can be read, it is examined before."""
     if (index := source.readable_index) is None:
         return _uncut(point, reason)
     dataset, caution = source.loader.dataset, ""
@@ -147,13 +147,13 @@ def _uncut_after_a_look(source: Source, point: InsertionPoint, reason: str) -> C
 
 
 def _uncut(point: InsertionPoint, reason: str, item_bytes: int = 0, caution: str = "") -> Choice:
-    """Returns a choice that leaves the data set as it is: reading and decoding are then one stage, "load"."""
+    """Returns a choice that leaves the data set as it is. Reading and decoding are then one stage, "load"."""
     reused = ["load", *(stage for stage in point.properties.reused if stage not in ("read", "decode"))]
     return Choice(point, reason, uncut_stages, tuple(reused), point.properties.redone, item_bytes, caution)
 
 
 def _cut(split: Split, *, is_asked: bool) -> Choice:
-    """Returns a choice that cuts the data set; ``is_asked`` if the user asked for the point."""
+    """Returns a choice that cuts the data set. ``is_asked`` says whether the user asked for the point."""
     return Choice(
         earliest(Needs.raw_items if split.raw else Needs.split),
         "",

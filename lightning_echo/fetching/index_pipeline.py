@@ -1,13 +1,14 @@
-"""A started pipeline: plan, order, the rebuilt loader and the thread that fetches ahead, ready to hand batches out.
+"""A started pipeline: plan, order, the rebuilt loader and the thread that fetches ahead, ready to yield batches.
 
-A pipeline knows no epochs. A run starts one at its first batch, because the ranks and the seed are only known then, and throws it
-away when it is closed or told to go elsewhere. `start_index_pipeline` puts one together::
+A pipeline has no epochs. A run starts one at its first batch, because the ranks and the seed are only known then. It drops the
+pipeline when the run is closed or must go on at another place. `start_index_pipeline` makes a pipeline::
 
     echoing examples         plan, order      --> ExampleRequests --> rebuilt loader              --> Prefetcher
     echoing whole batches    plan, order      --> BatchRequests   --> rebuilt loader --> BatchEcho --> Prefetcher
     a loader not rebuilt     plan, PassReader --> BatchRequests   --> PassReader     --> BatchEcho
 
-`PassReader` is both the order of such a loader and its reader. `Prefetcher`, the thread, is left out if it may not run.
+`PassReader` is both the order and the reader of a loader that is not rebuilt. `Prefetcher`, the thread, is left out if no thread
+may run.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ _ORDER_SEED, _NOISE_SEED, _PASS_SEED = 11, 12, 13
 
 
 class IndexPipeline:
-    """Hands out batch after batch, each with its `Report`.
+    """Yields batch after batch, each with its `Report`.
 
     Args:
-        requests: What is asked for, ahead of what is handed out.
-        batches: Yields each batch with its `Report`; of live batches on the device a `UseToCome`.
-        workers: The processes behind ``batches``.
-        reader: What reads the loader if it is not rebuilt; closed with the pipeline.
+        requests: The requests for batches. They are made ahead of the batches.
+        batches: Yields each batch with its `Report`. For live batches on the device, it yields a `UseToCome` in place of a batch.
+        workers: The worker processes behind ``batches``.
+        reader: Reads the loader if it is not rebuilt. It is closed with the pipeline.
         on_device: Whether the batches are live on the device.
-        rounds: How the nodes exchange what they hold; None: they do not.
+        rounds: How the nodes exchange examples; None: they do not.
 
     Attributes:
-        exact: Whether a resumed run finds the same order again.
+        exact: Whether a resumed run gets the same order.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class IndexPipeline:
         """Returns the next batch and its report; None if a pass without a known length has ended.
 
         Args:
-            delivered: Batches of the run before this one. The caller counts them, because an interrupt may come before a batch
-                is handed over.
+            delivered: Number of batches of the run before this one. The caller counts them, because an interrupt may come before
+                the caller gets a batch.
         """
         assert self._batches is not None
         self._requests.delivered = delivered
@@ -89,19 +90,19 @@ class IndexPipeline:
             item = item[0], item[1]._replace(note=note)
         if self._on_device:
             use, report = item
-            return use.hand_out(), report  # here and not in the thread, since a batch is prepared where it is used
+            return use.hand_out(), report  # not in the thread, because a batch is prepared where it is used
         return item
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Lets a factor count from batch ``number`` on."""
+        """Sets the factor from batch ``number`` on."""
         self._requests.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns what a run goes on from after so many batches: as many as were delivered last, or one less."""
+        """Returns the state from which a run resumes after ``delivered`` batches: those delivered so far, or one less."""
         return self._requests.state(delivered)
 
     def close(self) -> None:
-        """Lets go of workers and thread."""
+        """Ends the workers and the thread."""
         if self._rounds is not None:
             self._rounds.release()
         batches, self._batches = self._batches, None
@@ -134,13 +135,13 @@ def start_index_pipeline(
     Args:
         source: The user's loader.
         choice: The insertion point.
-        layout: How a pass is cut and dealt out.
+        layout: How a pass is cut into batches and divided among ranks.
         shape: Sizes of the plan.
-        launch: What the run says.
-        rank: Which share of a pass is that of this rank.
+        launch: How the run begins.
+        rank: The number of this rank's share of a pass.
         key: Seed of this rank's random numbers in the workers, see `rank_key`.
-        caching: What reads go through; None: each example is read.
-        rounds: How the nodes exchange what they hold; None: they do not.
+        caching: The cache through which examples are read; None: there is no cache.
+        rounds: How the nodes exchange examples; None: they do not.
     """
     if not source.rebuilds:
         return _start_reading(source, choice, layout, shape, launch)
@@ -150,7 +151,7 @@ def start_index_pipeline(
     if rounds is not None:
         in_rounds = RequestsInRounds(requests, rounds, order if isinstance(order, AllRanksOrder | OrdersOfRanks) else None)
     workers = WorkerProcesses(launch.worker_init_fn)
-    # What may draw from the global random states must not do so while the training draws from them, too.
+    # Code that may draw from the global random states must not run while the training draws from them, too.
     in_thread = source.num_workers > 0 and source.may_run_in_thread
     batches: Iterator[Any] = iter(source.rebuild(in_rounds or requests, choice.make_stages, key, workers, caching))
     if rounds is not None and rounds.exchange is not None:
@@ -180,13 +181,13 @@ def pipeline_over(
     """Returns the pipeline over a rebuilt loader.
 
     Args:
-        requests: What the loader is asked for.
-        batches: What it yields.
-        workers: The processes behind it.
+        requests: The requests to the loader.
+        batches: What the loader yields.
+        workers: The worker processes of the loader.
         on_device: Whether the batches are live on the device.
-        in_thread: Whether a thread fetches ahead; else the random states of the training are put back after each batch.
-        are_owned: Whether nobody else uses the memory of a batch.
-        rounds: How the nodes exchange what they hold; None: they do not.
+        in_thread: Whether a thread fetches ahead. If not, the random states of the training are put back after each batch.
+        are_owned: Whether no other code uses the memory of a batch.
+        rounds: How the nodes exchange examples; None: they do not.
     """
     if not in_thread:
         batches = PreservingIterator(batches)
@@ -228,7 +229,7 @@ def _requests(
 def _order(
     source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch, rank: int, rounds: Rounds | None
 ) -> Order:
-    """Returns the order of this rank; on a rank that exchanges what all ranks need, one that knows all of theirs."""
+    """Returns the order of this rank. If this rank exchanges examples for all ranks, the order also has those of the others."""
     preserves = choice.point.by_batches and not source.num_workers
     if rounds is None or rounds.exchange is None:
         return index_order(source, layout, shape.distance, launch.seed, rank, preserves=preserves)
@@ -253,16 +254,16 @@ def _plan(shape: PlanShape, launch: Launch) -> Plan:
 def index_order(
     source: Source, layout: Layout, distance: int, seed: int, rank: int, *, preserves: bool, is_whole: bool = False
 ) -> Order:
-    """Returns the order of a rebuilt loader's indices, or of its batches where a batch sampler of the user's makes them.
+    """Returns the order of a rebuilt loader's indices, or of its batches if a batch sampler of the user's makes them.
 
     Args:
         source: The user's loader.
-        layout: How a pass is cut and dealt out.
-        distance: Positions that must lie between two uses of an index once passes are spread.
+        layout: How a pass is cut into batches and divided among ranks.
+        distance: Least number of positions between two uses of an index, after passes are spread.
         seed: Seed of the run.
-        rank: Which share of a pass is that of this rank.
+        rank: The number of this rank's share of a pass.
         preserves: As in `SamplerOrder`.
-        is_whole: Whether the order of all slots is returned, as that of a single rank would be.
+        is_whole: Whether the order of all slots is returned, as if there were one rank.
     """
     dealt_out = (layout.length, layout.pass_length, layout.replicas, rank)
     if is_whole:
@@ -279,15 +280,15 @@ def rank_key(seed: int, noise_rank: int) -> int:
 
     Args:
         seed: Seed of the run.
-        noise_rank: A number that ranks share if, and only if, their random numbers are to be the same.
+        noise_rank: A number. Two ranks draw the same random numbers if, and only if, they have the same number.
     """
     return mix(seed, _NOISE_SEED, noise_rank)
 
 
 def lookahead(source: Source, by_batches: bool, largest_factor: float) -> int:
-    """Returns how many batches after the delivered one may be planned already, however fast the workers are."""
+    """Returns the largest number of batches that may be planned after the delivered one, however fast the workers are."""
     if by_batches and not source.rebuilds:
-        # A batch is read when it is asked for. Only one that was to come when a pass ended is planned before.
+        # A batch is read when it is asked for. Only the batch at which a pass has ended is planned before.
         return int(source.length is None)
     if not source.num_workers:
         return 0

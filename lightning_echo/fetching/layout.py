@@ -1,4 +1,4 @@
-"""Values that a pipeline is started with: how a pass is cut into batches, the sizes of the plan, and where the plan begins.
+"""The values with which a pipeline is started: how a pass is cut into batches, the sizes of the plan, and where the plan begins.
 
 Nothing is started or read here.
 """
@@ -18,15 +18,15 @@ __all__ = ["Launch", "Layout", "Start", "layout_of", "shape_of", "shape_of_strea
 class Layout:
     """How a pass is cut into batches and divided among the ranks. A state can only be resumed exactly under the same layout.
 
-    Items are examples, or batches where only whole batches are known: a user's batch sampler, or a loader that is not a plain
-    ``DataLoader``.
+    Items are examples. They are batches if only whole batches are known: with a user's batch sampler, or with a loader that is
+    not a plain ``DataLoader``.
 
     Attributes:
-        length: Items of a pass over all ranks; of a stream, its batches, as far as the loader's length tells them.
+        length: Number of items in a pass, over all ranks. For a stream, number of batches, if the loader has a length.
         replicas: Number of ranks among which the pass is divided.
-        batch_size: Items in a full batch on a rank.
-        last_batch_size: Items in the last batch of a pass.
-        batches_per_pass: Batches of a pass on a rank, as many as the plain loader has there; 0 if the loader has no length.
+        batch_size: Number of items in a full batch on a rank.
+        last_batch_size: Number of items in the last batch of a pass.
+        batches_per_pass: Number of batches in a pass on a rank, as with the plain loader; 0 if the loader has no length.
     """
 
     length: int
@@ -50,7 +50,7 @@ class Layout:
 
 def layout_of(source: Source, replicas: int) -> Layout:
     """Cuts a pass into batches and divides it among ranks, as ``DataLoader`` and ``DistributedSampler`` do."""
-    if source.streams:  # a pass ends where the stream does; at most the length of its loader is known
+    if source.streams:  # a pass ends where the stream ends; at most the length of its loader is known
         size = source.loader.batch_size
         return Layout(source.length or 0, 1, size, size, source.length or 0)
     if not source.rebuilds or source.own_batches:
@@ -67,7 +67,7 @@ def layout_of(source: Source, replicas: int) -> Layout:
 def shape_of(
     source: Source, layout: Layout, buffer_size: int, seed: int, by_batches: bool, reuse: Reuse = Reuse.each
 ) -> PlanShape:
-    """Returns the sizes that the plan of a pipeline works with; of a plan over whole batches if ``by_batches``."""
+    """Returns the sizes of the plan of a pipeline. If ``by_batches``, the plan is over whole batches."""
     if by_batches:
         return PlanShape(
             batch_size=1,
@@ -129,12 +129,13 @@ class Launch:
     """What a run gives to the pipeline that it starts.
 
     Attributes:
-        seed: Seed of the run. Those of order, draws and augmentation are derived from it.
+        seed: Seed of the run. The seeds of order, draws and augmentation are derived from it.
         factor: Echo factor of a new plan.
-        state: State of the pipeline before, see `RestartablePipeline.state`: ``plan``, ``order`` and ``stream``. Each that is
-            None (or, of ``stream``, missing) begins anew.
-        begin_at: Where a new plan begins. Over a stream, its ``number`` counts with a state, too.
-        worker_init_fn: What each worker runs first: the user's, or the one that Lightning has set on the `EchoLoader`.
+        state: State of the pipeline before, see `RestartablePipeline.state`: ``plan``, ``order`` and ``stream``. A part that is
+            None begins anew, and so does ``stream`` if it is missing.
+        begin_at: Where a new plan begins. Over a stream, its ``number`` is used with a state, too.
+        worker_init_fn: The function that each worker runs first: the user's, or the one that Lightning has set on the
+            `EchoLoader`.
     """
 
     seed: int

@@ -1,14 +1,14 @@
-"""Reading a loader that is not rebuilt: any iterable of batches, pass after pass. Only whole batches of it can be echoed.
+"""Reads a loader that is not rebuilt: any iterable of batches, pass after pass. Only whole batches of it can be echoed.
 
 Positions count batches. If the loader has a length, that is the length of each pass. If it has none, a pass ends where its
-iteration does, which only reading tells. `PassReader` is both the order that `BatchRequests` needs (which position belongs to
-which pass) and the reader.
+iteration ends, and only reading shows where that is. `PassReader` is both the order that `BatchRequests` needs (which position
+belongs to which pass) and the reader.
 
 A resumed run begins at the oldest batch that is still live, and reads forward from there, once:
 
-* If the loader has ``state_dict`` and ``load_state_dict``, from the loader's own state. A state is taken after each batch, and
-  kept while a later batch may have to be read again.
-* Else from the start of the pass, under the same seeds. A loader without a length can only begin with a new pass.
+* If the loader has ``state_dict`` and ``load_state_dict``, it begins from the loader's own state. A state is taken after each
+  batch, and kept as long as a later batch may have to be read again.
+* Else it begins at the start of the pass, under the same seeds. A loader without a length can only begin with a new pass.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ class PassOver(Exception):
 class PassReader:
     """Reads a plain iterable of batches forward, and knows which position belongs to which pass.
 
-    What the iterable draws from the global random states is a function of seed and position, so that a pass that is read again is
-    the same. It is equal on all ranks, as under ``seed_everything``.
+    The random numbers that the iterable draws from the global random states depend only on seed and position. So a pass that is
+    read again is the same. They are equal on all ranks, as under ``seed_everything``.
 
     Args:
-        batches: Iterated anew for each pass. It and its samplers are told the number of the pass, if they have ``set_epoch``.
-        batches_per_pass: Its length; None if a pass ends where the iteration does.
+        batches: The loader. It is iterated anew for each pass. It and its samplers are told the number of the pass, if they have
+            ``set_epoch``.
+        batches_per_pass: The loader's length; None if a pass ends where the iteration ends.
         seed: Seed of the passes.
 
     Attributes:
-        exact: True. Nobody but the loader can know whether a resumed run reads the same.
+        exact: True. Only the loader can know whether a resumed run reads the same.
         position: Position of the next batch that will be planned.
     """
 
@@ -55,17 +56,17 @@ class PassReader:
         self._batches, self._length, self._seed = batches, batches_per_pass, seed
         self._is_stateful = is_stateful(batches)
         self.position = 0
-        # Number and first position of each pass that may still be asked for. Not used if passes have a length.
+        # The number and the first position of each pass that may still be asked for. Not used if passes have a length.
         self._passes = [(0, 0)]
-        self._states: dict[int, bytes] = {}  # of the loader, before it reads a position
+        self._states: dict[int, bytes] = {}  # the loader's state before it reads a position
         self._iterator: Iterator[Any] | None = None
-        self._pass_number = 0  # of the iterator
+        self._pass_number = 0  # the pass of the iterator
         self._next = 0  # position that is read next
-        self._is_resumed = False  # the loader's own state was loaded, and nothing was read since
+        self._is_resumed = False  # whether the loader's own state was loaded, and nothing was read since
         self._may_come_late: frozenset[int] = frozenset()  # positions that may be asked for after later ones
         self._read_early: dict[int, Any] = {}  # batches at such positions that were read, and not yet asked for
 
-    # ------------------------------------------------------------------ an order: nothing is known of a batch but its position
+    # ------------------------------------------------------------------ an order: only the position of a batch is known
 
     def take(self, count: int) -> list[None]:
         """Returns None for each of the next ``count`` batches: their indices are not known."""
@@ -79,7 +80,7 @@ class PassReader:
             self._next = self._pass_of(position)[1]
 
     def state(self, position: int) -> dict[str, Any]:
-        """Returns what a resumed run needs to read from ``position`` on: plain types, if those of the loader's state are."""
+        """Returns what a resumed run needs to read from ``position`` on. Its types are plain if the loader's state is plain."""
         state: dict[str, Any] = {}
         if self._length is None:
             state["passes"] = [list(entry) for entry in self._passes_from(position)]
@@ -88,7 +89,7 @@ class PassReader:
         return state
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes over a `state`. The next call must be `seek`."""
+        """Loads a `state`. The next call must be `seek`."""
         self._passes = [(number, first) for number, first in state.get("passes", [(0, 0)])]
         if self._is_stateful and "loader" in state:
             self._next, loaded = state["loader"]["position"], state["loader"]["state"]
@@ -106,7 +107,7 @@ class PassReader:
                 del remembered[earlier]
 
     def _pass_of(self, position: int) -> tuple[int, int]:
-        """Returns number and first position of the pass that a position belongs to, as far as is known."""
+        """Returns number and first position of the pass to which a position belongs, as far as is known."""
         if self._length is not None:
             number = position // self._length
             return number, number * self._length
@@ -118,15 +119,15 @@ class PassReader:
     # ------------------------------------------------------------------ a reader
 
     def expect(self, positions: Iterable[int]) -> None:
-        """Prepares for positions that may be asked for after later ones: those that are live when a run goes on."""
+        """Notes positions that may be asked for after later ones: the positions that are live when a run resumes."""
         self._may_come_late = frozenset(positions)
 
     def read(self, position: int) -> tuple[Any, Report]:
-        """Returns the batch at a position, and an empty report: what the loader does in the background is not known.
+        """Returns the batch at a position, and an empty report, since it is not known what the loader does in the background.
 
         Raises:
-            PassOver: The pass has ended before this position. When the position is asked for again, it is the first one of the
-                next pass.
+            PassOver: The pass has ended before this position. When the position is asked for again, it is the first position of
+                the next pass.
             RuntimeError: The loader ended before its length, or a pass had no batch at all.
         """
         if position in self._read_early:
@@ -139,10 +140,10 @@ class PassReader:
             return self._read_next(), _NOTHING_KNOWN
 
     def close(self) -> None:
-        """Lets go of the iteration, and of workers that the loader itself keeps, as Lightning does with its own loaders.
+        """Ends the iteration, and the workers that the loader itself keeps, as Lightning does with its own loaders.
 
-        torchdata's loader and its iterator refer to each other, so that the workers would live on until both are collected as
-        garbage. Collecting them then takes ten seconds, because their queues are gone before the workers can be told to end.
+        torchdata's loader and its iterator refer to each other, so the workers would live until both are collected as garbage.
+        That takes ten seconds, because their queues are gone before the workers can be told to end.
         """
         self._iterator = None
         inner = getattr(self._batches, "_iterator", None)
@@ -159,7 +160,7 @@ class PassReader:
             self._begin(number)
         assert self._iterator is not None
         batch = next(self._iterator, _END)
-        if batch is _END and self._is_resumed and self._next == first:  # the state was that of a pass that had ended
+        if batch is _END and self._is_resumed and self._next == first:  # the state was of a pass that had ended
             self._begin(number)
             batch = next(self._iterator, _END)
         self._is_resumed = False
@@ -171,7 +172,7 @@ class PassReader:
 
     def _begin(self, number: int) -> None:
         if self._iterator is not None and self._is_stateful:
-            next(self._iterator, _END)  # only after this is the loader's state that of a pass that has ended
+            next(self._iterator, _END)  # only after this, the loader's state says that the pass has ended
         self._pass_number = number
         if not self._is_resumed or self._iterator is not None:  # a resumed loader was told before its state was loaded
             self._tell_pass()
@@ -193,7 +194,7 @@ class PassReader:
         raise PassOver
 
     def _tell_pass(self) -> None:
-        """Tells the loader and its samplers the pass: Lightning looks for samplers in an `EchoLoader`, and misses these."""
+        """Tells the loader and its samplers the pass, because Lightning does not find the samplers inside an `EchoLoader`."""
         batch_sampler = getattr(self._batches, "batch_sampler", None)
         samplers = getattr(self._batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
         tell_pass(self._pass_number, self._batches, *samplers)

@@ -1,17 +1,17 @@
 """A thread that fetches ahead, so that the hand-over from the workers costs the training loop nothing.
 
-Receiving a batch from a worker takes the main process 0.5 to 0.9 ms (unpickling, opening shared memory). Giving its memory back
-takes 0.1 ms, more for larger batches. In the training thread, that time would add to every step. In a thread of its own, it
-passes while the step runs. The memory of an item is given back by whoever drops it last. That must be the thread, so it keeps
-each item until it has fetched ``depth`` + 1 more. This costs the memory of one more item. If the consumer no longer asks, at
-most ``depth`` + 1 of the items that were handed out stay in memory.
+Receiving a batch from a worker takes the main process 0.5 to 0.9 ms (unpickling, opening shared memory). Freeing its memory takes
+0.1 ms, more for larger batches. In the training thread, that time would add to every step. In a thread of its own, it passes
+while the step runs. The thread that drops an item last frees its memory. That must be this thread, so it keeps each item until it
+has fetched ``depth`` + 1 more. This costs the memory of one more item. If the consumer no longer asks, at most ``depth`` + 1 of
+the used items stay in memory.
 
-If steps take next to no time, nothing can be gained, and changing threads for every batch costs 0.1 ms on a busy machine. Then
-the consumer fetches the item itself. What is fetched, and in which order, is the same either way. The thread refers to the source
-alone, so that it keeps nothing of the loader alive.
+If steps take almost no time, the thread saves nothing, and changing threads for every batch costs 0.1 ms on a busy machine. Then
+the consumer fetches the item itself. The items and their order are the same in both cases. The thread refers only to the source,
+so it keeps nothing of the loader alive.
 
-A worker may die while the thread waits for it. torch's loader looks for that after five seconds. If the worker died while it
-wrote, half a batch is in the pipe, and the thread waits for the rest forever. The consumer does not wait with the thread: when
+A worker may die while the thread waits for it. torch's loader notices that after five seconds. If the worker died while it was
+writing, half a batch is in the pipe, and the thread waits for the rest forever. The consumer does not wait with the thread: when
 nothing has come for a while, it looks itself whether something was lost. It does the same when it closes.
 """
 
@@ -28,9 +28,9 @@ from typing import Any
 __all__ = ["DEPTH", "Prefetcher", "clear_frames"]
 
 DEPTH = 2
-_SHORT_SECONDS = 0.0002  # a step that takes less time than the thread costs
+_SHORT_SECONDS = 0.0002  # a shorter step takes less time than the thread costs
 _JOIN_SECONDS = 10.0  # a source that is stuck for longer is left to its daemon thread
-_LOOK_SECONDS = 0.3  # when nothing has come for so long, the consumer looks whether something can still come
+_LOOK_SECONDS = 0.3  # when nothing has come for this long, the consumer looks whether something can still come
 
 _Result = tuple[Any, BaseException | None]
 
@@ -40,9 +40,9 @@ class Prefetcher:
 
     Args:
         source: Any iterator. An exception that it raises is raised here in order, in place of the item.
-        depth: Most items that are fetched and not yet asked for.
-        lost: Returns an error if the source has lost what it needs to go on, else None. Its argument is for how many seconds it
-            may wait for that. The error is raised in place of what the source raises, or waits for.
+        depth: Largest number of items that are fetched and not yet asked for.
+        lost: Returns an error if the source cannot go on, for example because a worker has died; else None. It gets the number of
+            seconds that it may wait for such a loss. The error is raised in place of what the source raises or waits for.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Prefetcher:
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._ahead = 0  # asked of the thread and not yet received
-        self._handed_out_at = float("-inf")  # when the last item was handed out; the first step counts as a long one
+        self._ahead = 0  # items that the thread was asked for and that were not yet received
+        self._handed_out_at = float("-inf")  # when the last item was returned; the first step counts as a long one
 
     def __iter__(self) -> Prefetcher:
         return self
@@ -79,14 +79,14 @@ class Prefetcher:
         self._source = None
         lost = None if isinstance(failure, StopIteration) else self._lost(_LOOK_SECONDS if _is_broken_off(failure) else 0.0)
         try:
-            if lost is None or str(lost) == str(failure).strip():  # torch has seen the same
+            if lost is None or str(lost) == str(failure).strip():  # torch has raised the same error
                 raise failure
             raise lost from failure
         finally:
             del failure, lost  # their tracebacks refer to this frame
 
     def close(self) -> None:
-        """Ends the thread, and lets go of the source."""
+        """Ends the thread, and drops the source."""
         self._source = None
         self._stop.set()
         self._asked.put(None)
@@ -97,10 +97,10 @@ class Prefetcher:
             self._thread.join(min(left, _LOOK_SECONDS))
             left -= _LOOK_SECONDS
             if self._lost(0.0) is not None:
-                break  # the thread ends by itself when torch has looked, too
+                break  # the thread ends by itself when torch has noticed this, too
 
     def _receive(self) -> _Result:
-        """Returns what the thread has fetched, or the error why it cannot."""
+        """Returns what the thread has fetched, or the error that says why it can fetch nothing."""
         while True:
             try:
                 result = self._results.get(timeout=_LOOK_SECONDS)
@@ -133,16 +133,16 @@ def _pump(
     stop: threading.Event,
     depth: int,
 ) -> None:
-    """Fetches an item whenever it is asked to, until it is stopped.
+    """Fetches an item for each entry in ``asked``, until it is stopped.
 
     Args:
-        source: Where items come from.
+        source: The iterator of items.
         asked: Has an entry for each item to fetch.
-        results: Where they go.
+        results: Gets the items.
         stop: Set to end the thread.
         depth: As in `Prefetcher`.
     """
-    # The consumer asks for an item while it uses the one `depth` before that, and so has let go of the one `depth` + 1 before.
+    # The consumer asks for an item while it uses the item `depth` before that. So it has dropped the item `depth` + 1 before.
     held: deque[Any] = deque(maxlen=depth + 1)
     while True:
         asked.get()
@@ -158,7 +158,7 @@ def _pump(
         del result  # its batch, or the frames of its error
         if failed:
             stop.wait()
-    # Here, and last: torch ends the workers together with the source. In the main thread, torch's signal handler would interrupt.
+    # Last, and in this thread: torch ends the workers with the source. In the main thread, its signal handler would interrupt.
     del source
 
 
@@ -168,7 +168,7 @@ def _is_broken_off(failure: BaseException) -> bool:
 
 
 def clear_frames(error: BaseException | None) -> None:
-    """Lets go of what the frames of an error refer to. torch's refer to the workers, and end them wherever they are dropped.
+    """Drops the objects to which the frames of an error refer. torch's frames refer to the workers, which end when dropped.
 
     The frames of errors that were being handled are cleared, too: torch raises from a signal handler when a worker has died.
     """
@@ -180,7 +180,7 @@ def clear_frames(error: BaseException | None) -> None:
 def _fetch(source: Iterator[Any]) -> _Result:
     try:
         return next(source), None
-    except BaseException as error:  # handed on as it is: the consumer must see it, StopIteration included
+    except BaseException as error:  # passed on as it is: the consumer must get it, StopIteration included
         clear_frames(error)
         del source
         return None, error

@@ -1,12 +1,12 @@
-"""Plan and order joined: what the workers are asked for, batch by batch, and the state of the run at any delivered batch.
+"""Plan and order together: the requests to the workers, batch by batch, and the state of the run at any delivered batch.
 
-`ExampleRequests` is the batch sampler of the rebuilt ``DataLoader`` where examples are echoed: one `Request` for each batch.
-`BatchRequests` is the batch sampler where whole batches are echoed: one `Request` for each batch that is *read*, and beside that
-a `Step` for each batch that is *delivered*. Neither ever waits for anything: ``DataLoader`` asks for several batches before it
-hands the first one out.
+`ExampleRequests` is the batch sampler of the rebuilt ``DataLoader`` if examples are echoed. It makes one `Request` for each
+batch. `BatchRequests` is the batch sampler if whole batches are echoed. It makes one `Request` for each batch that is *read*, and
+beside that a `Step` for each batch that is *delivered*. Neither of them ever waits, because ``DataLoader`` asks for several
+batches before it returns the first one.
 
-The plan runs ahead of what is delivered. It is never undone. Instead, a snapshot of it is taken every few batches. The state at
-a delivered batch is the last snapshot before it, planned forward: arithmetic only.
+The plan is ahead of the delivered batches. It is never undone. Instead, a snapshot of it is taken every few batches. The state at
+a delivered batch is computed from the last snapshot before it, by planning forward. This is arithmetic only.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _SNAPSHOT_BATCHES = 64
 
 
 class ItemOrder(Protocol):
-    """What stands at each position of the fresh stream.
+    """The item at each position of the fresh stream.
 
-    It is an index (`Order`), the indices of a batch (`BatchedOrder`), or, where a loader is only read, nothing (`PassReader`).
+    An item is an index (`Order`), the indices of a batch (`BatchedOrder`), or None if a loader is only read (`PassReader`).
     """
 
     @property
     def exact(self) -> bool:
-        """Whether a resumed run finds the same order again."""
+        """Whether a resumed run gets the same order."""
 
     def take(self, count: int) -> list[Any]:
         """Returns the items of the next ``count`` positions."""
@@ -47,7 +47,7 @@ class ItemOrder(Protocol):
         """Returns what a resumed run needs from ``position`` on."""
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes over a `state`. The next call must be `seek`."""
+        """Loads a `state`. The next call must be `seek`."""
 
     def prune(self, position: int) -> None:
         """Forgets what only positions before ``position`` need."""
@@ -58,9 +58,9 @@ class BatchedOrder:
 
     Args:
         order: The order of the indices.
-        batch_size: Indices in a full batch.
-        last_batch_size: Indices in the last batch of a pass.
-        batches_per_pass: Batches of a pass on this rank.
+        batch_size: Number of indices in a full batch.
+        last_batch_size: Number of indices in the last batch of a pass.
+        batches_per_pass: Number of batches in a pass on this rank.
     """
 
     def __init__(self, order: Order, batch_size: int, last_batch_size: int, batches_per_pass: int) -> None:
@@ -100,12 +100,12 @@ class BatchedOrder:
 
 
 class _PlannedRequests:
-    """What both kinds of requests share: plan and order in step, snapshots, and a lock for the two threads that call them.
+    """What both kinds of requests have in common: plan, order and snapshots, and a lock for the two threads that call them.
 
     Attributes:
         plan: The plan.
         order: The order.
-        delivered: How many batches the training loop has been given, at least; set by the pipeline.
+        delivered: The training loop has got at least this number of batches. The pipeline sets it.
     """
 
     def __init__(self, plan: Plan, order: ItemOrder, begin_spreading: Callable[[], None] | None = None) -> None:
@@ -115,14 +115,14 @@ class _PlannedRequests:
         self._begin_spreading = begin_spreading  # called once, when echoing begins
         self._batches_per_snapshot = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
         self._snapshots: deque[dict[str, Any]] = deque([plan.state()])
-        # In a resumed run, what is live is held nowhere yet. Each such position, with the call in which it was read.
+        # In a resumed run, live items are not held yet. These are their positions, each with the call in which it was read.
         self._to_read_again = {item.position: item.call for item in plan.live()}
         oldest = min((first for first, _ in self._to_read_again.values()), default=plan.position)
         order.seek(oldest)
         self._items: dict[int, Any] = dict(enumerate(order.take(plan.position - oldest), oldest))  # by position
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Lets a factor count from batch ``number`` on."""
+        """Sets the factor from batch ``number`` on."""
         with self._lock:
             self.plan.change_factor(number, factor)
             for snapshot in self._snapshots:
@@ -131,10 +131,11 @@ class _PlannedRequests:
                     snapshot["pending"].append([number, factor])
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns plan and order after so many batches, in plain types, the same on all ranks.
+        """Returns the states of plan and order after ``delivered`` batches, in plain types. They are the same on all ranks.
 
         Args:
-            delivered: Batches of the run. At least the attribute `delivered` less one: earlier snapshots are gone.
+            delivered: Number of batches of the run. It must be at least the attribute `delivered` less one, since earlier
+                snapshots are gone.
         """
         with self._lock:
             snapshot = next(state for state in reversed(self._snapshots) if state["number"] <= delivered)
@@ -151,7 +152,7 @@ class _PlannedRequests:
         batch = plan.next_batch()
         if plan.factor > 1 and self._begin_spreading is not None:
             self._begin_spreading()
-            self._begin_spreading = None  # passes stay spread: from here on, batches do not begin where passes do
+            self._begin_spreading = None  # passes stay spread: from here on, a pass may begin within a batch
         fresh = self.order.take(batch.fresh) if batch.fresh else []
         if fresh and 1 in batch.stays_live:
             self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
@@ -184,7 +185,7 @@ class ExampleRequests(_PlannedRequests):
     def __init__(self, plan: Plan, order: Order, *, whole_calls: bool) -> None:
         super().__init__(plan, order, order.begin_spreading)
         self._whole_calls = whole_calls
-        self._items_of_call: dict[int, list[Any]] = {}  # of the calls to repeat, by the position of their first item
+        self._items_of_call: dict[int, list[Any]] = {}  # the items of each call to repeat, by the position of its first item
         if whole_calls:
             for first, count in set(self._to_read_again.values()):
                 self._items_of_call[first] = [self._items[position] for position in range(first, first + count)]
@@ -206,7 +207,7 @@ class ExampleRequests(_PlannedRequests):
             return Request(batch.number, positions, fresh, indices, stays_live, batch.forget, rebuild)
 
     def _rebuild(self, echoed: Sequence[int]) -> tuple[RepeatedCall, ...]:
-        """Returns the calls to repeat, because an echo of this batch is held nowhere: see `Request`."""
+        """Returns the calls to repeat, because an echoed example of this batch is not held. See `Request`."""
         calls = []
         for position in echoed:
             call = self._to_read_again.pop(position, None)
@@ -219,14 +220,14 @@ class ExampleRequests(_PlannedRequests):
 
 
 class Step(NamedTuple):
-    """One delivered batch where whole batches are echoed.
+    """One delivered batch, if whole batches are echoed.
 
     Attributes:
         position: Stream position of the batch.
-        is_read: Whether the batch is read for this step: it is fresh, or it is live but held nowhere.
+        is_read: Whether the batch is read for this step, because it is fresh, or live but not held.
         is_fresh: Whether this is the first use of the batch.
-        stays_live: Whether uses are left after this one.
-        size: Examples in the batch; -1 if only reading it tells.
+        stays_live: Whether the batch is still live after this step.
+        size: Number of examples in the batch; -1 if it is not known before the batch is read.
         forget: Positions that are no longer live.
     """
 
@@ -243,10 +244,10 @@ class BatchRequests(_PlannedRequests):
 
     Args:
         plan: The plan over batches, at the batch to begin with.
-        order: The order of the batches: the indices of each, or None for each if its indices are not known.
+        order: The order of the batches: for each batch its indices, or None if they are not known.
 
     Attributes:
-        not_held: Positions that are live, but held nowhere, when the run begins: they are read again.
+        not_held: Positions that are live, but not held, when the run begins. They are read again.
     """
 
     def __init__(self, plan: Plan, order: ItemOrder) -> None:
@@ -254,7 +255,7 @@ class BatchRequests(_PlannedRequests):
         self.not_held = list(self._to_read_again)
         self._items = {position: self._items[position] for position in self._to_read_again}
         self._steps: deque[Step] = deque()  # planned, and not yet delivered
-        self._reads: deque[Request] = deque()  # planned, and not yet asked of the workers
+        self._reads: deque[Request] = deque()  # planned, and not yet sent to the workers
 
     def __iter__(self) -> BatchRequests:
         return self

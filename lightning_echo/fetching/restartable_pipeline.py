@@ -1,4 +1,4 @@
-"""The pipeline of a run: started, or at rest. Either way it has a state.
+"""The pipeline of a run: started, or at rest. In both cases it has a state.
 
 At rest there are no workers and no thread, only the state from which the next started pipeline continues.
 """
@@ -17,32 +17,32 @@ _BEGINNING: dict[str, Any] = {"plan": None, "order": None}
 
 
 class Pipeline(Protocol):
-    """What a run asks of a started pipeline: an `IndexPipeline` or a `StreamPipeline`."""
+    """The methods of a started pipeline that a run calls. It is an `IndexPipeline` or a `StreamPipeline`."""
 
     @property
     def exact(self) -> bool:
-        """Whether a resumed run finds the same order again."""
+        """Whether a resumed run gets the same order."""
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
-        """Returns the batch after so many batches of the run, and its report; None if a pass has ended here."""
+        """Returns the batch after ``delivered`` batches of the run, and its report; None if a pass has ended here."""
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Lets a factor count from batch ``number`` of the run on."""
+        """Sets the factor from batch ``number`` of the run on."""
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns what a run continues from after so many batches."""
+        """Returns the state from which a run continues after ``delivered`` batches."""
 
     def close(self) -> None:
-        """Lets go of workers and thread."""
+        """Ends the workers and the thread."""
 
 
 class RestartablePipeline:
     """The started pipeline, or, at rest, the state from which the next one continues.
 
     Attributes:
-        begin_at: Where a pipeline begins that continues from no state.
+        begin_at: Where a pipeline without a state begins.
         started: The started pipeline; None at rest.
-        layout: The layout that the last pipeline was started with; None before the first one, and after `go_to`.
+        layout: The layout with which the last pipeline was started; None before the first one, and after `go_to`.
     """
 
     def __init__(self) -> None:
@@ -50,45 +50,45 @@ class RestartablePipeline:
         self.layout: Layout | None = None
         self.started: Pipeline | None = None
         self._at_rest = _BEGINNING
-        # The started pipeline once more, in a list that can outlive this object: when it is dropped, its pipeline is closed.
+        # The started pipeline again, in a list that can outlive this object: when this object is dropped, its pipeline is closed.
         self._to_close: list[Pipeline] = []
         self._finalizer = weakref.finalize(self, _close_all, self._to_close)
 
     def start(self, pipeline: Pipeline, layout: Layout) -> Pipeline:
-        """Takes in a started pipeline, and returns it."""
+        """Takes a started pipeline, and returns it."""
         self.started, self.layout = pipeline, layout
         self._to_close.append(pipeline)
         self._at_rest = _BEGINNING
         return pipeline
 
     def stop(self, delivered: int) -> None:
-        """Ends workers and thread. The next pipeline continues after so many batches of the run."""
+        """Ends the workers and the thread. The next pipeline continues after ``delivered`` batches of the run."""
         if self.started is not None:
             self._at_rest = self.state(delivered)
             self._close()
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns what a run continues from after so many batches: the states of plan and order, or of a stream.
+        """Returns the state from which a run continues after ``delivered`` batches: that of plan and order, or of a stream.
 
         Its types are plain, see `EchoState.pipeline`.
         """
         return self._at_rest if self.started is None else self.started.state(delivered)
 
     def resting(self, delivered: int) -> RestartablePipeline:
-        """Returns one at rest in the same state, after so many batches: for a process that is spawned with a loader."""
+        """Returns a pipeline at rest, in the state after ``delivered`` batches, for a process that is spawned with a loader."""
         rests = RestartablePipeline()
         rests.begin_at, rests.layout = self.begin_at, self.layout
         rests._at_rest = self.state(delivered)
         return rests
 
     def go_to(self, begin_at: Start, state: dict[str, Any] | None = None) -> None:
-        """Ends workers and thread. The next pipeline continues from a `state`; without one it begins with nothing live."""
+        """Ends the workers and the thread. The next pipeline continues from a `state`, or else begins without live examples."""
         self._close()
         self.layout = None
         self._at_rest, self.begin_at = state or _BEGINNING, begin_at
 
     def wait_with(self, state: dict[str, Any]) -> None:
-        """Lets the next pipeline continue from another `state`. Only at rest."""
+        """Lets the next pipeline continue from another `state`. It may only be called at rest."""
         self._at_rest = state
 
     def _close(self) -> None:
@@ -96,7 +96,7 @@ class RestartablePipeline:
         _close_all(self._to_close)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of one that is `resting`."""
+        """Returns the state of a pipeline that is `resting`."""
         return {name: vars(self)[name] for name in ("begin_at", "layout", "_at_rest")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""What all ranks need, where the nodes exchange what they hold: the order of all ranks at once, and requests with their rounds.
+"""What all ranks need, if the nodes exchange examples: the order of all ranks together, and requests with their rounds.
 
 The leader of a node must know which examples the other ranks read for each request. The plan is the same on all ranks, and counts
-positions. So it takes the slots of *all* ranks at each of its positions, keeps its own, and hands all of them to the exchange.
+positions. So the leader takes the slots of *all* ranks at each of its positions, keeps its own, and gives all of them to the
+exchange.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ __all__ = ["AllRanksOrder", "OrdersOfRanks", "RequestsInRounds", "samplers_of_ra
 
 
 class AllRanksOrder(Order):
-    """The order of one rank, read from that of all ranks. It has the same entries and the same states as the order of that rank.
+    """The order of one rank, taken from the order of all ranks. It has the same entries and states as that rank's own order.
 
     Args:
-        whole: The order of all slots, as that of a single rank would be; its passes are spread for all ranks.
+        whole: The order of all slots, as if there were one rank. Its passes are spread for all ranks.
         replicas: Number of ranks.
         rank: This rank.
 
     Attributes:
-        taken: What each call of `take` has taken, for all ranks: slot after slot. The caller takes it out.
+        taken: What each call of `take` has taken, for all ranks: slot after slot. The caller removes it.
     """
 
     def __init__(self, whole: Order, replicas: int, rank: int) -> None:
@@ -64,7 +65,7 @@ class AllRanksOrder(Order):
 
 
 class OrdersOfRanks(Order):
-    """The order of one rank beside those of all others, where the sampler divides its indices among the ranks.
+    """The order of one rank, together with those of the others, if the sampler divides its indices among the ranks.
 
     Args:
         orders: The order of each rank.
@@ -111,7 +112,7 @@ class OrdersOfRanks(Order):
 
 
 def samplers_of_ranks(sampler: DistributedSampler[Any]) -> list[Sampler[Any]]:
-    """Returns what the ``DistributedSampler`` of each rank yields, from that of one rank. The indices of a pass are made once."""
+    """Returns a sampler for each rank, made from the ``DistributedSampler`` of one rank. The indices of a pass are made once."""
     whole = copy.copy(sampler)
     ranks, whole.num_replicas, whole.rank, whole.num_samples = sampler.num_replicas, 1, 0, sampler.total_size
     shared = _Whole(whole)
@@ -119,7 +120,7 @@ def samplers_of_ranks(sampler: DistributedSampler[Any]) -> list[Sampler[Any]]:
 
 
 class _Whole:
-    """The indices of the latest pass that was asked for."""
+    """The indices, for all ranks, of the latest pass that was asked for."""
 
     def __init__(self, sampler: DistributedSampler[Any]) -> None:
         self._sampler, self._number = sampler, -1
@@ -133,7 +134,7 @@ class _Whole:
 
 
 class _OfRank(Sampler[Any]):
-    """The part of a rank."""
+    """The sampler of one rank."""
 
     def __init__(self, whole: _Whole, rank: int, ranks: int, length: int) -> None:
         self._whole, self._rank, self._ranks, self._length = whole, rank, ranks, length
@@ -150,14 +151,14 @@ class _OfRank(Sampler[Any]):
 
 
 class RequestsInRounds:
-    """The batch sampler, where nodes exchange what they hold: the same requests, each with the number of its round.
+    """The batch sampler, if nodes exchange examples: the same requests, each with the number of its round.
 
-    What is read again after a resume is not exchanged: it has a round without needs.
+    Examples that are read again after a resume are not exchanged: their round has no needs.
 
     Args:
         requests: The batch sampler.
         rounds: The exchange.
-        order: The order of all ranks, on the leader of a node; None elsewhere.
+        order: The order of all ranks, on the leader of a node; None on other ranks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The order of a user's sampler or batch sampler: it is asked pass by pass, and never read ahead of what is needed."""
+"""The order of a user's sampler or batch sampler. The sampler is iterated pass by pass, and never further than needed."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _OF_TORCH = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRand
 
 
 def draws_by_itself(sampler: Any) -> bool:
-    """Returns whether a sampler leaves the global random states alone, once it has a generator.
+    """Returns whether a sampler that has a generator does not draw from the global random states.
 
-    Only torch's own classes are known to do so. Another sampler with an attribute ``generator`` may draw from that only in part
-    (torchgeo's ``RandomGeoSampler``).
+    This is only known of torch's own classes. Another sampler with an attribute ``generator`` may draw only a part of its numbers
+    from it (torchgeo's ``RandomGeoSampler``).
     """
     return type(sampler.sampler if type(sampler) is BatchSampler else sampler) in _OF_TORCH
 
 
 def origin_of(sampler: Any) -> str:
-    """Returns what the order of a sampler depends on, as far as can be seen: it must be the same on all ranks."""
+    """Returns, as text, what the order of a sampler depends on, as far as can be seen. It must be the same on all ranks."""
     inner = _deciding(sampler)
     generator = getattr(inner, "generator", None)
     if type(inner) is DistributedSampler:
@@ -52,7 +52,7 @@ def origin_of(sampler: Any) -> str:
 
 
 def tell_pass(number: int, *samplers: Any) -> None:
-    """Tells the number of a pass to each that wants to know it, once: by ``set_epoch``, as Lightning tells samplers the epoch."""
+    """Calls ``set_epoch`` with the number of a pass, once for each sampler that has it, as Lightning does with the epoch."""
     for sampler in {id(each): each for each in samplers}.values():
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):
             set_epoch(number)
@@ -65,15 +65,16 @@ class SamplerOrder(Order):
     (``set_epoch``), and its state is saved: by ``state_dict``, or that of its torch ``generator``. From this state a resumed run
     begins the same pass again.
 
-    A sampler of torch's that has no generator gets one, seeded from seed and pass. Any other sampler may draw from the global
-    random states. It runs under random states of its own, seeded likewise, and must not run in a thread beside the training.
+    If a sampler of torch's has no generator, it gets one, seeded from the seed and the pass. Any other sampler may draw from the
+    global random states. It runs under random states of its own, seeded in the same way, and must not run in a thread beside the
+    training.
 
     Args:
         sampler: Yields indices, or lists of them.
         *args: Length and shares of a pass, see `Order`.
-        seed: Seed of the generators, and of the random states, that samplers get here.
-        preserves: Whether each call puts the random states of the training back. Must be False in a thread beside the training;
-            may be False if the caller puts them back.
+        seed: Seed for the generators and the random states that samplers get here.
+        preserves: Whether each call puts the random states of the training back. It must be False in a thread beside the
+            training. It may be False if the caller puts them back.
         **kwargs: As ``args``.
     """
 
@@ -91,7 +92,7 @@ class SamplerOrder(Order):
             self._lend_generator()
         self._own_states = None if is_torchs else OwnRandomStates()
         self.exact = is_torchs or self._is_stateful or self._generator is not None or _hears_of_passes(sampler, self._inner)
-        self._states: dict[int, Any] = {}  # of the sampler, before each pass
+        self._states: dict[int, Any] = {}  # the sampler's state before each pass
         self._entries: Iterator[Any] = iter(())  # what the sampler yields in this pass
         self._dealt: Iterator[Any] = iter(())  # the slots of this pass, over all ranks
         self._tail: deque[Any] = deque(maxlen=0)  # the last slots of this pass, which the next pass keeps away from
@@ -107,7 +108,7 @@ class SamplerOrder(Order):
             self._seek(position)
 
     def _random_states(self, preserves: bool) -> AbstractContextManager[None]:
-        """Returns the context in which the sampler is asked."""
+        """Returns the context in which the sampler runs."""
         return self._own_states or (preserved_random_states() if preserves else nullcontext())
 
     def _seek(self, position: int) -> None:
@@ -130,7 +131,7 @@ class SamplerOrder(Order):
         }
 
     def prune(self, position: int) -> None:
-        # At the end of a pass, the next one may not have begun: a resumed run finds its state by going through this pass again.
+        # At the end of a pass, the next one may not have begun. A resumed run then goes through this pass to find its state.
         needed = min(self._first_needed(position // self.pass_length), max(self._states, default=0))
         self._states = {number: state for number, state in self._states.items() if number >= needed}
 
@@ -139,7 +140,7 @@ class SamplerOrder(Order):
         self._states = {int(number): value for number, value in state.get("sampler", [])}
 
     def _first_needed(self, number: int) -> int:
-        """Returns the pass from which a resumed run must go through all passes, to find pass ``number`` as it was rearranged."""
+        """Returns the first pass that a resumed run must go through again, to get pass ``number`` with the same rearrangement."""
         while self._distance(number):
             number -= 1
             if not self._reaches_tail(number):
@@ -147,7 +148,7 @@ class SamplerOrder(Order):
         return number
 
     def _lend_generator(self) -> None:
-        """Gives a generator to a copy of the sampler: the user's own stays as it is."""
+        """Gives a generator to a copy of the sampler. The user's own sampler stays as it is."""
         inner = copy.copy(self._inner)
         inner.generator = self._generator = torch.Generator()
         if self._inner is self._sampler:
@@ -167,7 +168,7 @@ class SamplerOrder(Order):
 
     def _drain(self) -> None:
         """Goes to the end of the pass."""
-        deque(self._dealt, maxlen=0)  # what other ranks get: all must see the same end of the pass
+        deque(self._dealt, maxlen=0)  # the slots of other ranks: all ranks must see the same end of the pass
         deque(islice(self._entries, self.length), maxlen=0)  # the dropped tail, which the plain loader draws, too
 
     def _begin(self, number: int) -> Iterator[Any]:
@@ -192,7 +193,7 @@ class SamplerOrder(Order):
         return islice(self._dealt, self.rank, None, self.replicas)
 
     def _deal(self, number: int, entries: Iterator[Any], own_start: list[Any] | None) -> Iterator[Any]:
-        """Yields the slots of a pass over all ranks: its tail is dropped, or missing slots are filled from its start.
+        """Yields the slots of a pass for all ranks. Its tail is dropped, or missing slots are filled from its start.
 
         Args:
             number: Number of the pass.
@@ -214,7 +215,7 @@ class SamplerOrder(Order):
 
 
 def _deciding(sampler: Any) -> Any:
-    """Returns what decides the order: a batch sampler leaves that to the sampler inside it."""
+    """Returns the sampler that decides the order. For a batch sampler, it is the sampler inside it."""
     return sampler.sampler if hasattr(sampler, "batch_size") and hasattr(sampler, "sampler") else sampler
 
 

@@ -1,4 +1,4 @@
-"""The user's loader, looked at once: what kind it is, and how it is rebuilt around a plan.
+"""The user's loader: what kind it is, and how it is rebuilt around a plan.
 
 A plain ``DataLoader`` is rebuilt: same data set, same workers, same options, but the plan is its batch sampler. Over a stream,
 which has no index, the plan runs in the workers. Anything else that yields batches is iterated as it is, pass after pass, and
@@ -33,7 +33,7 @@ __all__ = ["Source"]
 
 
 class Source:
-    """The user's loader, and what it is made of.
+    """The user's loader and its parts.
 
     Args:
         loader: A ``DataLoader``, or any iterable of batches.
@@ -41,12 +41,12 @@ class Source:
     Attributes:
         loader: The user's loader.
         rebuilds: Whether it is a ``DataLoader`` that is rebuilt around a plan of indices.
-        streams: Whether it is a ``DataLoader`` that makes batches of a stream's examples.
-        num_workers: Its worker processes; 0 if it has no such attribute.
+        streams: Whether it is a ``DataLoader`` that makes batches from a stream's examples.
+        num_workers: Number of its worker processes; 0 if it has no such attribute.
 
     Raises:
         TypeError: The loader cannot be iterated, or only once; it is a collection of loaders; or its sampler has no length.
-        ValueError: The loader is empty, or hands batches out in another order than its sampler's.
+        ValueError: The loader is empty, or yields batches in another order than its sampler's.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -65,7 +65,7 @@ class Source:
 
     @property
     def length(self) -> int | None:
-        """Batches of a pass, as it is now; None if a pass ends where its iteration does.
+        """Present number of batches in a pass; None if a pass ends where its iteration ends.
 
         Raises:
             TypeError: The sampler has no length.
@@ -90,7 +90,7 @@ class Source:
 
     @property
     def shards_itself(self) -> bool:
-        """Whether the sampler already deals its indices out to the ranks."""
+        """Whether the sampler itself divides its indices among the ranks."""
         samplers = (self.sampler, getattr(self.sampler, "sampler", None)) if self.rebuilds else (self.loader,)
         return any(hasattr(sampler, "num_replicas") and hasattr(sampler, "rank") for sampler in samplers)
 
@@ -112,12 +112,12 @@ class Source:
 
     @property
     def may_run_in_thread(self) -> bool:
-        """Whether a thread may fetch batches beside the training: their order draws nothing from the global random states."""
+        """Whether a thread may fetch batches beside the training, since their order does not use the global random states."""
         return self.rebuilds and (self.is_sequential or self.is_shuffled or draws_by_itself(self.sampler))
 
     @property
     def prefetched_batches(self) -> int:
-        """How many batches the workers are asked for ahead."""
+        """How many batches the workers prepare ahead."""
         return self.num_workers * (getattr(self.loader, "prefetch_factor", None) or 2) if self.num_workers else 0
 
     @property
@@ -163,8 +163,8 @@ class Source:
             requests: The batch sampler.
             make_stages: Makes the stages in a worker.
             key: Seed of this rank's random numbers.
-            workers: What the workers run first; notes those that are started.
-            caching: What reads go through; None: each example is read.
+            workers: Has the function that the workers run first, and notes the processes that are started.
+            caching: The cache through which examples are read; None: there is no cache.
             is_seeded: As in `ExampleCache`.
         """
         cache = ExampleCache(self.loader.dataset, make_stages, key, self.loader.collate_fn, caching, is_seeded=is_seeded)
@@ -188,7 +188,7 @@ class Source:
         return self._rebuilt(requests, echo, key, workers)
 
     def _rebuilt(self, requests: Iterable[Any], answering: Any, key: int, workers: WorkerProcesses) -> DataLoader[Any]:
-        """Returns the user's ``DataLoader`` around what answers requests: same workers, same options."""
+        """Returns the user's ``DataLoader``, rebuilt with the same workers and options, and a data set that answers requests."""
         loader = self.loader
         options: dict[str, Any] = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout")}
         if self.num_workers:
@@ -197,7 +197,7 @@ class Source:
         if getattr(loader, "pin_memory_device", ""):
             options["pin_memory_device"] = loader.pin_memory_device
         generator = loader.generator
-        if generator is None:  # without one, making the iterator would draw from the global random state of the training
+        if generator is None:  # without a generator, making the iterator would draw from the random state of the training
             generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user's own loader has given the same warnings already

@@ -1,12 +1,12 @@
-"""A started pipeline over a stream: what the workers are asked for, what their answers amount to, and `StreamPipeline`.
+"""A started pipeline over a stream: the requests to the workers, their answers, and `StreamPipeline`.
 
-Each worker plans for itself what it makes of its part of the stream (``workers/streams.py``). The main process only says which
-pass is meant and which factor counts. ``DataLoader`` hands request ``k`` to worker ``k % workers``, and asks for one more
-whenever it has received an answer. So a thing that happens at a certain request or answer happens there in every run:
+Each worker plans for itself, for its part of the stream (``workers/streams.py``). The main process only says the pass and the
+factor. ``DataLoader`` sends request ``k`` to worker ``k % workers``, and sends one more whenever it has received an answer. So an
+event at a certain request or answer happens at the same place in every run:
 
-* A new factor counts for all requests that are not yet asked for when a certain batch has been received.
+* A new factor is used in all requests that were not yet sent when a certain batch has been received.
 * A pass is over when the last worker has said that its stream has ended. The next pass begins with the first request to worker 0
-  that has not been asked for by then. Workers answer the requests in between without a batch.
+  that was not sent by then. Workers answer the requests in between without a batch.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ["StreamAnswers", "StreamPipeline", "StreamPlace", "StreamRequests", "
 
 
 class StreamPipeline:
-    """Hands out batch after batch, each with its `Report`: what `IndexPipeline` is for data that is read by index.
+    """Yields batch after batch, each with its `Report`, as `IndexPipeline` does for data that is read by index.
 
     Args:
-        requests: What is asked of the workers.
-        answers: Yields (batch, its report, place after it), and between two passes (None, None, place): `StreamAnswers`, in a
-            thread or not.
-        workers: The processes behind ``answers``.
+        requests: The requests to the workers.
+        answers: Yields (batch, its report, place after it), and between two passes (None, None, place). It is `StreamAnswers`, in
+            a thread or not.
+        workers: The worker processes behind ``answers``.
         place: Where the run goes on.
-        delivered: Batches of the run before.
+        delivered: Number of batches of the run before.
 
     Attributes:
-        exact: Whether a resumed run finds the same order again, as far as anybody but the stream can know.
+        exact: Whether a resumed run gets the same order. Only the stream itself can know this for certain.
     """
 
     exact = True
@@ -51,13 +51,13 @@ class StreamPipeline:
     ) -> None:
         self._requests, self._workers = requests, workers
         self._answers: Iterator[Any] | None = answers
-        self._places = {delivered: place}  # by how many batches were delivered: now, and before the last one
+        self._places = {delivered: place}  # the places after the last batch and before it, by the number of delivered batches
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         """Returns the next batch and its report; None if a pass has ended.
 
         Args:
-            delivered: Batches of the run before this one.
+            delivered: Number of batches of the run before this one.
         """
         assert self._answers is not None
         batch, report, place = next(self._answers)
@@ -65,16 +65,16 @@ class StreamPipeline:
         return None if report is None else (batch, report)
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Lets a factor count from batch ``number`` on."""
+        """Sets the factor from batch ``number`` on."""
         self._requests.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns what a run goes on from after so many batches: as many as were delivered last, or one less."""
+        """Returns the state from which a run resumes after ``delivered`` batches: those delivered so far, or one less."""
         place = self._places[delivered]
         return {"plan": None, "order": None, "stream": {**place.state(), **self._requests.state(place.request)}}
 
     def close(self) -> None:
-        """Lets go of workers and thread."""
+        """Ends the workers and the thread."""
         answers, self._answers = self._answers, None
         if isinstance(answers, Prefetcher):
             answers.close()
@@ -87,7 +87,7 @@ def start_stream_pipeline(source: Source, shape: PlanShape, launch: Launch, *, k
     Args:
         source: The user's loader, over a stream.
         shape: Sizes of the plan of one worker, and the seed of its draws.
-        launch: What the run says.
+        launch: How the run begins.
         key: Seed of this rank's random numbers in the workers, see `rank_key`.
     """
     state, delivered = launch.state.get("stream"), launch.begin_at.number
@@ -115,8 +115,8 @@ class StreamPlace:
         pass_number: Number of the pass.
         begun: Whether the pass has had a batch.
         ended: Workers whose stream has ended in this pass.
-        batches: How many batches each worker has made.
-        workers: The state of each worker, pickled as it came; None if it has none.
+        batches: Number of batches that each worker has made.
+        workers: The state of each worker, pickled as it came; None for a worker without a state.
     """
 
     request: int
@@ -133,12 +133,12 @@ class StreamPlace:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> StreamPlace:
-        """Returns the place that a `state` was taken of."""
+        """Returns the place of a `state`."""
         workers = tuple(None if saved is None else pickle.dumps(saved) for saved in state["workers"])
         return cls(state["request"], state["pass"], state["begun"], frozenset(state["ended"]), tuple(state["batches"]), workers)
 
     def state(self) -> dict[str, Any]:
-        """Returns the same in plain types, if the stream's own state is of plain types."""
+        """Returns the place in plain types, if the stream's own state has plain types."""
         return {
             "request": self.request,
             "pass": self.pass_number,
@@ -171,15 +171,15 @@ class StreamPlace:
 
 
 class StreamRequests:
-    """The batch sampler over a stream: yields one `StreamRequest` after the other.
+    """The batch sampler over a stream. It yields one `StreamRequest` after the other.
 
-    The thread that fetches asks it for requests. The thread that trains tells it of new factors.
+    The thread that fetches takes requests from it. The thread that trains tells it new factors.
 
     Args:
         place: Where the run begins.
-        factors: From which request on which factor counts, ascending. The first entry counts at ``place``.
-        pending: Changes that are still to come: from which batch of the run on, and the factor.
-        prefetched: How many requests ``DataLoader`` always asks for ahead.
+        factors: Pairs of a request and the factor from that request on, ascending. The first pair is in use at ``place``.
+        pending: Changes that are still to come: pairs of a batch of the run and the factor from that batch on.
+        prefetched: How many requests ``DataLoader`` always takes ahead.
 
     Attributes:
         next: Number of the next request.
@@ -190,7 +190,7 @@ class StreamRequests:
         self, place: StreamPlace, factors: list[tuple[int, float]], pending: list[tuple[int, float]], prefetched: int
     ) -> None:
         self._workers, self._first, self._prefetched = len(place.workers), place.request, prefetched
-        self.next = place.request - place.request % self._workers  # worker 0 is asked first, even if it is not its turn
+        self.next = place.request - place.request % self._workers  # worker 0 gets the first request, even out of its turn
         self._pass_number, self.begins_at = place.pass_number, place.request
         self._factors, self._pending = factors, pending
         self._resume: list[bytes | int | None] = [None] * self._workers
@@ -212,21 +212,21 @@ class StreamRequests:
             return StreamRequest(pass_number, self._factor_at(at), resume)
 
     def begin_pass(self) -> None:
-        """Lets the next pass begin."""
+        """Begins the next pass."""
         with self._lock:
             self._pass_number += 1
             self.begins_at = -(-self.next // self._workers) * self._workers
 
     def change_factor(self, number: int, factor: float) -> None:
-        """Lets a factor count from batch ``number`` of the run on, which must not be asked for yet."""
+        """Sets the factor from batch ``number`` of the run on. That batch must not be requested yet."""
         with self._lock:
             self._pending[:] = [change for change in self._pending if change[0] < number] + [(number, factor)]
 
     def has_received(self, batches: int) -> None:
-        """Lets pending factors count from the next request on, if they are due.
+        """Uses pending factors from the next request on, if it is time.
 
         Args:
-            batches: Batches of the run that have been received.
+            batches: Number of batches of the run that have been received.
         """
         with self._lock:
             while self._pending and self._pending[0][0] <= batches + self._prefetched:
@@ -246,15 +246,15 @@ class StreamRequests:
 
 
 class StreamAnswers:
-    """Receives what the workers answer, in the thread that fetches.
+    """Receives the answers of the workers, in the thread that fetches.
 
     Yields (batch, its report, place after it), and between two passes (None, None, place).
 
     Args:
-        answers: Yields (batch or None, report, note): the rebuilt loader.
-        requests: What is asked for.
+        answers: The rebuilt loader. It yields (batch or None, report, note).
+        requests: The requests to the workers.
         place: Where the run begins.
-        received: Batches of the run before.
+        received: Number of batches of the run before.
     """
 
     def __init__(
@@ -265,18 +265,18 @@ class StreamAnswers:
         received: int,
     ) -> None:
         self._answers, self._requests, self._place, self._received = answers, requests, place, received
-        self._at = place.request - place.request % len(place.workers)  # the request that is answered next
+        self._at = place.request - place.request % len(place.workers)  # the request whose answer comes next
 
     def __iter__(self) -> StreamAnswers:
         return self
 
     def __next__(self) -> tuple[Any, Report | None, StreamPlace]:
-        while self._at < self._requests.begins_at:  # asked for before it was known where the pass begins
+        while self._at < self._requests.begins_at:  # these were requested before it was known where the pass begins
             self._next_answer()
         self._requests.has_received(self._received)
         while len(self._place.ended) < len(self._place.workers):
             batch, report, note = self._next_answer()
-            # A batch may itself be None: collate functions return that for examples that are all broken. So the counts tell.
+            # A batch may itself be None: some collate functions return None if all examples are broken. So the counts decide.
             made = bool(report.fresh or report.echoed)
             self._place = self._place.after(note, made=made)
             if made:

@@ -1,10 +1,9 @@
 """The worker processes of a loader that is rebuilt here: what they run first, and which of them has died.
 
-torch notices a dead worker in two ways: by a signal, which raises an error in the main thread, wherever that thread is by then,
-and in the thread that fetches, after five seconds without a batch. A training that waits for the fetching thread
-(``prefetch.py``) should hear of it sooner, in whichever thread the training runs. So the processes are noted where a
-``DataLoader`` makes them: in its multiprocessing context, which is one of its public arguments. Nobody looks at the processes
-as long as batches arrive.
+torch notices a dead worker in two ways: by a signal, which raises an error somewhere in the main thread, and in the thread that
+fetches, after five seconds without a batch. A training that waits for the fetching thread (``prefetch.py``) must notice it
+sooner, in whichever thread the training runs. So the processes are noted when a ``DataLoader`` makes them: in its multiprocessing
+context, which is one of its public arguments. As long as batches arrive, nothing looks at the processes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class WorkerProcesses:
     """The processes that one ``DataLoader`` starts.
 
     Args:
-        worker_init_fn: What each of them runs first, as an argument of ``DataLoader``.
+        worker_init_fn: The function that each of them runs first, as for ``DataLoader``.
     """
 
     def __init__(self, worker_init_fn: Any = None) -> None:
@@ -36,7 +35,7 @@ class WorkerProcesses:
         """Returns a multiprocessing context whose processes are noted here.
 
         Args:
-            context: The context to copy. None: the default one.
+            context: The context to copy; None: the default context.
         """
         context = context or multiprocessing.get_context()
         make: Any = context.Process  # type: ignore[attr-defined]  # each of its subclasses has one
@@ -53,7 +52,7 @@ class WorkerProcesses:
         """Returns the error that torch raises for a worker that has died, or None. A worker that ended with status 0 did not die.
 
         Args:
-            within: Seconds to wait for a worker that is dying: its connections break before the process has ended.
+            within: Seconds to wait for a worker that is dying. Its connections break before the process has ended.
         """
         deadline = time.monotonic() + within
         while True:
@@ -65,9 +64,9 @@ class WorkerProcesses:
             time.sleep(_BETWEEN_LOOKS_SECONDS)
 
     def end_others(self) -> None:
-        """Ends the workers that live, if one has died. Left to torch, ending them may wait for the dead one for a while.
+        """Ends the other workers, if one has died. torch alone would wait for the dead worker for a while.
 
-        A worker that is terminated by its parent ends with status 0, as torch has set it up. So nobody takes it for another dead
+        A worker that is terminated by its parent ends with status 0, as torch has set it up. So it does not count as another dead
         worker.
         """
         if self.lost() is not None:
@@ -76,7 +75,7 @@ class WorkerProcesses:
 
 
 def _how(exitcode: int) -> str:
-    """Says how a process has ended, in torch's words."""
+    """Returns how a process has ended, in torch's words."""
     if exitcode < 0:
         return f"is killed by signal: {signal.strsignal(-exitcode)}."
     return (

@@ -1,11 +1,11 @@
-"""Batches that are handed out without a copy of their tensors.
+"""Batches that are used several times without a copy of their tensors.
 
-Each use of such a batch has containers of its own: a key that is popped from one use is in the next. In the place of each tensor
-it has an alias, which shares memory and version counter with the tensor. So an in-place edit of the alias is seen on the tensor
-(`LentBatch.is_edited`). What is only rebound (``requires_grad_()``, ``.grad``, ``.data = ...``, ``unsqueeze_``) stays with the
-alias. Everything else is copied as in ``protect.py``, which also rebuilds the containers.
+Each use of such a batch has its own containers: if a key is popped from one use, the next use still has it. In place of each
+tensor it has an alias, which shares memory and version counter with the tensor. So an in-place edit of the alias can be seen on
+the tensor (`LentBatch.is_edited`). Changes that write no memory (``requires_grad_()``, ``.grad``, ``.data = ...``,
+``unsqueeze_``) affect only the alias. Everything else is copied as in ``protect.py``, which also rebuilds the containers.
 
-Tensors are looked for in built-in containers and in attributes. A tensor that a class keeps elsewhere is copied, too.
+Tensors are searched in built-in containers and in attributes. A tensor that a class keeps elsewhere is copied, too.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["LentBatch", "rebuild", "separate", "tensors_in"]
 
 
 class LentBatch:
-    """A batch that is handed out several times, and knows whether it was edited in place since it was made.
+    """A batch that is used several times, and that knows whether it was edited in place since it was made.
 
     Args:
-        batch: Anything that a collate function or a transfer returns; nobody else may hold it.
+        batch: Anything that a collate function or a transfer returns. No other code may hold it.
 
     Example:
         >>> lent = LentBatch({"x": torch.zeros(2)})
@@ -40,12 +40,12 @@ class LentBatch:
         self._tensors = tensors_in(batch)
         self._attributed = [tensor for tensor in self._tensors if tensor.__dict__]
         with torch._C.DisableTorchFunctionSubclass():  # a subclass would be asked for each attribute, at ten times the cost
-            # An inference tensor has no version, nor can it be edited where training runs.
+            # An inference tensor has no version, and it cannot be edited during training.
             self._watched = [(tensor, tensor._version) for tensor in self._tensors if not tensor.is_inference()]
 
     @property
     def nbytes(self) -> int:
-        """Memory of its tensors in bytes."""
+        """Memory of its tensors, in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
 
     def is_edited(self) -> bool:
@@ -54,7 +54,7 @@ class LentBatch:
             return any(tensor._version != version for tensor, version in self._watched)
 
     def hand_out(self) -> Any:
-        """Returns the batch with containers of its own and aliases for tensors."""
+        """Returns the batch with new containers, and with aliases in place of tensors."""
         with torch._C.DisableTorchFunctionSubclass():
             memo = {id(tensor): _alias(tensor) for tensor in self._tensors}
         for tensor in self._attributed:
@@ -63,7 +63,7 @@ class LentBatch:
 
 
 def rebuild(batch: Any) -> Any:
-    """Returns the same tensors in new containers: the ``to`` of some classes changes the container that it is called on.
+    """Returns the same tensors in new containers, because the ``to`` of some classes changes its own container.
 
     >>> x = torch.zeros(2)
     >>> batch = {"x": x}
@@ -75,7 +75,7 @@ def rebuild(batch: Any) -> Any:
 
 
 def separate(batch: Any, other: LentBatch) -> Any:
-    """Returns the batch with a copy in the place of each tensor that shares memory with one of another batch.
+    """Returns the batch with a copy in place of each tensor that shares memory with a tensor of another batch.
 
     >>> shared, own = torch.zeros(2), torch.zeros(2)
     >>> batch = separate([shared, own], LentBatch([shared]))
@@ -90,7 +90,7 @@ def separate(batch: Any, other: LentBatch) -> Any:
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Returns the tensors of a batch, each once."""
     found: list[torch.Tensor] = []
-    seen: dict[int, Any] = {}  # keeps the parts alive: the id of an object that is gone may come again
+    seen: dict[int, Any] = {}  # keeps the parts alive, since the id of an object that is gone may be used again
     left = [value]
     while left:
         part = left.pop()
@@ -108,7 +108,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns an alias. Called beneath ``__torch_function__``, where subclasses may unwrap what they return."""
+    """Returns an alias. Call it while ``__torch_function__`` is disabled, since subclasses may unwrap their results there."""
     alias = tensor.detach()
     if type(alias) is not type(tensor):
         alias = alias.as_subclass(type(tensor))
@@ -118,7 +118,7 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 def _memory(tensor: torch.Tensor) -> Any:
     """Returns a value that is equal for tensors that share memory: the address of the storage.
 
-    A sparse or nested tensor has no address. For these it is the device: all such tensors on it may share memory.
+    A sparse or nested tensor has no address. For these the value is the device, since all such tensors on it may share memory.
     """
     try:
         return tensor.untyped_storage().data_ptr()

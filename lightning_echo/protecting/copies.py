@@ -1,29 +1,30 @@
-"""Copies of data sets and loaders: one to take the transforms out of, and some to throw away.
+"""Copies of data sets and loaders: a shallow copy for taking transforms out, and temporary copies for reading.
 
-A data set belongs to its user and is never modified. `shallow_copy` returns an object of the same class with the same attributes,
-on which transforms can be taken out.
+A data set belongs to its user and is never modified. `shallow_copy` returns an object of the same class with the same attributes.
+Transforms can be taken out of that object.
 
-`ThrowAwayCopies` go deeper. They are for a proof that reads examples before the training, and for an analysis that trains.
+`ThrowAwayCopies` are deeper. They are for a proof that reads examples before the training, and for an analysis that trains.
 Reading leaves traces:
 
 * A data set, or an object that it holds, may open a file at its first read. Workers must not inherit that file: with fork they
-  corrupt each other's reads, with spawn it cannot be pickled.
+  disturb each other's reads, with spawn it cannot be pickled.
 * Examples that a data set keeps in memory may be edited in place when they are read.
-* Counters move, and generators are drawn from.
+* Counters and random generators change.
 
-So plain objects (with slots, too), containers, tensors, arrays, images and random generators inside are copied as well, and
-transforms deeply. Methods and partial functions of them become those of the copies.
+So plain objects (also with slots), containers, tensors, arrays, images and random generators inside are copied, too. Transforms
+are copied deeply. Methods and partial functions of these objects become those of the copies.
 
-Shared with the original are
+These objects are shared with the original:
 
-* large objects, once the copies have so many bytes of tensors, arrays and images or so many members of containers; and objects
-  that lie too deep;
-* open files, connections and the like, and objects that hold one; but data sets, samplers and loaders that hold one are copied;
-* memory maps, memory of devices, and objects of the standard library: a copied lock, event or thread would wait forever;
-* objects with a copying rule of their own (pandas, arrow): that rule may read all the data that they stand for;
+* large objects, after the copies have reached the limit on bytes of tensors, arrays and images, or on members of containers; and
+  objects that are too deep;
+* open files, connections and similar objects, and objects that hold one; but data sets, samplers and loaders that hold one are
+  copied;
+* memory maps, memory of devices, and objects of the standard library, because a copied lock, event or thread would wait forever;
+* objects with their own copying rule (pandas, arrow), because that rule may read all their data;
 * objects that functions refer to: globals, attributes of classes, variables of enclosing functions.
 
-A copy never runs its class's ``__del__``: it would close what the original still uses.
+A copy never runs its class's ``__del__``, because that would close what the original still uses.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ from lightning_echo.protecting.protect import copy_example
 
 __all__ = ["ThrowAwayCopies", "shallow_copy", "throw_away_copy"]
 
-_MOST_MEMBERS = 100_000  # of containers that are copied, in all
-_MOST_BYTES = 256 * 2**20  # of tensors, arrays and images that are copied, in all
+_MOST_MEMBERS = 100_000  # largest number of members of containers that are copied, together
+_MOST_BYTES = 256 * 2**20  # largest number of bytes of tensors, arrays and images that are copied, together
 _DEEP = 12  # levels of objects in objects that are followed
 
 _ATOMS = (int, str, float, bool, bytes, type(None))  # most objects are of these types
@@ -68,7 +69,7 @@ _PERSISTENT_WORKERS = "_iterator"  # of a DataLoader
 def shallow_copy(dataset: Any) -> Any:
     """Returns a data set of the same class with the same attributes.
 
-    It avoids ``copy.copy`` where it can: a ``__getstate__`` written for pickling drops what a ``worker_init_fn`` has opened.
+    It avoids ``copy.copy`` if possible: a ``__getstate__`` written for pickling drops what a ``worker_init_fn`` has opened.
     """
     if not is_plain(type(dataset)):
         return copy.copy(dataset)
@@ -78,11 +79,11 @@ def shallow_copy(dataset: Any) -> Any:
 
 
 class ThrowAwayCopies:
-    """Copies of objects that can be used without a trace in the originals. What two originals share, their copies share.
+    """Temporary copies of objects. Using them does not change the originals. What two originals share, their copies share, too.
 
     Args:
-        most_members: How many members of containers are copied, in all.
-        most_bytes: How many bytes of tensors, arrays and images are copied, in all.
+        most_members: Largest number of members of containers that are copied, together.
+        most_bytes: Largest number of bytes of tensors, arrays and images that are copied, together.
 
     Attributes:
         too_large: Class and attribute of objects that are shared because they are too large.
@@ -96,7 +97,7 @@ class ThrowAwayCopies:
         self._where = ""
 
     def of(self, value: Any, sharing: Iterable[Any] = ()) -> Any:
-        """Returns the copy of an object, or the object itself if it cannot be copied. Objects that it holds cannot prevent that.
+        """Returns the copy of an object, or the object itself if it cannot be copied. The objects that it holds do not matter.
 
         Args:
             value: A data set, a loader, or anything else.
@@ -186,7 +187,7 @@ class ThrowAwayCopies:
         memo = dict(self._memo)
         try:
             copied = copy.deepcopy(transform, memo)
-        except Exception:  # it holds a lock or the like, and is copied as far as it can be
+        except Exception:  # it holds a lock or something similar, and is copied as far as possible
             return self._copy(transform, 1)
         self._memo = memo
         return copied
@@ -203,5 +204,5 @@ class ThrowAwayCopies:
 
 
 def throw_away_copy(dataset: Any) -> Any:
-    """Returns a copy of a data set that can be read without a trace in the original."""
+    """Returns a temporary copy of a data set. Reading it does not change the original."""
     return ThrowAwayCopies(_MOST_MEMBERS, _MOST_BYTES).of(dataset)

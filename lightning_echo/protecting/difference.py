@@ -1,8 +1,8 @@
-"""Where two examples differ, in words. Stricter than ``==``: types and metadata count; NaN equals NaN.
+"""Where two examples differ, in words. This is stricter than ``==``: types and metadata count. But NaN equals NaN.
 
-Some classes' ``==`` compares by identity (PyTorch Geometric's ``Data``), or raises since tensors give no single answer. Their
-objects are compared by what they hold. Mappings are compared by their items. Weak references are not followed: what they refer to
-is compared where it is held.
+In some classes, ``==`` compares by identity (PyTorch Geometric's ``Data``), or raises an error because tensors give no single
+answer. Objects of such classes are compared by their contents. Mappings are compared by their items. Weak references are not
+followed, because their objects are compared at the place that holds them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from lightning_echo.protecting.objects import attributes_of, is_from_pillow, is_
 __all__ = ["difference"]
 
 _Pairs = set[tuple[int, int]]
-# The keys under which MONAI notes which transform it has applied. The "id" is the object's address: another one in each copy.
+# The keys under which MONAI notes which transform it has applied. The "id" is the object's address, which differs in each copy.
 _TRACE = {"class", "id", "tracing", "do_transforms"}
 
 
 def difference(left: Any, right: Any, path: str = "", seen: _Pairs | None = None) -> str | None:
-    """Returns the first difference between two examples, None if there is none.
+    """Returns the first difference between two examples, in words; None if there is none.
 
     Args:
         left: Tensors, arrays, images, containers and objects of these, nested.
         right: The other example.
-        path: The way to both parts from the whole examples, for the text.
-        seen: Objects that are being compared already, by their ids: a part may refer back to the whole.
+        path: The path from the whole examples to both parts, for the text.
+        seen: Objects that are being compared already, by their ids, since a part may refer back to the whole.
 
     >>> difference({"image": [1.0, float("nan")]}, {"image": [1.0, float("nan")]})
     >>> difference({"image": [1.0, 2.0]}, {"image": [1.0, 3.0]})
@@ -103,7 +103,7 @@ def _between_arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], pat
 
 
 def _between_mappings(left: Mapping[Any, Any], right: Mapping[Any, Any], path: str, seen: _Pairs) -> str | None:
-    keys = set(left)  # not keys(): a class may return something that is no set (PyTorch Geometric's storages)
+    keys = set(left)  # not keys(): a class may return something that is not a set (PyTorch Geometric's storages)
     if keys != set(right):
         return _at(path, f"keys {list(left)} and {list(right)}")
     left_out = {"id"} if keys >= _TRACE else set()
@@ -117,9 +117,9 @@ def _between_sequences(left: Any, right: Any, path: str, seen: _Pairs) -> str | 
 
 
 def _is_pillows_own(value: Any) -> bool:
-    """Returns whether a value is an image of one of Pillow's classes, which are the same to every transform.
+    """Returns whether a value is an image of one of Pillow's classes, which every transform treats alike.
 
-    An opened image is of its format's class, its copy a plain ``Image``.
+    The class of an opened image depends on its format, and the class of its copy is ``Image``.
     """
     return is_image(value) and is_from_pillow(type(value))
 
@@ -134,7 +134,7 @@ def _between_images(left: Any, right: Any, path: str) -> str | None:
 
 
 def _between_values(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
-    """Compares objects of a class that says itself what is equal."""
+    """Compares objects of a class that has its own ``==``."""
     try:
         if bool(left == right) or bool(left != left and right != right):
             return None
@@ -148,7 +148,7 @@ def _between_values(left: Any, right: Any, path: str, seen: _Pairs) -> str | Non
 
 
 def _between_objects(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
-    """Compares objects by what they hold, where their class compares by identity alone."""
+    """Compares objects by their contents, if their class compares only by identity."""
     if (id(left), id(right)) in seen:
         return None
     seen.add((id(left), id(right)))
@@ -164,18 +164,18 @@ def _between_objects(left: Any, right: Any, path: str, seen: _Pairs) -> str | No
 
 
 def _attribute(value: Any, name: str, missing: object) -> Any:
-    """Returns what the instance itself holds, if it does: its class may answer otherwise."""
+    """Returns an attribute from the instance itself if it is there, since its class may return something else for it."""
     attributes = getattr(value, "__dict__", {})
     return attributes[name] if name in attributes else getattr(value, name, missing)
 
 
 def _holds_attributes_only(value: Any) -> bool:
-    """Returns whether an object has attributes in its ``__dict__``, and nothing elsewhere."""
+    """Returns whether an object has attributes only in its ``__dict__``."""
     return is_plain(type(value)) and bool(vars(value))
 
 
 def _differs_from_its_copy(value: Any) -> bool:
-    """Returns whether ``==`` says nothing about what objects of this class hold."""
+    """Returns whether ``==`` says nothing about the contents of objects of this class."""
     try:
         return bool(value != copy.copy(value))
     except Exception:  # the class's own code: it cannot be copied, or compared

@@ -1,10 +1,10 @@
 """Random generators that data sets hold, by the place where they are held.
 
-When a data set is split, the stage that is reused must draw from none of them: neither from the data set's own, nor from those of
-the objects, data sets and transforms inside it. The transforms that the split takes out are left out here. A `Place` does not
-remember the generator: seeding puts a new generator in its place (MONAI, Albumentations).
+When a data set is split, the stage that is reused must not draw from any of them: neither from the data set's own, nor from those
+of the objects, data sets and transforms inside it. The transforms that the split takes out are left out here. A `Place` does not
+hold the generator itself, because seeding puts a new generator in its place (MONAI, Albumentations).
 
-Nothing is copied or called. Of containers only the first few members are looked at.
+Nothing is copied or called. Only the first few members of a container are examined.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.G
 # Attributes of a data set that hold transforms.
 TRANSFORMS = ("transform", "target_transform", "transforms", "_transform", "_target_transform", "_transforms", "_augment_one")
 
-_FEW = 16  # members of containers
+_FEW = 16  # largest number of members of a container that are examined
 _DEEP = 12  # levels of objects in objects that are followed
-_MOST_OBJECTS = 10_000  # that are looked at, in all
+_MOST_OBJECTS = 10_000  # largest number of objects that are examined, together
 
 
 class Place(NamedTuple):
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
     @property
     def held(self) -> Any:
-        """What is held there now; None if nothing is."""
+        """The object that is held there now; None if there is none."""
         if self.name is None:
             return self.owner
         if is_container(type(self.owner)) and isinstance(self.owner, list | tuple | dict):
@@ -68,7 +68,7 @@ class Place(NamedTuple):
         return getattr(self.owner if self.name in slots_of(kind) else kind, self.name, None)
 
     def state(self) -> Any:
-        """Returns the state of the generator that is held there now; None if none is."""
+        """Returns the state of the generator that is held there now; None if there is none."""
         return generator_state(self.held)
 
 

@@ -1,4 +1,4 @@
-"""How much memory an example takes while it is live, and how a number of bytes is said and read."""
+"""How much memory an example takes while it is live, and how a number of bytes is written in words and read from words."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _UNITS = {
 def nbytes(value: Any, *, is_packed: bool = False) -> int:
     """Returns an estimate of the memory in bytes that an example takes while it is live.
 
-    Tensors and arrays count by their own elements, not by the storage that they view. An object that is held twice counts once.
+    For tensors and arrays their own elements count, not the storage that they view. An object that is held twice counts once.
 
     Args:
         value: The example.
-        is_packed: Whether the pixels of images count as they are written one after the other. In memory Pillow pads some.
+        is_packed: Whether the pixels of images count without padding, as in a file. In memory, Pillow pads some.
 
     >>> nbytes(torch.zeros(3, 8, 8)) >= 3 * 8 * 8 * 4
     True

@@ -43,9 +43,9 @@ __all__ = [
 ]
 
 LOADING_TYPES = (Dataset, Sampler, DataLoader)  # these are copied part by part, whatever they hold
-COPY_HOOKS = ("__deepcopy__", "__reduce__", "__reduce_ex__")  # by which a class says how its objects are copied
+COPY_HOOKS = ("__deepcopy__", "__reduce__", "__reduce_ex__")  # with these, a class says how its objects are copied
 
-_LONG = 256  # containers with more members hold samples, nothing that is open
+_LONG = 256  # containers with more members hold samples, and no open files
 _CONTAINERS = (list, tuple, set, dict, OrderedDict, defaultdict, Counter, deque)
 _SLOTS: dict[type, frozenset[str]] = {}
 
@@ -54,7 +54,7 @@ _SLOTS: dict[type, frozenset[str]] = {}
 
 
 def overrides(kind: type, base: type, names: tuple[str, ...]) -> bool:
-    """Returns whether a class has one of these attributes, and another one than ``base``."""
+    """Returns whether a class has one of these attributes, and it is not the one of ``base``."""
     return any(getattr(kind, name, None) is not getattr(base, name, None) for name in names)
 
 
@@ -79,7 +79,7 @@ def _is_made_by_object(kind: type) -> bool:
 
 
 def slots_of(kind: type) -> frozenset[str]:
-    """Returns the names of the slots of a class and of those that it is derived from."""
+    """Returns the names of the slots of a class and of its base classes."""
     found = _SLOTS.get(kind)
     if found is None:
         members = (item for base in kind.__mro__ if "__slots__" in vars(base) for item in vars(base).items())
@@ -91,7 +91,7 @@ def slots_of(kind: type) -> frozenset[str]:
 def is_container(kind: type) -> bool:
     """Returns whether an instance consists of its members and perhaps attributes.
 
-    That is a list or the like, or a subclass of list or dict that adds only attributes.
+    This is so for a list or a similar type, and for a subclass of list or dict that adds only attributes.
     """
     if kind in _CONTAINERS or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
         return True
@@ -100,7 +100,7 @@ def is_container(kind: type) -> bool:
 
 
 def is_standard(kind: type) -> bool:
-    """Returns whether a class is of the standard library, and more than a name for what users put in."""
+    """Returns whether a class is of the standard library, and does more than hold what users put into it."""
     return kind is not types.SimpleNamespace and kind.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
@@ -116,7 +116,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 def blank(value: Any) -> Any:
     """Returns an object of the same class without attributes.
 
-    It does not run ``__del__`` in the end: the objects that it is going to hold are the original's.
+    It does not run ``__del__`` at its end, because it will hold objects that belong to the original.
     """
     kind = type(value)
     if kind is types.SimpleNamespace:
@@ -132,7 +132,7 @@ def _leave_open(copied: Any) -> None:
 
 
 def image_class() -> Any:
-    """Returns ``PIL.Image.Image``, or None if nothing has imported it: then no example can hold an image."""
+    """Returns ``PIL.Image.Image``; None if nothing has imported it, since then no example can hold an image."""
     module = sys.modules.get("PIL.Image")
     return None if module is None else module.Image
 
@@ -149,7 +149,7 @@ def is_from_pillow(kind: type) -> bool:
 
 
 def is_in_main_memory(value: Any) -> bool:
-    """Returns whether an object is a tensor, an array or an image in main memory: on no device, and in no file."""
+    """Returns whether an object is a tensor, an array or an image in main memory, and not on a device or in a file."""
     if isinstance(value, torch.Tensor):
         return value.device.type == "cpu" and value.layout is torch.strided and not isinstance(value, torch.nn.Parameter)
     if isinstance(value, np.ndarray):
@@ -168,7 +168,7 @@ def _is_mapped(value: Any) -> bool:
 
 
 def is_safe_to_copy(value: Any) -> bool:
-    """Returns whether a copy with the same attributes does no harm: no copying rule of its own, and nothing open yet."""
+    """Returns whether a copy with the same attributes is safe: its class has no own copying rule, and it holds no open file."""
     kind = type(value)
     if is_standard(kind) or (kind is not types.SimpleNamespace and overrides(kind, object, ("__copy__", *COPY_HOOKS))):
         return False
@@ -176,7 +176,7 @@ def is_safe_to_copy(value: Any) -> bool:
 
 
 def _is_open(value: Any, seen: set[int]) -> bool:
-    """Returns whether an object holds a file, a connection or the like: something built in that can be closed."""
+    """Returns whether an object holds an open file, a connection or another built-in object that can be closed."""
     for item in attributes_of(value).values():
         members = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else [item]
         for member in islice(members, _LONG):
@@ -196,12 +196,12 @@ def _can_be_closed(value: Any) -> bool:
 
 
 def is_stateful(source: Any) -> bool:
-    """Returns whether a loader or stream saves its own state: has ``state_dict()`` and ``load_state_dict(state)``."""
+    """Returns whether a loader or stream saves its own state, by ``state_dict()`` and ``load_state_dict(state)``."""
     return all(_accepts(getattr(source, name, None), count) for name, count in (("state_dict", 0), ("load_state_dict", 1)))
 
 
 def _accepts(method: Any, count: int) -> bool:
-    """Returns whether something can be called with so many arguments."""
+    """Returns whether ``method`` can be called with ``count`` arguments."""
     if not callable(method):
         return False
     try:
@@ -212,12 +212,12 @@ def _accepts(method: Any, count: int) -> bool:
 
 
 def is_subset(dataset: Any) -> TypeGuard[Subset[Any]]:
-    """Returns whether ``dataset`` does nothing but choose indices of the data set inside."""
+    """Returns whether ``dataset`` only chooses indices of the data set inside."""
     return routes_as(dataset, Subset, ("__getitem__", "__getitems__"))
 
 
 def is_concat(dataset: Any) -> TypeGuard[ConcatDataset[Any]]:
-    """Returns whether ``dataset`` does nothing but string other data sets together."""
+    """Returns whether ``dataset`` only puts other data sets one after the other."""
     return routes_as(dataset, ConcatDataset, ("__getitem__", "__getitems__"))
 
 

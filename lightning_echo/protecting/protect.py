@@ -1,21 +1,21 @@
-"""Copies that keep in-place edits away from an echo.
+"""Copies that protect echoes from in-place edits.
 
-A live example is used several times. While it has uses left, the augmentation, the collate function and the model get a copy of
-it. Any of them may edit the copy in place: a flip writes to ``target["boxes"][:, [0, 2]]``, a collate function pops a key, a
-training step reaches the worker's memory through a shared tensor. The next use still starts from the example as it was read.
-Watching for edits instead does not work: a tensor's version counter does not see numpy views, popped keys or edits made in
+A live example is used several times. As long as it may be used again, the augmentation, the collate function and the model get a
+copy of it. Any of them may edit the copy in place: a flip writes to ``target["boxes"][:, [0, 2]]``, a collate function pops a
+key, a training step reaches the worker's memory through a shared tensor. The next use still starts from the example as it was
+read. It would not be enough to watch for edits: a tensor's version counter does not see numpy views, popped keys or edits made in
 another process.
 
-This runs once per use. So it is a table from exact type to copier, filled when a type is first met:
+This runs once per use, so it must be fast. It is a table from exact type to copier, filled when a type is first met:
 
 * Immutable values are returned as they are.
 * Tensors, arrays, images and built-in containers are copied by the fastest call that keeps class and metadata.
 * Plain objects (dataclasses, frozen ones too) get a new instance with copied attributes.
-* All else is left to ``copy.deepcopy``. Before that its memo gets fast copies of the parts. What a class's ``__getstate__``
-  leaves out is shared with the copy.
+* All other objects are copied by ``copy.deepcopy``. Before that, its memo gets fast copies of the parts. What a class's
+  ``__getstate__`` leaves out is shared with the copy.
 
-An object that an example holds twice is copied once, so that the copy holds one object twice, too. Two tensors or arrays over the
-same memory become two, each with memory of its own.
+An object that an example holds twice is copied once, so the copy also holds one object twice. Two tensors or arrays over the same
+memory become two with memory of their own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["IMMUTABLE", "copy_attributes", "copy_example"]
 Memo = dict[int, Any]
 """Copies by the ``id`` of the original, in the format of ``copy.deepcopy``."""
 
-_BEGUN = -1  # a key that is no id: under it stand the objects whose parts are being copied
+_BEGUN = -1  # a key that is not an id: it leads to the objects whose parts are being copied
 _Copier = Callable[[Any, Memo], Any]
 
 
@@ -52,11 +52,11 @@ def copy_example(value: Any, memo: Memo | None = None) -> Any:
 
     Args:
         value: Anything that a data set or a collate function returns. Tensors keep class, metadata (TVTensors), layout and
-            pinning; the copy of a tensor of an autograd graph is a leaf.
-        memo: Objects that take the place of parts of the example, instead of copies. The copies that are made are added.
+            pinning. The copy of a tensor of an autograd graph is a leaf.
+        memo: Objects that are used in place of copies of certain parts. The copies that are made are added to it.
 
     Returns:
-        The copy; an immutable value itself.
+        The copy. For an immutable value, the value itself.
 
     Raises:
         TypeError: The example holds something that cannot be copied, such as a lock or an open file.
@@ -95,8 +95,8 @@ def _unchanged(value: Any, memo: Memo) -> Any:
 
 def _copy_tensor(value: torch.Tensor, memo: Memo) -> torch.Tensor:
     if torch.cuda.is_initialized() and value.is_pinned():  # type: ignore[no-untyped-call]
-        # A delivered batch was pinned for a fast transfer, and its echo must be transferred as fast. Asking
-        # is_pinned alone would, in torch 2.4, open a CUDA context in every worker.
+        # A delivered batch was pinned for a fast transfer, and its echo must be transferred as fast. In torch 2.4, is_pinned
+        # alone would open a CUDA context in every worker.
         copied = torch.empty_like(value, pin_memory=True).copy_(value.detach())
     else:
         copied = value.detach().clone() if value.requires_grad else value.clone()
@@ -124,14 +124,14 @@ def _copy_array(value: np.ndarray[Any, Any], memo: Memo) -> Any:
         return _deepcopy(value, memo)
     copied = value.copy(order="K")
     if type(value) is not np.ndarray and hasattr(copied, "__dict__"):
-        copied.__dict__.update(copy_attributes(copied, memo))  # what a subclass carries over is still shared
+        copied.__dict__.update(copy_attributes(copied, memo))  # attributes that a subclass has passed on are still shared
     return copied
 
 
 def _copy_image(value: Any, memo: Memo) -> Any:
     copied = value.copy()
     if value.format is not None:
-        copied.format = value.format  # Image.copy drops it, and some loaders ask for it
+        copied.format = value.format  # Image.copy drops it, and some loaders need it
     return copied
 
 
@@ -178,7 +178,7 @@ def _copy_plain_object(value: Any, memo: Memo) -> Any:
 
 
 def _deepcopy(value: Any, memo: Memo) -> Any:
-    """Copies an object by the rules of its class, and its parts by ours: ``deepcopy`` finds these in the memo."""
+    """Copies an object by the rules of its class. Its parts are copied here before, and ``deepcopy`` finds them in the memo."""
     begun: set[int] = memo.setdefault(_BEGUN, set())
     if id(value) not in begun:  # else a part refers back to the whole, which deepcopy alone can do
         begun.add(id(value))
@@ -199,7 +199,7 @@ def _deepcopy(value: Any, memo: Memo) -> Any:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Returns the objects that a copy is made of. Only objects that are held as such: a memo must not see temporary ones."""
+    """Returns the objects of which a copy is made. They must be held by ``value``: a memo must not contain temporary objects."""
     parts: list[Any] = []
     if isinstance(value, dict):
         parts.extend(dict.values(value))
@@ -208,12 +208,12 @@ def _parts(value: Any) -> list[Any]:
     elif isinstance(value, tuple):
         parts.extend(tuple.__iter__(value))
     if hasattr(value, "__dict__") and not _has_copy_hook(type(value)):
-        parts.extend(vars(value).values())  # with a hook, they may well be what must not be copied: a lock, a file
+        parts.extend(vars(value).values())  # a hook may keep objects out that must not be copied: a lock, a file
     return parts
 
 
 def copy_attributes(value: Any, memo: Memo) -> dict[str, Any]:
-    """Returns copies of what is in an object's ``__dict__``."""
+    """Returns a copy of an object's ``__dict__``, with copies of the values."""
     return {name: _copy(item, memo) for name, item in vars(value).items()}
 
 
@@ -262,7 +262,7 @@ def _copier_for(kind: type) -> _Copier:
 
 
 def _has_own_deepcopy(kind: type, base: type) -> bool:
-    """Returns whether a subclass says itself how it is copied. Torchvision's TVTensors do, but they only clone."""
+    """Returns whether a subclass has its own way of copying. Torchvision's TVTensors have one, but it only clones."""
     own: Any = getattr(kind, "__deepcopy__", None)
     return own is not getattr(base, "__deepcopy__", None) and not own.__module__.startswith("torchvision.")
 

@@ -1,7 +1,7 @@
 """The three global random states: seeded from the plan in the workers, put back in the training process.
 
-They are those of torch, numpy and ``random``. Of torch's only the CPU generator is seeded: ``torch.manual_seed`` would also
-reseed every GPU, and nothing puts that back.
+They are those of torch, numpy and ``random``. In torch, only the CPU generator is seeded: ``torch.manual_seed`` would also reseed
+every GPU, and nothing would put that back.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
-    """Puts the three global random states back as they were when the ``with`` began."""
+    """Puts the three global random states back, at the end of the ``with`` block, as they were at its beginning."""
     states = random_states()
     try:
         yield
@@ -62,7 +62,7 @@ def preserved_random_states() -> Iterator[None]:
 class PreservingIterator:
     """Iterates, and puts the three global random states back after each item.
 
-    It is used only where items are read: numpy takes longer to read its state than an echo takes in all.
+    It is used only if items are read, because numpy takes longer to read its state than a whole echo takes.
 
     Args:
         items: An iterator that may draw from the global random states.
@@ -80,10 +80,10 @@ class PreservingIterator:
 
 
 class OwnRandomStates:
-    """Random states of their own for a user's iterator that runs in the training process. They hold while a ``with`` lasts.
+    """Separate random states for a user's iterator that runs in the training process. They are in use inside a ``with`` block.
 
-    They go on where the last ``with`` left them. Merely putting the training's states back would let the iterator draw the
-    same numbers again and again while the training draws none.
+    They go on where the last ``with`` block left them. It would not be enough to put the training's states back: while the
+    training draws nothing, the iterator would draw the same numbers again and again.
     """
 
     def __init__(self) -> None:
@@ -100,11 +100,11 @@ class OwnRandomStates:
 
 
 class DrawingTrap:
-    """Notices that random numbers are drawn, from a global generator or from one of those given.
+    """Notices whether random numbers are drawn, from a global generator or from one of the given ones.
 
-    `set` puts the global generators into a known state, `drawn_from` looks at them afterwards: of ``random`` only at the next
-    number, since its state is a tuple of 625 numbers. Both together take 8 microseconds; comparing copies of the states takes
-    100.
+    `set` puts the global generators into a known state. `drawn_from` looks at them afterwards. For ``random`` it only looks at
+    the next number, since the state is a tuple of 625 numbers. Both together take 8 microseconds. Comparing copies of the states
+    would take 100.
 
     Args:
         states: Functions that return the states of further generators.
@@ -117,7 +117,7 @@ class DrawingTrap:
             self._expected = self._found()
 
     def set(self) -> None:
-        """Begins to notice."""
+        """Begins to watch."""
         torch.default_generator.manual_seed(0)
         np.random.seed(0)
         random.seed(0)
@@ -125,9 +125,9 @@ class DrawingTrap:
             self._before = [pickle.dumps(state()) for state in self._others]
 
     def drawn_from(self) -> str:
-        """Returns the names of the generators that were drawn from since `set`; empty if none was.
+        """Returns the names of the generators that were used since `set`; empty if none was used.
 
-        The caller must seed the global ones anew.
+        The caller must seed the global generators anew.
         """
         found = self._found()
         names = [name for name, one, other in zip(RandomStates._fields, self._expected, found, strict=True) if one != other]
@@ -136,7 +136,7 @@ class DrawingTrap:
         return " and ".join(names)
 
     def _found(self) -> tuple[bytes, bytes, int]:
-        # Asked for its state, numpy takes 40 microseconds.
+        # numpy's own function for the state takes 40 microseconds.
         of_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but not in the __all__ of the stubs
         return (
             torch.default_generator.get_state().numpy().tobytes(),

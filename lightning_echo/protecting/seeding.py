@@ -1,4 +1,4 @@
-"""Seeds every generator that may be drawn from, with another seed for every batch and every example of a rank."""
+"""Seeds every generator that may be used, with another seed for each batch and each example of a rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Seeding:
     """Seeds the three global generators, and those of transforms and data sets that have a method for it (see `seeders`).
 
     Args:
-        dataset: The data set in which transforms with such methods are looked for.
+        dataset: The data set in which such transforms and data sets are searched.
         key: Seed of this rank.
     """
 
@@ -34,15 +34,15 @@ class Seeding:
         self._seeders = list(seeders(dataset).values())
 
     def seed(self, purpose: int, number: int) -> None:
-        """Seeds all of them for a batch (`BATCH`) or for reading an example (`EXAMPLE`)."""
+        """Seeds all generators for a batch (`BATCH`) or for reading an example (`EXAMPLE`)."""
         seed = mix(self._key, purpose, number)
         seed_all(seed)
-        for place, seed_one in enumerate(self._seeders):  # each gets another seed: two of them must not draw the same numbers
+        for place, seed_one in enumerate(self._seeders):  # each gets another seed, since no two may draw the same numbers
             seed_one(seed + place & 0x7FFFFFFF)
 
 
 class NoSeeding:
-    """Takes the place of a `Seeding` where nothing is drawn."""
+    """Takes the place of a `Seeding` if no random numbers are drawn."""
 
     def seed(self, purpose: int, number: int) -> None:
         """Does nothing."""
@@ -51,9 +51,9 @@ class NoSeeding:
 def seeders(dataset: Any) -> dict[int, Callable[[int], Any]]:
     """Returns functions that seed the generators of transforms and data sets, by the ``id`` of the object that has the method.
 
-    The methods are Albumentations' ``set_random_seed(seed)`` and MONAI's ``set_random_state(seed=seed)``, wherever a chain of
-    data sets holds an object that has one. A stream's own method is left alone: with the same seed, all workers shuffle alike
-    the examples that they then deal out among themselves (MONAI's ``ShuffleBuffer``).
+    The methods are Albumentations' ``set_random_seed(seed)`` and MONAI's ``set_random_state(seed=seed)``, of all objects in a
+    chain of data sets that have one. The method of a stream itself is not called. All workers must keep the same seed there: they
+    shuffle the examples in the same way, and then divide them among themselves (MONAI's ``ShuffleBuffer``).
     """
     found: dict[int, Callable[[int], Any]] = {}
     seen: dict[int, Any] = {}
@@ -75,7 +75,7 @@ def seeders(dataset: Any) -> dict[int, Callable[[int], Any]]:
 def _parts(value: Any, is_dataset: bool) -> Iterable[Any]:
     if is_dataset:
         return list(getattr(value, "__dict__", {}).values())
-    if type(value) in (list, tuple):  # exactly: a subclass may read what it is asked for
+    if type(value) in (list, tuple):  # exactly these types: a subclass may read data when it is iterated
         return list(value[:_FEW])
     if type(value) is dict:
         return islice(value.values(), _FEW)
@@ -84,7 +84,7 @@ def _parts(value: Any, is_dataset: bool) -> Iterable[Any]:
 
 
 def _seeder_of(value: Any) -> Callable[[int], Any] | None:
-    kind = type(value)  # not the object, which may answer to any name
+    kind = type(value)  # not the object itself, which may have an attribute for any name
     if callable(getattr(kind, "set_random_seed", None)):
         seeder: Callable[[int], Any] = value.set_random_seed
         return seeder

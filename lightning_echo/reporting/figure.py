@@ -21,10 +21,10 @@ _DOTS_PER_INCH = 120
 
 
 def check_matplotlib(user: str = "figures") -> None:
-    """Makes sure that something can be drawn.
+    """Makes sure that matplotlib is installed.
 
     Args:
-        user: What needs it, for the message.
+        user: What needs matplotlib, for the message.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -37,11 +37,11 @@ def check_matplotlib(user: str = "figures") -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure; what is put into it is laid out without overlapping.
+    """Returns an empty figure. Its layout keeps the contents from overlapping.
 
     Args:
-        width: In inches; a file has 120 dots for each.
-        height: In inches.
+        width: Width in inches. A file has 120 dots per inch.
+        height: Height in inches.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

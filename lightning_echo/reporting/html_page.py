@@ -11,7 +11,7 @@ from lightning_echo.reporting.table import Table
 
 __all__ = ["HtmlPage"]
 
-_WORDS = 8  # so long is a first cell that has words
+_WORDS = 8  # a first cell with at least this number of characters has words
 _PAGE = Template("""\
 <!DOCTYPE html>
 <html lang="en">
@@ -55,16 +55,16 @@ $notes
 
 @dataclass(frozen=True)
 class HtmlPage:
-    """What a page shows, from above to below. All but the figure is text; what would be a tag in it is shown as it is.
+    """What a page shows, from top to bottom. Everything except the figure is plain text: a tag in it is shown as it is.
 
     Attributes:
         headline: The title.
         figure: An SVG element.
-        figure_words: What the figure shows, for those who cannot see it.
-        tables: Below the figure.
-        verdict: What to do; empty: nothing is said.
-        why: The figures that it rests on, in words.
-        lines: What to paste.
+        figure_words: What the figure shows, for people who cannot see it.
+        tables: The tables below the figure.
+        verdict: What to do; empty: the page has no verdict.
+        why: The figures on which the verdict is based, in words.
+        lines: The lines to paste.
         notes: Sentences at the end.
     """
 

@@ -1,10 +1,10 @@
 """A run as a picture: factor, idle fraction, examples, cache hits and missed examples, one above the other, over the epochs.
 
-* Epoch ``k`` reaches from ``k`` to ``k + 1``. What was measured over an epoch is a level line over it. What is counted from the
-  beginning of the run rises to its value at the epoch's end.
-* A factor stands where its first batch was trained on. A dot marks one that was decided on within an epoch,
-  unless there are many epochs.
-* What was not measured leaves a gap. A quantity that was never measured has no panel.
+* Epoch ``k`` reaches from ``k`` to ``k + 1``. A value that was measured over an epoch is a level line over it. A value that is
+  counted from the beginning of the run rises to its value at the epoch's end.
+* A factor begins at the first batch that was trained with it. A dot marks a factor that was decided on within an epoch, unless
+  there are many epochs.
+* A value that was not measured leaves a gap. A quantity that was never measured has no panel.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-_PANEL, _REST, _LINE = 1.5, 0.8, 0.25  # heights in inches: of a panel, of what is around them, of a line of the title
+_PANEL, _REST, _LINE = 1.5, 0.8, 0.25  # heights in inches: of a panel, of the space around the panels, of a line of the title
 _TITLE_COLUMNS = 90
 _NOT_MEASURED = float("nan")
-_ROOM = 1.25  # an axis reaches so far above the largest value
-_MANY_EPOCHS = 100  # more of them have no room for marks, and for thin lines only
+_ROOM = 1.25  # an axis reaches up to this number of times the largest value
+_MANY_EPOCHS = 100  # with more epochs, there is no room for marks, and only for thin lines
 _THIN, _THICK = 1.0, 2.0
-_BETWEEN_LABELS = 0.12  # of the width: labels that are nearer to each other would overlap
+_BETWEEN_LABELS = 0.12  # share of the width: labels with less distance would overlap
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the batches of a run stand on the x axis.
+    """Where the batches of a run are on the x axis.
 
     Attributes:
-        ends: Number of batches of the run up to the end of each epoch. Empty: it is not known of each epoch.
+        ends: Number of batches of the run up to the end of each epoch. Empty: it is not known for all epochs.
     """
 
     ends: tuple[int, ...]
@@ -51,7 +51,7 @@ class _Places:
         return cls(tuple(accumulate(report.steps for report in reports)) if is_whole else ())
 
     def of_batch(self, batch: int) -> float:
-        """Returns the place of a batch. After the last epoch, batches are as far apart as in it."""
+        """Returns the place of a batch. After the last epoch, batches have the same distance as in the last epoch."""
         epoch = min(bisect_left(self.ends, batch), len(self.ends) - 1)
         begin = self.ends[epoch - 1] if epoch else 0
         return epoch + (batch - begin) / (self.ends[epoch] - begin)
@@ -61,7 +61,7 @@ class _Places:
         return bool(use.step) and use.step not in self.ends
 
     def is_seen(self, use: FactorUse) -> bool:
-        """Whether batches with the factor were trained on, as far as is known: the run may have ended before the first."""
+        """Whether the run trained with the factor, as far as is known. It may have ended before the first such batch."""
         return _first_batch(use) < self.ends[-1] or (use.step or 0) > self.ends[-1]
 
 
@@ -124,7 +124,7 @@ def _draw_factor(axes: Axes, summary: RunSummary) -> None:
 
 
 def _mark(axes: Axes, within: Sequence[tuple[float, FactorUse]], end: float) -> None:
-    """Marks factors that were decided on within an epoch; of labels that would overlap, the first is written."""
+    """Marks factors that were decided on within an epoch. If labels would overlap, only the first one is written."""
     if not within:
         return
     axes.plot([at for at, _ in within], [use.factor for _, use in within], "o", color=BLUE, markersize=5)
@@ -207,7 +207,7 @@ def _rising(reports: Sequence[EpochReport], counts: Sequence[int]) -> tuple[list
 
 
 def _first_batch(use: FactorUse) -> int:
-    """Returns the first batch with a factor: with several loaders that of the loader that has it first."""
+    """Returns the first batch with a factor. With several loaders, it is that of the loader that has it first."""
     return use.batch if isinstance(use.batch, int) else min(use.batch.values())
 
 

@@ -40,7 +40,8 @@ def tables(summary: RunSummary, most_rows: int | None = None) -> list[Table]:
 
     Args:
         summary: What the run has left.
-        most_rows: A longer table shows so many of its rows, those of the end, and says that it does. None: each shows all rows.
+        most_rows: Largest number of rows in a table. A longer table shows only its last rows, and says so. None: all rows are
+            shown.
     """
     return [_last_of(table, most_rows) for table in (_epochs(summary.reports), _factors(summary.decisions)) if table.rows]
 
@@ -66,7 +67,7 @@ def _epochs(reports: Sequence[EpochReport]) -> Table:
 
 
 def _factors(uses: Sequence[FactorUse]) -> Table:
-    """Returns the factors with their reasons; no row if the run had only one."""
+    """Returns the factors with their reasons. The table has no row if the run had only one factor."""
     rows = tuple((_reason(use), f"{use.factor:.4g}", _step(use), _batch(use)) for use in uses)
     remarks = ("A factor counts from the first batch on that was not planned yet when it was decided on.",)
     return Table("Factors", ("why", "factor", "decided after batch", "from batch"), rows if len(rows) > 1 else (), remarks)

@@ -1,7 +1,6 @@
-"""A table as a value, and as text: what a terminal and a page show are the same cells. Only a line to paste has more than 100
-columns.
+"""A table as a value, and as text. A terminal and a page show the same cells.
 
-The first cell of a row holds words, the other cells hold figures.
+Only a line to paste has more than 100 columns. The first cell of a row has words, the other cells have figures.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Table:
         columns: Heading of each column.
         rows: Cells of each row, one for each column.
         remarks: Sentences below the table.
-        shares: For each row its share of the whole, for a bar beside it; empty if the rows are not parts of a whole.
+        shares: The share of each row in the whole, for a bar beside the row; empty if the rows are not parts of a whole.
     """
 
     title: str
@@ -68,7 +67,9 @@ def as_block(title: str, sentences: Sequence[str]) -> str:
 
 
 def verdict_blocks(message: str, why: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Returns what a report begins with: what to do, why, and lines to paste, which are not wrapped; empty texts are left out.
+    """Returns the first blocks of a report: what to do, why, and the lines to paste. Empty blocks are left out.
+
+    Lines to paste are not wrapped.
 
     >>> verdict_blocks("Echo.", [], ["EchoCallback(factor=2)"])
     ['Verdict\\n  Echo.', 'Next\\n  EchoCallback(factor=2)']
@@ -78,12 +79,12 @@ def verdict_blocks(message: str, why: Sequence[str], lines: Sequence[str]) -> li
 
 
 def as_sentence(text: str) -> str:
-    """Returns a text in indented lines; those after the first are indented further."""
+    """Returns a text in indented lines. The lines after the first are indented further."""
     return fill(text, _COLUMNS, initial_indent=_INDENT, subsequent_indent=2 * _INDENT, break_on_hyphens=False)
 
 
 def _row(cells: tuple[str, ...], widths: list[int], bar: str) -> list[str]:
-    """Returns the lines of a row: the figures stand at the right, beside the first line of the words."""
+    """Returns the lines of a row. The figures are at the right, beside the first line of the words."""
     words = wrap(cells[0], widths[0], subsequent_indent=_INDENT) or [""]
     figures = "".join(_GAP + cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
     lines = [f"{words[0].ljust(widths[0])}{figures}{bar}", *words[1:]]
