@@ -1,4 +1,4 @@
-"""The advice of an analysis as a file for ``fit --config``: what `EchoCLI` has an option for is set, the rest is a comment."""
+"""The advice of an analysis as a file for ``fit --config``. Options of `EchoCLI` are set, and the rest is a comment."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _NOTHING = "There is nothing to set in the group echo: this file changes nothing
 
 
 def advice_yaml(analysis: StallAnalysis) -> str:
-    """Returns the advice as YAML that a program with an `EchoCLI` takes beside its own configuration.
+    """Returns the advice as YAML, for a program with an `EchoCLI`. It is used beside the program's own configuration.
 
-    It holds options of the group ``echo``: those of `TrainingSetting.options`. The message of the verdict is a comment, and so is
-    ``num_workers``, whose option is the program's. If nothing is to be set, the file changes nothing.
+    It contains the options `TrainingSetting.options`, in the group ``echo``. The message of the verdict is a comment.
+    ``num_workers`` is a comment, too, since its option belongs to the program. If there is no option to set, the file changes
+    nothing.
     """
     setting = analysis.verdict.setting
     comments = [_HOW, analysis.verdict.message]

@@ -16,19 +16,19 @@ HOLDS = {"raw": earliest(Needs.raw_items), "loaded": earliest(Needs.split)}
 """The forms, each with the insertion point whose cut gives it."""
 
 _MOST_OF_FREE = 0.75  # the rest is for the buffer of echoes and for the training
-_SPARE = 1.05  # the mean of the examples that were looked at may be too small
+_SPARE = 1.05  # a margin, since the mean size of the measured examples may be too small
 _MIB, _GIB = 2**20, 2**30
 
 
 def possible_holds(stages: MeasuredStages) -> tuple[str, ...]:
-    """Returns the forms in which a cache can hold an example; those of the insertion points if that was not measured."""
+    """Returns the forms in which a cache can hold an example. If that was not measured, they follow from the insertion points."""
     if stages.in_cache is None:
         return tuple(hold for hold, point in HOLDS.items() if point.value in stages.points)
     return tuple(stages.in_cache)
 
 
 def fits_point(hold: str, insertion_point: str) -> bool:
-    """Whether what is held comes no later than what is echoed."""
+    """Whether the cut of the cache does not come after the insertion point."""
     reused = InsertionPoint(insertion_point).properties.reused
     return all(stage in reused for stage in HOLDS[hold].properties.reused)
 

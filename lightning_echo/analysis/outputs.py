@@ -1,4 +1,4 @@
-"""The files that ``analyze`` writes: where they lie, and that nothing is overwritten.
+"""The files that ``analyze`` writes: where they are, and how it is made sure that no file is overwritten.
 
 A name that the user gives is checked before the analysis begins, so that no measurement is lost. The analysis itself goes into
 the Trainer's log directory if the user gives no name for it.
@@ -16,7 +16,7 @@ def check_new(**paths: str | None) -> None:
     """Refuses names of files that exist already. None: no file is asked for.
 
     Raises:
-        ValueError: A file exists already; or two names are the same.
+        ValueError: A file exists already, or two names are the same.
 
     Example:
         >>> check_new(json="new.json", html=None)
@@ -37,7 +37,7 @@ def check_new(**paths: str | None) -> None:
 
 
 def free_path(directory: Path, name: str) -> Path:
-    """Returns a path in the directory at which nothing lies: ``analysis.json``, else ``analysis_1.json`` and so on."""
+    """Returns the path of a new file in the directory: ``analysis.json``, else ``analysis_1.json`` and so on."""
     wanted = directory / name
     numbered = (wanted.with_stem(f"{wanted.stem}_{number}") for number in count(1))
     return wanted if not wanted.exists() else next(path for path in numbered if not path.exists())

@@ -111,7 +111,7 @@ class CachedReads:
         self._next_to_finish: Any = None
         if get_worker_info() is not None:
             keep_freed_memory()
-        self._found: deque[Any] = deque()  # what `look_up` has found and nobody has taken
+        self._found: deque[Any] = deque()  # what `look_up` has found and what was not yet taken
         self._has_said = self._has_said_short = False
         self.reading = ""
         self.stages = Stages(

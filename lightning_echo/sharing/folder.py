@@ -94,7 +94,7 @@ class FileLock:
         self._descriptor = -1
 
     def try_to_hold(self) -> bool:
-        """Takes the lock if nobody has it; returns whether this object holds it now."""
+        """Takes the lock if it is free. Returns whether this object holds it now."""
         if not self.is_held:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -108,7 +108,7 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Lets go of the lock."""
+        """Releases the lock."""
         if self.is_held:
             self.is_held = False
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough: a child that was forked has the descriptor, too

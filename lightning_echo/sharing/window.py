@@ -244,7 +244,7 @@ class Ring:
     Args:
         window: The window.
         worker: Number of the worker.
-        is_orphan: Returns whether the reader is gone, so that nobody will make room any more.
+        is_orphan: Returns whether the reader has ended, so that no room will be made any more.
 
     Attributes:
         waited_nanoseconds: How long this worker has waited for room.

@@ -1,4 +1,4 @@
-"""What the trainings of an analysis run on: copies of the user's data, set up once, with any loader in place of its own.
+"""The data for the trainings of an analysis: copies of the user's data, set up once. Any loader can take the place of its own.
 
 The data module's hooks for transferring batches belong to a step, so the data module takes part in every training. Everything
 that an analysis calls, iterates, reads or trains on is a copy (protecting/copies.py). Two kinds of objects are copied:
@@ -6,7 +6,7 @@ that an analysis calls, iterates, reads or trains on is a copy (protecting/copie
     the data module, or the loaders         when the analysis begins
     what ``train_dataloader`` returns       when Lightning asks for it: perhaps only the hook refers to it
 
-Echoing around them is taken off. All copies together may hold
+The copies are used without echoing. All copies together may hold
 
 * a gibibyte of tensors, arrays and images, and at most a fourth of the free memory, and
 * a million members of containers.
@@ -42,10 +42,10 @@ class TrainingData:
     """Copies of the user's data, for any number of trainings.
 
     Args:
-        data: A data module, loaders, or None; echoing around it is taken off.
+        data: A data module, loaders, or None. If it is echoed, it is used without echoing.
 
     Raises:
-        TypeError: It is a data module of the package ``pytorch_lightning``.
+        TypeError: ``data`` is a data module of the package ``pytorch_lightning``.
     """
 
     def __init__(self, data: Any) -> None:
@@ -63,7 +63,7 @@ class TrainingData:
 
     @property
     def instances(self) -> list[Any]:
-        """The objects, beside the model, that Lightning may ask for hooks."""
+        """The objects, beside the model, whose hooks Lightning may call."""
         return [] if self._module is None else [self._module]
 
     @property
@@ -75,26 +75,26 @@ class TrainingData:
         """Returns the data for the first training, whose hooks prepare the data and set it up.
 
         Args:
-            model: The copy of the model, which is trained. If the user has given no loaders, it is asked for them.
+            model: The copy of the model, which is trained. If the user has given no loaders, they come from this model.
         """
         if self._data is None and is_overridden(_HOOK, model):
             self._copy_what_is_returned(model)
         if self._module is not None:
-            # The data module is torn down together with this object, not after a training: others follow, over the same data set.
+            # The data module is torn down with this object, and not after a training: other trainings use the same data set.
             weakref.finalize(self, type(self._module).teardown, self._module, "fit")
             vars(self._module).update(teardown=nothing)
             self._copy_what_is_returned(self._module)
         return self._data
 
     def over(self, loader: Any) -> Any:
-        """Returns the data with this training loader in place of its own; nothing is set up again."""
+        """Returns the data with this training loader in place of its own. Nothing is set up again."""
         if self._module is None:
             return loader
         vars(self._module).update(prepare_data=nothing, setup=nothing, train_dataloader=lambda: loader)
         return self._module
 
     def echoed(self, loader: Any, **options: Any) -> EchoDataModule:
-        """Returns the data with this training loader, echoed; the options are those of `EchoDataModule`."""
+        """Returns the data with this training loader, echoed. The options are those of `EchoDataModule`."""
         if self._module is None:
             return EchoDataModule.from_dataloaders(loader, **options)
         return EchoDataModule(self.over(loader), **options)

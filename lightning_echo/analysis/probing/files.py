@@ -1,8 +1,7 @@
 """The files that workers read, and how to make the next read come from the storage again.
 
-``posix_fadvise(DONTNEED)`` drops a file's pages from the page cache; it needs no root. A file that is opened by other means
-than Python's (by a database, or as a memory map by a library in C) is not seen here. A network file system may have a cache of
-its own.
+``posix_fadvise(DONTNEED)`` drops a file's pages from the page cache, and does not need root. If a file is not opened by Python
+(but by a database, or as a memory map by a library in C), it is not noticed here. A network file system may have its own cache.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ _NOT_DATA = ("/proc/", "/sys/", "/dev/", os.path.join(sys.prefix, ""), os.path.j
 
 
 class OpenedFiles:
-    """Notes which regular files this process opens for reading, from now on. Use it in a worker only, which ends with the phase.
+    """Notes which regular files this process opens for reading, from now on. Use it only in a worker that ends with the phase.
 
-    An audit hook cannot be removed, so it must not be set in a process that lives on.
+    An audit hook cannot be removed, so it must not be set in a process that goes on afterwards.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ def drop_pages(paths: Iterable[str]) -> int:
     """Drops the files' pages from the page cache.
 
     Returns:
-        The number of files for which that was done; 0 if the system cannot do it.
+        The number of files whose pages were dropped; 0 if the system cannot do it.
     """
     if not hasattr(os, "posix_fadvise"):
         return 0
@@ -59,7 +58,7 @@ def drop_pages(paths: Iterable[str]) -> int:
 
 
 def hold_data(paths: Sequence[str], batches: int) -> bool:
-    """Whether a data set is read from these files, and not only labels or settings: one file for each batch, or large files."""
+    """Whether these files hold the data set, and not only labels or settings: there is a file for each batch, or large files."""
     return len(paths) >= batches or sum(map(_size_of, paths)) >= _LARGE_BYTES
 
 
@@ -78,7 +77,7 @@ def _reads(mode: object, flags: object) -> bool:
 
 
 def _is_data(path: str) -> bool:
-    """Whether it is a regular file, and not one of Python's own."""
+    """Whether the path is a regular file, and not one of Python's own."""
     if path.endswith((".py", ".pyc", ".so")) or path.startswith(_NOT_DATA):
         return False
     try:

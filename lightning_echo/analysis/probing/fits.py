@@ -1,7 +1,7 @@
-"""The Trainer's part: how long a step takes, with a batch that is ready, and with batches from a loader.
+"""Short trainings: how long a step takes, with a batch that is ready, and with batches from a loader.
 
-Each training is a real ``Trainer.fit``, without validation, logging, checkpoints and the user's callbacks: they must not take
-part in a measurement.
+Each training is a real ``Trainer.fit``, without validation, logging, checkpoints and the user's callbacks, because these must not
+take part in a measurement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightning_echo.analysis.probing.transfers import wait_for
 __all__ = ["WARM_UP_STEPS", "PreparedLoader", "RepeatedBatch", "StepClock", "fit"]
 
 WARM_UP_STEPS = 5
-# Steps between two synchronisations with a device that runs behind the host, or with the other ranks' clocks.
+# Number of steps between two synchronisations with a device that runs behind the host, or with the clocks of the other ranks.
 _SYNCHRONISED_EVERY = 10
 _FIXED_OPTIONS: dict[str, Any] = {
     "enable_checkpointing": False,
@@ -56,11 +56,11 @@ class StepClock(pl.Callback):
         most_seconds: The fit ends after this time, on all ranks with the same step.
         skipped: Number of first steps that do not count; at least 1.
         most_skipped_seconds: Skipping ends after this time. Default: half of ``most_seconds``.
-        fewest: Number of steps that count, however long they take.
+        fewest: Least number of steps that count, however long they take.
 
     Attributes:
         seconds: Seconds of each step that counts.
-        cpu_seconds: Processor time of this process per step, all its threads.
+        cpu_seconds: Processor time of this process per step, of all its threads together.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class StepClock(pl.Callback):
         self._last, self._noted = now, self._steps
 
     def _is_over(self, trainer: pl.Trainer) -> bool:
-        """Whether the time is up on any rank. All ranks ask at the same steps, and the asking does not count."""
+        """Whether the time is up on any rank. All ranks call this at the same steps, and the time of the call does not count."""
         is_over = self._counts_from is not None and self._steps - self._counts_from >= self._fewest
         is_over = is_over and self._last - self._begin > self._most_seconds
         if trainer.world_size == 1:

@@ -1,4 +1,4 @@
-"""Runs a loader alone, one part of its work at a time: what its workers spend on a batch.
+"""Runs a loader alone, one part of its work at a time, to measure the time of its workers for a batch.
 
 Each run of a part (parts.py) is a ``DataLoader`` with the user's options. Its data set does that part for the examples of a
 batch, and measures how long it takes. Nothing here draws from the random numbers of this process.
@@ -47,10 +47,10 @@ class BatchSeconds(NamedTuple):
     """The seconds that one worker spent on a batch.
 
     Attributes:
-        first: On the part's first half.
-        second: On its second half; 0 if it has none.
-        collate: On making a batch of the examples.
-        cpu: Processor time of all that.
+        first: Seconds for the part's first half.
+        second: Seconds for its second half; 0 if it has none.
+        collate: Seconds for making a batch from the examples.
+        cpu: Processor time, in seconds, of all that.
     """
 
     first: float
@@ -76,7 +76,7 @@ class PartRun:
     """What a run of a part has measured.
 
     Attributes:
-        batches: What the workers spent, batch by batch.
+        batches: The seconds that the workers spent, batch by batch.
         files: Files that the workers opened, in the order in which they were opened.
         transforms: Seconds of each transform, batch by batch.
         outputs: The batches themselves, if they were asked for.
@@ -173,10 +173,10 @@ def iterate(
     observes: bool = False,
     workers: int | None = None,
 ) -> Iterator[tuple[Any, BatchSeconds, Seen]]:
-    """Yields each batch with what a worker spent on it and what the worker has seen; the arguments are those of `run_part`."""
+    """Yields each batch, its `BatchSeconds`, and what the worker has seen. The arguments are those of `run_part`."""
     number = loader.num_workers if workers is None else workers
-    probed: Any = EchoDataset(_Probe(loader.dataset, part, observes))  # a worker_init_fn sees the user's data set in it
-    collate: Any = _Collate(loader.collate_fn if collates else pickle.dumps)  # bytes, since each tensor would be a shared file
+    probed: Any = EchoDataset(_Probe(loader.dataset, part, observes))  # to a worker_init_fn, it looks like the user's data set
+    collate: Any = _Collate(loader.collate_fn if collates else pickle.dumps)  # bytes: each tensor would be a shared file
     return iter(
         DataLoader(
             probed,

@@ -65,30 +65,30 @@ _EXAMPLES_IN_CACHE = 64  # whose mean size is taken
 
 @dataclass(frozen=True)
 class LoaderPhases:
-    """What the workers spend; and loaders that yield the same batches out of memory and from memory.
+    """The seconds that the workers spend, and loaders that yield the same batches from the storage and from memory.
 
     Attributes:
-        read: Per example, from the storage.
-        read_cached: Per example, from memory.
-        decode: Per example.
-        augment: Per example.
-        collate: Per batch.
-        read_cpu_share: Share of reading in which a processor is busy.
-        prepare_cpu_share: The same of decoding, augmentation and collation.
+        read: Seconds per example, from the storage.
+        read_cached: Seconds per example, from memory.
+        decode: Seconds per example.
+        augment: Seconds per example.
+        collate: Seconds per batch.
+        read_cpu_share: Share of the reading time in which a processor is busy.
+        prepare_cpu_share: Share of the time of decoding, augmentation and collation in which a processor is busy.
         points: Insertion points that are possible.
         read_sharing: How reading slows down with more workers, see `MeasuredStages`.
-        prepare_sharing: The same of decoding, augmentation and collation.
+        prepare_sharing: How decoding, augmentation and collation slow down with more workers, see `MeasuredStages`.
         takes_ahead: Whether an `EchoLoader` takes batches from the workers in a thread of its own.
         batch_size: Mean number of examples in a batch.
         transforms: Seconds per example of each transform, by name.
         files: Files that were read.
-        real: Yields batches as in a training; drop the files' pages before.
+        real: Yields batches as in a training. Drop the files' pages before using it.
         in_memory: Yields batches without reading from the storage; None if that is not possible.
         cut_after_reading: Makes the functions before and after reading; None if the data set cannot be cut there.
         raw_items: The raw items that are held in memory, by index.
         notes: What could not be measured as it should, and why.
         can_have_workers: Whether the data set works in a worker process, too.
-        in_cache: By form, what an example costs in a cache.
+        in_cache: What an example costs in a cache, by the form in which it is held.
         examples: Number of examples in the data set; None: not known.
     """
 
@@ -171,7 +171,7 @@ def measure_loader(
 
     Args:
         loader: The user's loader, over a map-style data set.
-        batches: Indices of each batch; `CHUNKS` times as many batches as steps, if there are so many: then each run can read
+        batches: Indices of each batch. If there are enough, `CHUNKS` times as many batches as steps: then each run can read
             examples that were not read before.
         steps: Largest number of batches of a run.
         most_seconds: Longest time of a run.
@@ -192,7 +192,7 @@ def measure_loader(
         measure: Callable[..., _ColdAndWarm] = partial(_by_raw_items, run, cut.after_reading, size)
     else:
         measure = partial(_by_difference, run, cut.after_reading, size, files)
-    # With the other number of workers first: a run that takes too long leaves files out of memory.
+    # The run with the other number of workers comes first, because a run that takes too long leaves some files out of memory.
     other = measure(chunks.other_workers, _other_number(loader.num_workers)) if loader.num_workers else None
     found = measure(chunks.measured)
     augment = _NO_TIME
@@ -230,7 +230,7 @@ def _look(run: _Runner, batches: Sequence[list[Any]]) -> tuple[PartRun, str | No
     """Runs everything once, and notes files and transforms. That needs a worker: a loader that has none gets one.
 
     Returns:
-        The run; and how the data set failed in the worker that the loader got, None if it did not.
+        The run, and how the data set failed in the worker that the loader got; None if it did not fail.
     """
     what = "the loader: files and transforms"
     if run.loader.num_workers:
@@ -244,7 +244,7 @@ def _look(run: _Runner, batches: Sequence[list[Any]]) -> tuple[PartRun, str | No
 
 
 def _chunks(batches: Sequence[list[Any]], steps: int, can_be_dropped: bool) -> tuple[_Chunks, tuple[str, ...]]:
-    """Returns the batches of each run, and the notes on them: if possible, each run reads other examples than those before."""
+    """Returns the batches of each run, and notes. If possible, each run reads other examples than the runs before."""
     same = _Chunks(*[[*batches[:steps]]] * CHUNKS)
     if can_be_dropped:
         return same, ()
@@ -282,7 +282,7 @@ def _by_difference(
     batches: list[list[Any]],
     workers: int | None = None,
 ) -> _ColdAndWarm:
-    """Measures everything cold and everything warm: a read takes longer between two decodings than right after another read."""
+    """Measures whole cold and warm runs, because a read takes longer between two decodings than right after another read."""
     drop_pages(files)
     cold = run(f"fetch rate: out of memory{_also(workers)}", whole, batches, workers=workers)
     batches = _reached(batches, cold)
@@ -348,7 +348,7 @@ def _other_number(workers: int) -> int:
 
 
 def _reached(batches: list[list[Any]], cold: PartRun) -> list[list[Any]]:
-    """Returns the batches that all ranks have read in time: others are not in memory."""
+    """Returns the batches that all ranks have read in time. Only these are in memory."""
     return batches[: min(gathered(len(cold.batches)))]
 
 
@@ -362,13 +362,13 @@ def _sharing(found: _ColdAndWarm, other: _ColdAndWarm | None, workers: int) -> t
 
 
 def _exponent(before: float, after: float, times: float, noticed: float) -> float:
-    """Returns the power of the number of workers that a worker's seconds grow with, in [0, 1].
+    """Returns an exponent in [0, 1]: a worker's seconds grow with this power of the number of workers.
 
     Args:
-        before: Its seconds.
-        after: Its seconds with ``times`` as many workers.
-        times: That ratio.
-        noticed: Fewer seconds than this are not compared.
+        before: Seconds of a worker.
+        after: Seconds of a worker with ``times`` as many workers.
+        times: The ratio of the two numbers of workers.
+        noticed: If a worker takes fewer seconds than this, they are not compared.
     """
     if min(before, after) < noticed or not noticed:
         return 0.0

@@ -1,4 +1,4 @@
-"""What trainings change in this process and an analysis restores: random states, and switches of torch that a Trainer sets."""
+"""Restores what the trainings of an analysis change in this process: random states, and switches of torch that a Trainer sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["process_state_restored"]
 
 @contextmanager
 def process_state_restored() -> Iterator[None]:
-    """Restores the random states of torch, numpy and Python at its end, and whether torch is deterministic."""
+    """Restores, at its end, the random states of torch, numpy and Python, and the switches of torch that a Trainer sets."""
     of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     is_deterministic = torch.are_deterministic_algorithms_enabled()

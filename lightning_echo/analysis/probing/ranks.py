@@ -1,4 +1,4 @@
-"""What the ranks of a training tell each other; a single process tells itself."""
+"""How the ranks of a training exchange values. It also works with a single process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Value = TypeVar("Value")
 
 
 def gathered(value: Value) -> list[Value]:
-    """Returns the values of all ranks, in the order of the ranks; without a process group there is one rank.
+    """Returns the values of all ranks, in the order of the ranks. Without a process group there is one rank.
 
-    All ranks must call it together.
+    All ranks must call this function together.
 
     Example:
         >>> gathered(3)

@@ -37,14 +37,15 @@ class StepNumber:
 
     @property
     def most(self) -> int:
-        """The largest number that a loader can be asked for."""
+        """The largest number of batches that are taken from a loader."""
         return _DEFAULT if self.asked is None else self.asked
 
     def within(self, batches: int) -> int:
-        """Returns the number for a loader with so many batches.
+        """Returns the number of steps for a loader with ``batches`` batches.
 
         Args:
-            batches: Number of batches; more than `most` of them need not be counted. It must be the same on all ranks.
+            batches: Number of batches. If there are more than `most`, they need not be counted further. It must be the same on
+                all ranks.
 
         Raises:
             ValueError: There are fewer batches than the user asks for, or than an analysis needs.

@@ -1,7 +1,7 @@
 """The phases of a loader that cannot be run in parts: a stream, or a data set that makes its batches itself.
 
-Its examples come in an order of their own, so that the same examples cannot be asked for again. So reading and preparation cannot
-be told apart; ``decode`` holds everything that the workers do.
+The same examples cannot be read again from such a loader. So reading and preparation cannot be measured separately, and
+``decode`` contains everything that the workers do.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NO_TIME = Spread.exactly(0.0)
 def measure_stream(
     loader: DataLoader[Any], steps: StepNumber, batch_size: int, most_seconds: float, say: Callable[[str], None]
 ) -> tuple[int, LoaderPhases]:
-    """Measures the loader as a whole, whatever makes its batches.
+    """Measures the loader as a whole.
 
     Args:
         loader: The user's loader.
-        steps: How many batches are measured; the stream may turn out to have fewer.
+        steps: How many batches are measured. The stream may have fewer.
         batch_size: Number of examples in a batch.
         most_seconds: The phase ends with the first batch after this time, but not before `fewest_batches`.
         say: Gets a message for each phase.
@@ -58,7 +58,7 @@ def measure_stream(
         if now - begin > most_seconds and len(seconds) >= fewest_batches(loader.num_workers):
             ended = False
             break
-    most = steps.within(min(gathered(len(seconds) if ended else steps.most)))  # so that all ranks raise the error
+    most = steps.within(min(gathered(len(seconds) if ended else steps.most)))  # gathered, so that all ranks raise the error
     workers = max(loader.num_workers, 1)
     counted = seconds[min(workers, len(seconds) - 1) :]  # the workers start during the batches before
     per_example = workers / batch_size

@@ -1,4 +1,4 @@
-"""The transfers of batches to the device: how long each takes, and the batch that is on the device then.
+"""The transfers of batches to the device: how long each takes, and the batch on the device.
 
 The hook ``transfer_batch_to_device`` may be the model's or the data module's, and Lightning decides which one it calls. So both
 are replaced, in copies of the user's objects. The hook returns the batch before ``on_after_batch_transfer``, which is part of a
@@ -34,7 +34,7 @@ class Transfers:
 
 @contextmanager
 def transfers_noted(instances: Iterable[Any], transfers: Transfers) -> Iterator[None]:
-    """Notes the transfers that these instances make, while it lasts.
+    """Notes the transfers that these instances make, until the ``with`` block ends.
 
     Args:
         instances: The model and the data module.
@@ -52,7 +52,7 @@ def transfers_noted(instances: Iterable[Any], transfers: Transfers) -> Iterator[
 
 @contextmanager
 def transfers_skipped(instances: Iterable[Any]) -> Iterator[None]:
-    """Skips the transfers, and the hook before them, while it lasts: the batches are on the device already."""
+    """Skips the transfers, and the hook before them, until the ``with`` block ends: the batches are on the device already."""
     replaced = list(instances)
     for instance in replaced:
         vars(instance).update({_HOOK: _same, _BEFORE: _same})
@@ -69,7 +69,7 @@ def _same(batch: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Tap:
-    """Stands in for an instance's hook. Lightning looks at ``__wrapped__`` to see whose hook it is."""
+    """Takes the place of an instance's hook. Lightning looks at ``__wrapped__`` to see whose hook it is."""
 
     def __init__(self, users_hook: Callable[..., Any], transfers: Transfers) -> None:
         self.__wrapped__ = users_hook

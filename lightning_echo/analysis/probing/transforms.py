@@ -1,7 +1,7 @@
 """How long each transform in a ``Compose`` takes: its members are replaced by timed ones, in a worker's own copy of the data set.
 
-A ``Compose`` is found by the name of its class, in the attributes of the data set. So those of both versions of torchvision are
-found, and others that hold their members in ``transforms``.
+A ``Compose`` is found by the name of its class, in the attributes of the data set. So the classes of both versions of torchvision
+are found, and others that hold their members in ``transforms``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_MEMBERS = 64  # an object with more members is not searched
 
 
 class TimedTransforms:
-    """Times the transforms of a data set from now on. It changes the data set, so use it in a worker only.
+    """Times the transforms of a data set from now on. It changes the data set, so use it only in a worker.
 
     Args:
         dataset: The worker's data set.
@@ -55,7 +55,7 @@ class TimedTransforms:
 
 
 class _Timed:
-    """Stands in for a transform, and times each call."""
+    """Takes the place of a transform, and times each call."""
 
     def __init__(self, transform: Any, name: str, add: Callable[[str, float], None]) -> None:
         self._transform, self._name, self._add = transform, name, add

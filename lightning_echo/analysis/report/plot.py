@@ -1,6 +1,6 @@
 """A report as a picture: the parts of the step time, and the speed-up by echo factor at each insertion point.
 
-Each line is thinner than the one before, so that lines that coincide are still seen.
+Each line is thinner than the one before, so that lines at the same place can still be seen.
 """
 
 from __future__ import annotations

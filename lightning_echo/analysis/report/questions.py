@@ -15,15 +15,16 @@ HELD = {"raw": "raw items", "loaded": "loaded examples"}
 
 _FACTORS = (2.0, 4.0, 8.0)
 _TRAININGS = 4  # that share one process that reads
-_UNKNOWN_SHARE = 0.5  # asked about if nobody knows how much memory holds
+_UNKNOWN_SHARE = 0.5  # asked about if it is not known how much memory holds
 
 
 def questions(analysis: StallAnalysis) -> list[tuple[str, TrainingSetting]]:
-    """Returns each question in words and as a setting; the measured setting comes first.
+    """Returns each question in words and as a setting. The measured setting comes first.
 
-    Some questions are left out: the number of workers and sharing, if the data set fails in workers; storages, if reading could
-    not be measured. Of each form in which a cache can hold examples, the largest share that memory holds is asked about, and the
-    whole data set. If the data set cannot be cut, a share may be in the memory of the storage.
+    * The questions about workers and sharing are left out if the data set fails in workers.
+    * The questions about storages are left out if reading could not be measured.
+    * For each form in which a cache can hold examples, there is a question about the largest share that memory holds, and one
+      about the whole data set. If the data set cannot be cut, these are about a share in the page cache.
     """
     stages = analysis.stages
     numbers = _numbers_of_workers(stages.cores) if stages.can_have_workers else []
@@ -72,7 +73,7 @@ def in_words(setting: TrainingSetting) -> str:
 
 
 def _shares(stages: MeasuredStages, hold: str) -> list[float]:
-    """Returns the shares of the data set that are asked about: the one that memory holds, if it is known, and all."""
+    """Returns the shares of the data set that are asked about: the share that memory holds (half, if not known), and 1."""
     fitting = fitting_fraction(stages, hold)
     return [share for share in dict.fromkeys((_UNKNOWN_SHARE if fitting is None else fitting, 1.0)) if share]
 

@@ -1,6 +1,6 @@
-"""What a path leads to: a run's ``echo_summary.json`` or a stall analysis, a file or the folder that it is in.
+"""What is saved at a path: a run's ``echo_summary.json`` or a stall analysis. The path is a file, or the folder that contains it.
 
-If a folder has both, the run is shown, and it is said that there is an analysis.
+If a folder has both, the run is shown, and a sentence says that there is an analysis.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Saved:
     beside: str = ""
 
     def text(self) -> str:
-        """Returns it as plain text."""
+        """Returns the content as plain text."""
         if isinstance(self.content, StallAnalysis):
             return text.report(self.content)
         return run_report.report(self.content) + (f"\n\n{self.beside}" if self.beside else "")
 
     def save_page(self, path: str | Path) -> None:
-        """Writes it as HTML.
+        """Writes the content as HTML.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
@@ -51,7 +51,7 @@ class Saved:
             run_report.save_page(self.content, path)
 
     def save_png(self, path: str | Path) -> None:
-        """Writes its figure as PNG.
+        """Writes the figure of the content as PNG.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
@@ -64,11 +64,11 @@ class Saved:
 
 
 def read_saved(path: str | Path) -> Saved:
-    """Reads a file, or the one that a folder has.
+    """Reads a file, or the run or analysis in a folder.
 
     Raises:
-        OSError: It cannot be read, or the folder has neither file.
-        ValueError: It is neither a run nor an analysis, or that of a later version.
+        OSError: The file cannot be read, or the folder has neither.
+        ValueError: The file is neither a run nor an analysis, or it has a later version.
     """
     path = Path(path)
     if not path.is_dir():
@@ -83,12 +83,12 @@ def read_saved(path: str | Path) -> Saved:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a file is a run's: by its name, or else by what is in it."""
+    """Whether a file is that of a run, by its name or by its contents."""
     if path.name == FILE_NAME:
         return True
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # no JSON: what reads an analysis says so
+    except ValueError:  # no JSON: the function that reads an analysis raises the error
         return False
     return isinstance(found, dict) and "decisions" in found and "reports" in found
 
@@ -101,7 +101,7 @@ def _read_run(path: Path) -> RunSummary:
 
 
 def _where_else(path: Path) -> str:
-    """Returns the folders below with such a file, the latest first: a user may have named the folder of all runs."""
+    """Returns, in words, folders below that have such a file, the latest first. A user may have given the folder of all runs."""
     below = [found for pattern in ("*", "*/*") for name in (FILE_NAME, _ANALYSIS) for found in path.glob(f"{pattern}/{name}")]
     latest = sorted(below, key=lambda found: found.stat().st_mtime, reverse=True)
     folders = list(dict.fromkeys(str(found.parent) for found in latest))

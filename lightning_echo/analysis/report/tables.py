@@ -26,7 +26,7 @@ def headline(analysis: StallAnalysis) -> str:
 
 
 def figures(analysis: StallAnalysis) -> list[str]:
-    """Returns the three figures that the verdict rests on: the idle fraction, and the step with and without waiting for it."""
+    """Returns the three figures on which the verdict is based: the idle fraction, and the step with and without waiting."""
     stages = analysis.stages
     host = milliseconds(costs_of(stages, TrainingSetting()).host_seconds(1))
     setup = f"{number_of(stages.workers, 'worker', 'workers')} on {number_of(stages.cores, 'core', 'cores')}"

@@ -69,7 +69,7 @@ class Partition:
         keepers = self._keepers
         is_held = said > 0
         keepers[keys[is_held]] = ((said[is_held] & ((1 << _NODE_BITS) - 1)) + 1).astype(np.int16)
-        full = np.array([False, *is_full])  # nobody is not full
+        full = np.array([False, *is_full])  # place 0 stands for no node, which is never full
         present = keepers[keys]
         may = ~is_held & ((present == 0) | full[present]) & ~full[1:][needing]
         # If a key is there several times, the last assignment counts. So the keys are assigned from the last to the first.

@@ -42,7 +42,7 @@ class Pace:
             self._attachment.need_nanoseconds = int(median_low(self._busy_nanoseconds))
 
     def handed_out(self, report: Report) -> Report:
-        """Notes that a batch is handed out now.
+        """Notes that the training gets a batch now.
 
         Returns:
             The report of the batch. In place of the time that this training waited for fresh examples, it has the time between
