@@ -170,7 +170,7 @@ def read_held(
 ) -> tuple[list[Any], list[float]]:
     """Reads some examples from a temporary copy of the data set. Returns what is held of each, and the seconds that each took.
 
-    If loading an example draws random numbers, it may not be held, and `WHOLE` stands in its place.
+    If loading an example draws random numbers, it may not be held, and the `WHOLE` of ``fallback.py`` stands in its place.
 
     Args:
         dataset: The data set.

@@ -69,9 +69,10 @@ class SharedExamples:
 
 
 def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
-    """Returns the sizes of the plan of a training that shares. It has one buffer, which is not larger than the reader allows for.
+    """Returns the sizes of the plan of a training that shares.
 
-    The reader keeps two uses of an index apart, so that the buffer never holds the same example twice.
+    If no example may be live twice, the plan has one buffer. It is smaller than the distance that the reader keeps between two
+    uses of an index.
 
     Args:
         shape: Sizes as without sharing.
