@@ -71,8 +71,8 @@ class SharedExamples:
 def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
     """Returns the sizes of the plan of a training that shares.
 
-    If no example may be live twice, the plan has one buffer. It is smaller than the distance that the reader keeps between two
-    uses of an index.
+    If a batch must not hold an index twice, the plan has one buffer. The distance that the reader keeps between two uses of an
+    index limits its size.
 
     Args:
         shape: Sizes as without sharing.
