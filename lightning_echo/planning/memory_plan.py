@@ -14,7 +14,7 @@ The words are those of ``plan.py``, and *held*: said of an item that was read an
 The draws of a batch follow from seed and batch number. The state has, for each worker, two counts and the positions of the items
 that it holds. They are saved as the compressed bytes of their differences, because these are almost regular.
 
-Source: experience replay; the simulation and the measurements are in docs/evidence.md.
+Source: experience replay (Lin 1992, Machine Learning 8); the simulation and the measurements are in docs/evidence.md.
 """
 
 from __future__ import annotations

@@ -11,8 +11,11 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -96,6 +99,39 @@ def test_yaml_loads_and_options_of_echoing_are_valid(block: Block) -> None:
             known = set(EchoConfig.__dataclass_fields__)
             EchoConfig(**{name: value for name, value in options.items() if name in known})
             assert set(options) - known <= {"controller", "enabled", "loaders", "summary", "plot"}
+
+
+def objects_in(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the objects of this package that a configuration makes, with their arguments: Hydra's way and jsonargparse's."""
+    if isinstance(document, list):
+        for each in document:
+            yield from objects_in(each)
+    elif isinstance(document, dict):
+        if str(document.get("_target_", "")).startswith("lightning_echo."):
+            yield document["_target_"], {name: value for name, value in document.items() if not name.startswith("_")}
+        elif str(document.get("class_path", "")).startswith("lightning_echo."):
+            yield document["class_path"], document.get("init_args", {})
+        for value in document.values():
+            yield from objects_in(value)
+
+
+@pytest.mark.parametrize("block", of_language("yaml"))
+def test_the_objects_that_a_configuration_makes_take_its_arguments(block: Block) -> None:
+    for document in yaml.safe_load_all(block.text):
+        for path, arguments in objects_in(document):
+            module, _, name = path.rpartition(".")
+            signature(getattr(import_module(module), name)).bind(**arguments)
+
+
+def test_configurations_of_both_kinds_are_looked_at() -> None:
+    found = [
+        path
+        for page in PAGES
+        for block in blocks(page)
+        if block.language == "yaml"
+        for path, _ in objects_in(list(yaml.safe_load_all(block.text)))
+    ]
+    assert {"lightning_echo.EchoCallback", "lightning_echo.MetricGuard"} <= set(found)
 
 
 class _Parsed(Exception):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import lightning_echo
 from lightning_echo import Decision, EchoCallback, MetricGuard, Observation, Reason, StallAnalysis, TargetIdle
 from lightning_echo.__main__ import _parser
 from lightning_echo.analysis.command import Analyzes
@@ -213,3 +214,46 @@ def test_the_versions_of_the_formats_are_told() -> None:
     assert f"| `version` | {VERSION} |" in page
     assert f"| `lightning_echo_analysis` | the version of the format: {analysis_version} |" in page
     assert f"state of an `EchoLoader`, version {STATE_VERSION}:" in page
+
+
+# ------------------------------------------------------------------ api.md, and the names in docstrings
+
+
+def test_the_page_has_each_public_name_once() -> None:
+    listed = re.findall(r"^   ([A-Za-z]\w+)$", (PAGES / "api.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(lightning_echo.__all__)
+
+
+@cache
+def names_of_the_package() -> set[str]:
+    """All names that the package defines or takes: classes, functions, arguments, attributes, options, modules."""
+    names = set()
+    for path in PACKAGE.rglob("*.py"):
+        names.add(path.stem)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.arg | ast.keyword):
+                names.add(str(node.arg))
+            elif isinstance(node, ast.Attribute):
+                names.add(node.attr)
+            elif isinstance(node, ast.Name):
+                names.add(node.id)
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_name_in_a_docstring_is_one_of_the_package(path: Path) -> None:
+    """In single backticks stand names of ours: the site makes links of them, and says nothing where there is no such name."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, documented)]
+    named = {name for text in texts for name in re.findall(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)", text)}
+    assert [name for name in named if not set(name.removesuffix(".py").split(".")) <= names_of_the_package()] == []
+
+
+def test_no_word_is_explained_both_for_users_and_for_developers() -> None:
+    glossary = set(re.findall(r"^([a-z].*)\n  \S", (PAGES / "glossary.md").read_text(), re.MULTILINE))
+    inner = (PACKAGE / "README.md").read_text().split("## Words\n")[1].split("\n## ")[0]
+    words = {line.split("|")[1].strip() for line in inner.splitlines() if line.startswith("| ")}
+    assert len(glossary) > 40
+    assert glossary & words == set()

@@ -11,17 +11,17 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import lightning_echo
 
 pytest.importorskip("build")  # `make test-oldest` does not install it
-from declared_only import make_environment, required_by_wheel
+from declared_only import chosen, make_environment, required_by_wheel
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lightning_echo"
 VERSION = lightning_echo.__version__
+EXTRAS_OF_PACKAGE = ("vision", "ray", "report")  # the others are of tests, examples and benchmarks
 EXTRAS_ALONE = ("matplotlib", "torchvision", "ray", "sklearn", "tensorboard", "rich.live", "pytest", "sphinx")
 TRAINING = """
 import torch
@@ -116,7 +116,7 @@ def imports_of(path):
 
 
 def test_each_import_of_the_package_is_declared_by_name(built):
-    declared = {canonicalize_name(Requirement(each).name) for each in required_by_wheel(built[1])}
+    declared = {canonicalize_name(each.name) for each in chosen(required_by_wheel(built[1]), EXTRAS_OF_PACKAGE)}
     imported = {name for path in PACKAGE.rglob("*.py") for name in imports_of(path)}
     foreign = imported - set(sys.stdlib_module_names) - {"lightning_echo"}
     assert foreign > {"torch", "lightning", "numpy", "yaml"}

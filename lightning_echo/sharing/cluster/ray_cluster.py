@@ -46,7 +46,7 @@ def check_ray(name: str) -> None:
     """
     if find_spec("ray") is None:
         raise ModuleNotFoundError(
-            f"share={name!r} with share.cluster='ray' needs Ray, which is not installed: pip install 'lightning_echo[ray]'"
+            f"share={name!r} with share.cluster='ray' needs Ray, which is not installed: pip install 'lightning-echo[ray]'"
         )
 
 

@@ -27,7 +27,7 @@ def played(monkeypatch):
 
 def test_ray_that_is_missing_names_the_extra(monkeypatch):
     monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lightning_echo\[ray\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lightning-echo\[ray\]'"):
         check_ray("sweep")
     with pytest.raises(ModuleNotFoundError, match=r"share='sweep' .* needs Ray, which is not installed"):
         EchoLoader(DataLoader(range(4)), 1, share=SHARE)
