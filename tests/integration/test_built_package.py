@@ -21,6 +21,7 @@ from declared_only import chosen, make_environment, required_by_wheel
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lightning_echo"
 VERSION = lightning_echo.__version__
+RAW = "https://raw.githubusercontent.com/lightning-echo/lightning-echo/main"
 EXTRAS_OF_PACKAGE = ("vision", "ray", "report")  # the others are of tests, examples and benchmarks
 EXTRAS_ALONE = ("matplotlib", "torchvision", "ray", "sklearn", "tensorboard", "rich.live", "pytest", "sphinx")
 TRAINING = """
@@ -104,6 +105,15 @@ def test_the_wheel_has_the_package_its_types_and_its_licence_and_nothing_else(bu
     assert names >= {"lightning_echo/py.typed", f"lightning_echo-{VERSION}.dist-info/licenses/LICENSE"}
     assert {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")} <= names
     assert {"License-Expression: Apache-2.0", "License-File: LICENSE", f"Version: {VERSION}"} <= set(description.splitlines())
+
+
+def test_each_link_of_the_description_is_a_whole_address(built):
+    with zipfile.ZipFile(built[1]) as wheel:
+        description = wheel.read(f"lightning_echo-{VERSION}.dist-info/METADATA").decode()
+    links = re.findall(r"\]\(([^)]+)\)", description)
+    assert len(links) == len(re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text()))
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert [link for link in links if link.endswith(".svg")] == [f"{RAW}/docs/pipeline.svg"]
 
 
 def imports_of(path):
