@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import works_with
-from works_with import CLAIMS, KINDS, NOT_TESTED, PAGE, README, ROOT, Kind, cells_of
+from works_with import PAGE, README, ROOT, cells_of
+from works_with_claims import CLAIMS, NOT_TESTED
+from works_with_loaders import KINDS, Kind, fill
 
 TESTS = [test for rows in CLAIMS.values() for claim in rows for test in claim.tests]
 NEEDED = {"torchvision's": "torchvision", "MONAI's": "monai", "Hugging": "datasets", "WebDataset": "webdataset"}
@@ -34,7 +36,7 @@ def test_a_row_of_the_table_of_loaders_says_what_trainings_show(kind: Kind, tmp_
     package = NEEDED.get(kind.name.split()[0])
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    assert rows_of(PAGE)[kind.name] == cells_of(works_with.fill(kind, tmp_path))
+    assert rows_of(PAGE)[kind.name] == cells_of(fill(kind, tmp_path))
 
 
 def test_the_page_has_a_row_for_each_kind_and_no_other() -> None:

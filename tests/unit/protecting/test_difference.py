@@ -170,7 +170,7 @@ class ByIdentity:
     __hash__ = object.__hash__
 
     def __getattr__(self, name):
-        if name == "store":
+        if name == "store" or name.startswith("__"):
             raise AttributeError(name)
         return self.store.content[name]
 
