@@ -3,6 +3,7 @@
 Either the batches are those without a cache, or training ends with an error that says what is wrong.
 """
 
+import sys
 import warnings
 
 import pytest
@@ -251,7 +252,11 @@ def error_of(loader, passes):
         epochs(loader, passes)
     loader.close()
     message = str(raised.value).splitlines()[-1].removeprefix(f"{type(raised.value).__name__}: ")  # as torch tells it of a worker
-    return type(raised.value), message, getattr(raised.value, "__notes__", [])
+    notes = getattr(raised.value, "__notes__", [])
+    if sys.version_info < (3, 11):  # there are no notes: it stands in the message
+        message, mark, note = message.partition(" (reading ")
+        notes = [f"(reading {note}"] if mark else []
+    return type(raised.value), message, notes
 
 
 @pytest.mark.grid
