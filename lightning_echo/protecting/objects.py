@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import mmap
+import struct
 import sys
 import types
 from array import array
@@ -45,6 +46,7 @@ __all__ = [
 LOADING_TYPES = (Dataset, Sampler, DataLoader)  # these are copied part by part, whatever they hold
 COPY_HOOKS = ("__deepcopy__", "__reduce__", "__reduce_ex__")  # with these, a class says how its objects are copied
 
+_POINTER_BYTES = struct.calcsize("P")
 _LONG = 256  # containers with more members hold samples, and no open files
 _CONTAINERS = (list, tuple, set, dict, OrderedDict, defaultdict, Counter, deque)
 _SLOTS: dict[type, frozenset[str]] = {}
@@ -75,17 +77,35 @@ def is_made_of_attributes(kind: type) -> bool:
 
 
 def _is_made_by_object(kind: type) -> bool:
-    return getattr(kind, "__new__") is object.__new__  # noqa: B009 - mypy compares the signatures
+    """Returns whether ``object`` makes the instances, and these have no memory of their own beside ``__dict__`` and slots.
+
+    From Python 3.12 on ``object`` also makes the instances of classes in C, such as open files. Memory that is not accounted for
+    shows that a class is one of them. Python refuses to pickle it for the same reason.
+    """
+    return getattr(kind, "__new__") is object.__new__ and not _has_hidden_memory(kind)  # noqa: B009 - mypy compares the signatures
+
+
+def _has_hidden_memory(kind: type) -> bool:
+    # A negative offset: the pointer lies before the instance.
+    pointers = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    pointers += sum(len(_slots_in(base)) for base in kind.__mro__)
+    return kind.__itemsize__ > 0 or kind.__basicsize__ > object.__basicsize__ + _POINTER_BYTES * pointers
 
 
 def slots_of(kind: type) -> frozenset[str]:
     """Returns the names of the slots of a class and of its base classes."""
     found = _SLOTS.get(kind)
     if found is None:
-        members = (item for base in kind.__mro__ if "__slots__" in vars(base) for item in vars(base).items())
-        found = frozenset(name for name, member in members if isinstance(member, types.MemberDescriptorType))
+        found = frozenset(name for base in kind.__mro__ for name in _slots_in(base))
         _SLOTS[kind] = found
     return found
+
+
+def _slots_in(base: type) -> list[str]:
+    """Returns the names of the slots that a class itself adds."""
+    if "__slots__" not in vars(base):
+        return []
+    return [name for name, member in vars(base).items() if isinstance(member, types.MemberDescriptorType)]
 
 
 def is_container(kind: type) -> bool:

@@ -1,6 +1,7 @@
 """What an object is made of: told by its class alone, without running code of the object."""
 
 import dataclasses
+import io
 import types
 from collections import UserList, deque, namedtuple
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from own_states import Ends
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from lightning_echo.protecting.objects import (
     COPY_HOOKS,
@@ -61,6 +62,14 @@ class Private:
         self.__a = 1
 
 
+class Referred:
+    __slots__ = ("__weakref__", "a")
+
+
+class Shadowing(Slotted):
+    __slots__ = ("a",)
+
+
 class OwnNew(Plain):
     def __new__(cls):
         return super().__new__(cls)
@@ -87,7 +96,13 @@ class OwnCopy:
         (Slotted, False, True, False),
         (Both, False, True, True),
         (Private, False, True, False),
+        (Referred, False, True, False),
+        (Shadowing, False, True, False),
         (OwnNew, False, False, True),
+        (io.BufferedReader, False, False, True),  # in C; from Python 3.12 on, object makes it
+        (io.BufferedWriter, False, False, True),
+        (torch.nn.Linear, True, True, True),
+        (DataLoader, True, True, True),
         (types.SimpleNamespace, False, True, True),
         (int, False, False, False),
         (list, False, False, False),
