@@ -251,7 +251,7 @@ def test_a_budget_below_one_example_holds_nothing_and_says_so_once(workers):
 
     with pytest.warns(UserWarning, match=r"holds nothing: an example takes 1\.14 MiB\. Give it a larger size") as said:
         deliver()
-    assert len(said) == 1
+    assert len([each for each in said if "holds nothing" in str(each.message)]) == 1  # Python 3.12 and newer also warn of fork
     counts = loader.cache_counts
     assert (counts.examples, counts.bytes, counts.hits, counts.misses) == (0, 0, 0, 32)
     loader.close()
