@@ -223,7 +223,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self.reports: list[EpochReport] = []
         self.decisions: list[FactorUse] = []
         self._echoes = config is not None or self.controller is not None
-        self._chosen = config.chosen_options() if isinstance(config, EchoConfig) else {}
+        self._chosen = given_options(**config.as_options()) if isinstance(config, EchoConfig) else {}
         self._default_controller = TargetIdle()  # for an EchoDataModule with factor="auto"
         self._controller_in_force = self.controller  # in this fit
         self._trainer: pl.Trainer | None = None  # its fit is running

@@ -103,16 +103,6 @@ class EchoConfig:
         """Returns the options by name, without those that a subclass adds: ``EchoLoader(loader, **config.as_options())``."""
         return {field.name: getattr(self, field.name) for field in fields(EchoConfig)}
 
-    def chosen_options(self) -> dict[str, Any]:
-        """Returns those of `as_options` that differ from their defaults.
-
-        Example:
-            >>> EchoConfig(factor=2, cache="8GiB").chosen_options()
-            {'factor': 2.0, 'cache': '8GiB'}
-        """
-        defaults = EchoConfig().as_options()
-        return {name: value for name, value in self.as_options().items() if value != defaults[name]}
-
 
 # OmegaConf asks the class for the types of its fields. jsonargparse asks the constructor, where these are types and not strings,
 # and takes --...echo.cache.size only where the type may have options.
