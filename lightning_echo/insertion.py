@@ -14,8 +14,9 @@ table: no code in another file names a point. To add a sixth point, you would ch
 * This table: add a row. If the point needs of the loader what no other point needs, add a member to `Needs`. If it reuses
   something that is not a stage yet, add an entry to `STAGES`. If its live items are in a new place, add a member to `Place`.
 * ``fetching/choice.py``, function `choose`: whether a loader allows the point, and the stages that the workers run for it.
-* The code that keeps and hands out live items. There is code for examples (``workers/dataset.py``) and for batches
-  (``fetching/batches.py``). Write more only if neither fits. `start_index_pipeline` in ``fetching/index_pipeline.py`` starts
+* The code that keeps and hands out live items. There is code for examples (``workers/dataset.py``, for a stream
+  ``workers/streams.py``), and for batches (``fetching/batches.py``, on the device ``training/transfer.py``). Write more only if
+  none of them fits. `start_index_pipeline` in ``fetching/index_pipeline.py`` starts
   that code.
 
 Options, messages, the cost model, the analysis and the doctor follow from the row. The tables of the points in the documentation

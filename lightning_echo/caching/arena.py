@@ -1,10 +1,12 @@
 """`Arena`: an append-only store of bytes that the processes of a node share. What is in it never moves and never changes.
 
-Nothing is evicted. When the budget is used up, or memory is running short, the arena is frozen: it takes nothing more, and what
-it holds stays until the job ends (a named one stays on its disk).
+Nothing is evicted. When the budget is used up, or memory or the disk is running short, the arena is frozen: it takes nothing
+more, and what it holds stays until the job ends. A named one stays on its disk, and may take more when the next job has looked it
+over.
 
 A writer takes the lock, claims the key, reserves space and gives the lock back. Then it writes the record, and last the index
-word. If the writer is killed in between, the reserved space is lost and the key is never held. Nothing that others read changes,
+word. If the writer is killed in between, the reserved space is lost, and the key stays claimed (in a named file, until the next
+job looks it over). Nothing that others read changes,
 and the kernel releases the lock. Readers take no lock, because an index word that is an offset never changes again.
 
 ``arena_file.py`` explains where the bytes are, in memory or on a disk, and what the locks are.

@@ -469,8 +469,8 @@ class EchoLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state at the batch that was delivered last.
 
-        It holds plain types: positions, but never examples. It is the same on all ranks, unless the user's loader or stream has
-        a state of its own. That state is then part of it.
+        It holds plain types: positions, but never examples. It is the same on all ranks, except for `refetched` among the
+        counts, and for a state of the user's own loader, sampler or stream, which is part of it.
         """
         goes_on = LEFT_OUT if self.epoch_goes_on is None else self.epoch_goes_on()
         place = None if self.trainer_place is None else self.trainer_place()

@@ -1,8 +1,8 @@
 """The options of a loader are checked here. Each message names the argument, what was expected, what was given and the way out.
 
-`check_factor` checks every factor: one given as an argument, one in a configuration, and one set by a controller. Before that,
-`Decision` refuses a controller's factor below 1 (``measuring/control.py``). Only the loader knows whether its buffer is large
-enough for a factor (`EchoLoader.check_factor`). The factor of a checkpoint is refused with its state (``schema.py``).
+`check_factor` checks every factor that a user or a controller gives. Before that, `Decision` refuses a controller's factor that
+is no finite number of 1 or more (``measuring/control.py``). Only the loader knows whether its buffer is large enough for a factor
+(`EchoLoader.check_factor`). A state with a bad factor is refused as a whole (``schema.py``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reading a state: the type of a field tells what its value must be, and the error names the field that is wrong.
 
 A state comes from a file. Without these checks, a wrong value would show long after loading: as an error about something else, or
-as training on other data. The classes of ``state.py`` are the only list of the fields. The type of a field says what the file
-holds:
+as training on other data. The classes of ``state.py``, and those that it uses, are the only list of the fields. The type of a
+field says what the file holds:
 
 =====================  ========================================================================================
 type                   in the file

@@ -1,11 +1,11 @@
 """What is in a checkpoint: `EchoState`, the state of an `EchoLoader`.
 
 `EchoState.from_dict` checks a state as a whole, and `EchoState.to_dict` writes it in plain types. Only ``echo_run.py`` makes and
-loads states. All other code receives the object. The classes here and in ``pipeline_state.py`` (plan, order, stream) are the only
-list of the fields, and ``schema.py`` reads that list.
+loads states. All other code receives the object. The classes here, in ``pipeline_state.py`` (plan, order, stream) and in
+``fetching/layout.py`` are the only list of the fields, and ``schema.py`` reads that list.
 
-A checkpoint of a run with `EchoCallback` holds more beside it: counts, the controller's state, reports and decisions.
-`EchoCallback.state_dict` lists them, and `EchoCallback.on_save_checkpoint` adds the logged metrics.
+A checkpoint of a run with `EchoCallback` holds more beside it: the counts of all ranks, the controller's state, reports and
+decisions. `EchoCallback.state_dict` lists them, and `EchoCallback.on_save_checkpoint` adds the logged metrics.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class Conditions(NamedTuple):
 class EchoState:
     """The state of an `EchoLoader` after some batch. It holds positions but never examples.
 
-    It is the same on all ranks, except for a state of the user's own loader or stream.
+    It is the same on all ranks, except for `refetched` among the counts, and for a state of the user's own loader, sampler or
+    stream.
 
     Attributes:
         version: Version of this list of fields.

@@ -63,8 +63,8 @@ class Observation:
     Attributes:
         epoch: Number of the epoch, from 0.
         factor: Echo factor that was set last.
-        steps: Number of steps over which `idle_fraction` and `step_seconds` were measured. They are the steps of the epoch since
-            the last decision that were planned with this factor. A few steps tell little.
+        steps: Number of steps over which `idle_fraction` and `step_seconds` were measured. They are the steps of the epoch that
+            came after the last decision, and whose batches were planned with this factor. A few steps tell little.
         idle_fraction: Idle fraction of the job over these steps, 0 to 1; None if there are no such steps.
         step_seconds: Seconds per step over these steps, with the waiting; None if there are no such steps.
         costs: Measured costs of the pipeline on the slowest rank. None if the workers cannot be measured and no step waited.

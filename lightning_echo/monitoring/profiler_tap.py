@@ -1,10 +1,10 @@
-"""`ProfilerTap`: hears when Lightning fetches a batch, and when it copies the batch to the device.
+"""`ProfilerTap`: hears when Lightning fetches a batch, copies it to the device, and begins to validate.
 
-A callback has no hook before and after these two. But in every run Lightning reports them to its profiler, of any kind. So the
-tap replaces the profiler's ``start`` and ``stop`` during a training, and calls the original ones.
+A callback has no hook before and after the first two. But in every run Lightning reports them to its profiler, of any kind. So
+the tap replaces the profiler's ``start`` and ``stop`` during a training, and calls the original ones.
 
 Lightning calls ``profile`` around every hook, about twenty times in a step. If the profiler does nothing, the tap also replaces
-``profile`` with a quicker one. So a step costs less with the tap than without it.
+``profile`` with a quicker one. In that case a step costs less with the tap than without it.
 """
 
 from __future__ import annotations

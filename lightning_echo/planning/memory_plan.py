@@ -1,6 +1,6 @@
 """Reuse from all that memory holds: each echo is drawn from all items that are held, and an item is held until memory is full.
 
-The words are those of ``plan.py``, and *held*: said of an item that was read and may be used again. The rules:
+The words are those of ``plan.py``; *held* means here the same as *live*. The rules:
 
 * Items leave only when memory is full, the oldest first. So the factor does not limit the uses of an item: an item that is held
   for long is drawn more often.

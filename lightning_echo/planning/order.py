@@ -18,9 +18,9 @@ The next index is always the first one in the pass's own order that was not used
 slots of a pass, its *head*, change. The end of a pass stays as it was, unless the pass is short. The head of the next pass
 depends only on that end, so it can be worked out without all earlier passes. Before echoing begins, nothing changes.
 
-An item is live on one rank only. So a pass is rearranged *lane* by lane. There is a lane for each rank: lane ``r`` has the slots
-of rank ``r``, and an index stays in its lane. A rank needs only the head of its own lane, no matter how many ranks there are. The
-order of a user's sampler has a single lane of all slots, because each rank reads that order whole in any case.
+An item is live on one rank only. So a pass is rearranged *lane* by lane. A shuffled order has a lane for each rank: lane ``r``
+has the slots of rank ``r``, and an index stays in its lane. A rank needs only the head of its own lane, no matter how many ranks
+there are. The order of a user's sampler has one lane, of all slots, because each rank reads that order whole in any case.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Order:
         self._pass: Iterator[Any] = iter(())
 
     def begin_spreading(self) -> None:
-        """Spreads the passes after the present one. If a pass begins at this position, nothing before it is live."""
+        """Spreads the passes after the present one. A pass that begins exactly here is not spread: nothing before it is live."""
         _, now = self._distances[-1]
         if self._spreading != now:
             first = self.position // self.pass_length + 1

@@ -2,12 +2,12 @@
 
 A factor such as 2.37 is the fraction 237 / 100 here. Error diffusion rounds it so that no error adds up:
 
-* Of the first ``n`` items exactly ``floor(n / e)`` are fresh.
-* The first ``i`` fresh items get ``floor(i * e)`` uses together.
+* Of the first ``n`` items of a worker exactly ``floor(n / e)`` are fresh.
+* The first ``i`` fresh items of a worker get ``floor(i * e)`` uses together.
 
-So every fraction is met exactly and on all ranks alike, without random numbers. ``memory_plan.py`` keeps the first rule,
-``each_plan.py`` keeps both. The rules count from the batch on at which the buffer is full. The batches that fill it hold more
-fresh items, and nothing makes up for these.
+So every such fraction is met exactly and on all ranks alike, without random numbers. ``memory_plan.py`` keeps the first rule,
+``each_plan.py`` keeps both. Batches that fill the buffer may hold more fresh items. These are not counted, and nothing makes up
+for them. The two files say which batches that are.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What runs in the workers: look up an example, or read it.
 
 The batch sampler in the main process sends a `Request`. `ExampleCache` answers it with the examples of the batch. It reads an
-example at its first use, and keeps it for as long as the plan says. A worker decides nothing: the plan decides
+example at its first use, and keeps it for as long as the plan says. For data that is read by index, the plan decides
 (``planning/plan.py``), and the request tells the worker. `Request.stays_live` has a byte for each example of the batch, 1 if the
 worker keeps it. `Request.forget` names the examples that the worker drops without another use. After a resume, an example may be
-live but not held. Then the cache reads it again, under the same seeds. So this can make training slower, but never wrong. If the
-cache of the node has an example in memory, it is not kept here a second time.
+live but not held. Then `ExampleCache` reads it again, under the same seeds. So this can make training slower, but not wrong. If
+the cache of the node has an example in memory, it is not kept here a second time.
 
 `EchoDataset` takes the place of the user's data set in the inner ``DataLoader``. Attributes that are read from it or set on it
 (``get_worker_info().dataset`` in a ``worker_init_fn``) are those of the user's data set. The stages are made at the first

@@ -3,8 +3,8 @@
 When the reader dies, this process still has its window, with the examples in it. The training takes them. At the same time it
 attaches to the next reader (`Attachment._succeed`, ``connecting.py``):
 
-* Data that is read by index: each reader gives the same example at the same item. The next reader begins after the last item that
-  is in the window, so nothing is lost and nothing comes twice.
+* Data that is read by index: each reader gives the same example at the same item. The training asks the next reader for the first
+  item that the window lacks. A training that the reader waits for, and that comes in time, loses nothing and gets nothing twice.
 * A stream, or whole batches: a reader cannot begin within a pass. The training ends with a `ReaderError`. With
   ``share.restart="pass"`` it goes on with the next pass (`SharedStream.follow`).
 * With ``share.restart=False``, or if the reader died before its first example, the training ends with a `ReaderError`.
