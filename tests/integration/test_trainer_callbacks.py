@@ -179,12 +179,16 @@ def test_a_default_run_warns_of_nothing_that_a_plain_one_does_not_warn_of(point:
 # ---------------------------------------------------------------------- ways to end
 
 
+BEFORE: list[Any] = []  # processes and threads that were there before the test: another one may have left some
+
+
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """No child process and no thread is there that was not there before."""
     gc.collect()
     processes = set(psutil.Process().children(recursive=True))
     threads = set(threading.enumerate())
+    BEFORE[:] = [*processes, *threads]
     yield
     gc.collect()
     deadline = time.monotonic() + 10  # a worker that was told to end takes a moment to be gone
@@ -197,9 +201,10 @@ def nothing_left() -> Iterator[None]:
 
 
 def running() -> bool:
-    """Whether workers and the fetching thread are there: what the tests below are about."""
-    names = [thread.name for thread in threading.enumerate()]
-    return len(psutil.Process().children()) >= 2 and any("lightning_echo" in name for name in names)
+    """Whether workers and the fetching thread of this test are there: what the tests below are about."""
+    names = [thread.name for thread in threading.enumerate() if thread not in BEFORE]
+    workers = [process for process in psutil.Process().children() if process not in BEFORE]
+    return len(workers) >= 2 and any("lightning_echo" in name for name in names)
 
 
 class EndsBy(pl.Callback):
