@@ -433,9 +433,6 @@ class EchoCallback(DecidesFactor, pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what `state_dict` returned.
 
-        Args:
-            state_dict: The saved state.
-
         Raises:
             EchoStateError: The state is damaged, or the loader cannot continue from it.
         """

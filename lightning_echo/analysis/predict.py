@@ -34,6 +34,7 @@ from lightning_echo.analysis.caches import HOLDS, cached_example, fits_point, po
 from lightning_echo.analysis.measured import MeasuredStages, Spread, check_at_least
 from lightning_echo.insertion import POINTS, InsertionPoint, Needs, earliest, points_from
 from lightning_echo.measuring.cost import PipelineCosts
+from lightning_echo.measuring.words import callback_line
 
 __all__ = ["Prediction", "TrainingSetting", "contention", "costs_of", "predict"]
 
@@ -131,8 +132,7 @@ class TrainingSetting:
     @property
     def line(self) -> str:
         """The `EchoCallback` for the Trainer, as a line of Python; empty if this setting neither echoes nor caches."""
-        rest = [f"{name}={value!r}" for name, value in self.options.items() if name != "factor"]
-        return f"EchoCallback({', '.join([f'factor={self.factor:g}', *rest])})".replace("'", '"') if self.options else ""
+        return callback_line(self.options) if self.options else ""
 
     @property
     def lines(self) -> list[str]:

@@ -477,10 +477,7 @@ class EchoLoader:
         return self._run.state_dict(goes_on, place)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where a state was taken. The loader may be running.
-
-        Args:
-            state: What `state_dict` returned.
+        """Continues where `state_dict` was called. The loader may be running.
 
         Raises:
             EchoStateError: The state is not a state of an `EchoLoader`, or it is damaged, or it is of a later version or of

@@ -12,7 +12,7 @@ from typing import Any
 from lightning_echo.measuring.control import Decision, Observation, Reason
 from lightning_echo.measuring.report import EpochReport
 from lightning_echo.measuring.target_idle import LARGE_FACTOR, NO_GAIN_HELPS
-from lightning_echo.measuring.words import busy, no_workers, number_of, over_last, percent, three_digits
+from lightning_echo.measuring.words import busy, callback_line, no_workers, number_of, over_last, percent, three_digits
 
 __all__ = ["RunVerdict", "advise", "summarize"]
 
@@ -90,10 +90,9 @@ def _next_line(observation: Observation, recommended: Decision, workers: int, ch
         return f"num_workers={workers}"
     if recommended.reason is Reason.downstream_too_slow or recommended.factor == observation.factor:
         return ""
-    factor = [] if recommended.factor == 1 else [f"factor={recommended.factor:g}"]
-    stays = [name for name in chosen if name != "factor" and (factor or name in _WITHOUT_ECHOING)]
-    line = ", ".join([*factor, *(f"{name}={chosen[name]!r}" for name in stays)])
-    return f"EchoCallback({line})".replace("'", '"')
+    if recommended.factor == 1:
+        return callback_line({name: value for name, value in chosen.items() if name in _WITHOUT_ECHOING})
+    return callback_line({"factor": recommended.factor, **{name: value for name, value in chosen.items() if name != "factor"}})
 
 
 def _wants_workers(observation: Observation, recommended: Decision) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["busy", "fewer_fresh", "no_workers", "number_of", "over_last", "percent", "three_digits"]
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["busy", "callback_line", "fewer_fresh", "no_workers", "number_of", "over_last", "percent", "three_digits"]
 
 
 def busy(idle_fraction: float, only: bool = False, last: int = 0) -> str:
@@ -12,6 +15,19 @@ def busy(idle_fraction: float, only: bool = False, last: int = 0) -> str:
     ('the accelerator is busy 75 % of the time', 'the accelerator is busy only 75 % of the time (last 100 steps)')
     """
     return f"the accelerator is busy {'only ' if only else ''}{percent(1 - idle_fraction)} of the time{over_last(last)}"
+
+
+def callback_line(options: Mapping[str, Any]) -> str:
+    """Returns the `EchoCallback` with these options, as a line of Python to paste.
+
+    >>> print(callback_line({"factor": 2.0, "cache": "8GiB"}))
+    EchoCallback(factor=2, cache="8GiB")
+    >>> print(callback_line({"cache": {"size": "8GiB", "path": "/it's"}}))
+    EchoCallback(cache={'size': '8GiB', 'path': "/it's"})
+    """
+    values = {name: f"{value:g}" if isinstance(value, float) else repr(value) for name, value in options.items()}
+    line = f"EchoCallback({', '.join(f'{name}={value}' for name, value in values.items())})"
+    return line if '"' in line else line.replace("'", '"')
 
 
 def fewer_fresh(factor: float) -> str:

@@ -112,6 +112,13 @@ def test_a_class_says_where_its_objects_hold_what_they_hold(kind, plain, of_attr
     assert (is_plain(kind), is_made_of_attributes(kind), has_dict(kind)) == (plain, of_attributes, with_dict)
 
 
+@pytest.mark.parametrize("kind", [np.ufunc, io.BufferedReader, io.FileIO])
+def test_a_class_in_c_with_memory_of_its_own_is_not_made_of_attributes(kind):
+    """Even if ``object`` makes its instances: those of ufunc on every Python, those of files from 3.12 on."""
+    assert not is_plain(kind)
+    assert not is_made_of_attributes(kind)
+
+
 @pytest.mark.parametrize(
     ("make", "attributes", "slots"),
     [
