@@ -1,4 +1,4 @@
-"""The words for figures and findings: the same in a training's summary and in a stall analysis."""
+"""The words for figures and findings, and the line to paste: the same in a training's summary and in a stall analysis."""
 
 from __future__ import annotations
 
