@@ -17,7 +17,7 @@ PEERS_INSTALLED := .venv-peers/.installed
 OUTSIDE_INSTALLED := .venv-outside/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-all test-ray lint docs links dist bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
+.PHONY: help install demo test test-fast test-rest test-all test-ray gpu lint docs links dist bench soak evidence wallclock peers test-oldest test-mosaic test-outside clean
 
 help: ## show this list
 	@echo 'make TARGET [ARGS="..."]   (ARGS go to the program that the target runs)'
@@ -33,13 +33,15 @@ SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto 
 # Left to test-all: of each grid of parameters all but a few, what takes seconds, programs started as users start them, tests of times.
 LEAN := not rest_of_grid and not slow and not program and not alone and not ray
 # And the tests of benchmarks/.
-OF_PACKAGE := --ignore=tests/unit/benchmarks $(addprefix --ignore=tests/integration/,test_learning_runs.py test_wallclock.py test_peers.py)
+BENCHMARK_TESTS := tests/unit/benchmarks $(addprefix tests/integration/,test_learning_runs.py test_wallclock.py test_peers.py test_gpu_run.py)
+OF_PACKAGE := $(addprefix --ignore=,$(BENCHMARK_TESTS))
+TESTED := tests/unit tests/integration tests/docs tests/gpu
 # What a first look at a change to Lightning's side needs of tests/integration.
 SMOKE := test_loader_plain_equivalence test_loader_counts test_loader_growing_data test_longer_schedules test_two_trainers
 
 test: $(INSTALLED) ## run the tests, a few of each grid of parameters (or those that ARGS choose)
 ifeq ($(ARGS),)
-	$(SIDE_BY_SIDE) -m "$(LEAN)" $(OF_PACKAGE) tests/unit tests/integration tests/docs
+	$(SIDE_BY_SIDE) -m "$(LEAN)" $(OF_PACKAGE) $(TESTED)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
@@ -47,9 +49,14 @@ endif
 test-fast: $(INSTALLED) ## run the unit tests and a few with a Trainer
 	$(SIDE_BY_SIDE) -m "$(LEAN)" $(OF_PACKAGE) tests/unit $(SMOKE:%=tests/integration/%.py) $(ARGS)
 
-test-all: $(INSTALLED) ## run all tests: full grids, programs, outside loaders, then what compares times (CI does)
-	$(SIDE_BY_SIDE) -m "not alone and not ray" $(ARGS)
-	$(BIN)/python -m pytest -q -m alone $(ARGS)
+test-rest: $(INSTALLED) ## run what `make test` leaves out: full grids, programs, outside loaders, then what compares times
+	$(SIDE_BY_SIDE) -m "(rest_of_grid or slow or program) and not alone and not ray" $(OF_PACKAGE) $(TESTED)
+	$(SIDE_BY_SIDE) -m "not alone and not ray" $(BENCHMARK_TESTS) tests/outside
+	$(BIN)/python -m pytest -q -m alone
+
+test-all: ## run all tests
+	$(MAKE) test ARGS=
+	$(MAKE) test-rest
 
 test-ray: $(RAY_INSTALLED) ## run the tests on a Ray cluster of several nodes on this machine (CI does)
 	$(BIN)/python -m pytest -m ray tests/integration $(ARGS)
@@ -71,6 +78,9 @@ dist: $(INSTALLED) ## build the source archive and the wheel into dist/ (people 
 
 bench: $(INSTALLED) ## measure speed-up and overhead, print a table, write it as CSV
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+gpu: $(INSTALLED) ## ten minutes on a GPU: its tests, then what only it can measure (ARGS=--tiny: on a processor, no evidence)
+	PYTHON=$(BIN)/python bash benchmarks/gpu/run.sh $(ARGS)
 
 soak: $(INSTALLED) ## share for ten minutes, with kills every few seconds: nothing may be lost, nothing may grow
 	$(BIN)/python benchmarks/soak.py $(ARGS)

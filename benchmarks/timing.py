@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +87,39 @@ def tree_memory(pid: int) -> Memory:
         own += 1024 * (kilobytes["Pss_Anon"] + kilobytes["Pss_File"])
         shared += 1024 * kilobytes["Pss_Shmem"]
     return Memory(own, shared)
+
+
+class Stopwatch:
+    """Seconds since it was started, less those in which it stood.
+
+    Args:
+        clock: Seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._begin: float | None = None
+        self.stood_seconds = 0.0
+
+    @property
+    def is_started(self) -> bool:
+        return self._begin is not None
+
+    @property
+    def seconds(self) -> float:
+        """0 before the start."""
+        return 0.0 if self._begin is None else self._clock() - self._begin - self.stood_seconds
+
+    def start(self) -> None:
+        self._begin = self._clock()
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self.stood_seconds += self._clock() - begin
 
 
 def _of_process(pid: int) -> float:

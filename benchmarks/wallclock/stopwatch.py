@@ -1,52 +1,19 @@
-"""The clock of a run: from the request of the first batch, evaluations taken out."""
+"""Notes when a run was evaluated, by the clock of a run: from the request of the first batch, evaluations taken out."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import lightning.pytorch as pl
 from learning.reuse.run import StepEvaluator
 from learning.reuse.studies import Study
+from timing import Stopwatch
 
 from lightning_echo import EchoCallback
 from wallclock.source import SlowSource
 
-__all__ = ["Stopwatch", "TimedEvaluator"]
-
-
-class Stopwatch:
-    """Seconds since it was started, less those in which it stood.
-
-    Args:
-        clock: Seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._begin: float | None = None
-        self.stood_seconds = 0.0
-
-    @property
-    def is_started(self) -> bool:
-        return self._begin is not None
-
-    @property
-    def seconds(self) -> float:
-        """0 before the start."""
-        return 0.0 if self._begin is None else self._clock() - self._begin - self.stood_seconds
-
-    def start(self) -> None:
-        self._begin = self._clock()
-
-    @contextmanager
-    def standing_still(self) -> Iterator[None]:
-        begin = self._clock()
-        try:
-            yield
-        finally:
-            self.stood_seconds += self._clock() - begin
+__all__ = ["TimedEvaluator"]
 
 
 class TimedEvaluator(StepEvaluator):

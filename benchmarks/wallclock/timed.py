@@ -13,6 +13,7 @@ from learning.reuse.clock import pack_counts, unpack_counts
 from learning.reuse.studies import Study
 from learning.rules import reached_at
 from learning.run import ENDLESS, Module
+from timing import Stopwatch
 from torch.utils.data import DataLoader
 from trainer import be_quiet, quiet_trainer
 
@@ -21,7 +22,7 @@ from lightning_echo.measuring.report import EpochReport
 from wallclock.plans import TARGET_IDLE, Plan
 from wallclock.source import SlowSource
 from wallclock.stages import Stage
-from wallclock.stopwatch import Stopwatch, TimedEvaluator
+from wallclock.stopwatch import TimedEvaluator
 
 __all__ = ["TimedRow", "factor_changes", "timed_run"]
 

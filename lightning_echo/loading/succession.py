@@ -18,7 +18,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 __all__ = ["Beginning", "EpochListener", "Succeeding", "predecessor_of"]
 
@@ -51,7 +51,17 @@ class Succeeding(Protocol):
 
 Run = TypeVar("Run", bound=Succeeding)
 
-_last: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], Beginning]] = weakref.WeakKeyDictionary()
+
+class _Last(NamedTuple):
+    """The run that was made last over some data. It keeps neither alive."""
+
+    data: weakref.ref[Any]
+    run: weakref.ref[Any]
+    beginning: Beginning
+
+
+# By the data set's identity: equal data sets are not the same, and tensors do not compare to True or False.
+_last: dict[int, _Last] = {}
 
 
 class EpochListener:
@@ -81,17 +91,19 @@ def predecessor_of(run: Run, loader: Any) -> Run | None:
         loader: The user's loader.
     """
     data = getattr(loader, "dataset", loader)
+    key = id(data)
+    last = _last.get(key)
     try:
-        last = _last.get(data)
-        _last[data] = (weakref.ref(run), run.beginning)
-    except TypeError:  # the data set allows no weak reference, or no hash, as a list
+        alive = weakref.ref(data, lambda _: _last.pop(key, None))
+    except TypeError:  # the data set allows no weak reference, as a list
         return None
-    if last is None:
+    _last[key] = _Last(alive, weakref.ref(run), run.beginning)
+    if last is None or last.data() is not data:
         return None
-    found: Run | None = last[0]()
-    if last[1].epochs:
-        run.beginning.before = last[1]
+    found: Run | None = last.run()
+    if last.beginning.epochs:
+        run.beginning.before = last.beginning
         return found
-    run.beginning.before = last[1].before  # the last run was never begun, so take the one before it
+    run.beginning.before = last.beginning.before  # the last run was never begun, so take the one before it
     earlier: Run | None = None if found is None else found.predecessor
     return earlier

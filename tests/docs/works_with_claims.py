@@ -89,7 +89,10 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "one GPU",
             "the tests are there, but no machine with a GPU was at hand",
-            integration("after_transfer_gpu::a_fresh_batch_is_copied_once_and_an_echo_never", "idle_gpu::no_step_synchronises"),
+            (
+                "tests/gpu/test_gpu_after_transfer.py::test_a_fresh_batch_is_copied_once_and_an_echo_never",
+                "tests/gpu/test_gpu_synchronisation.py::test_no_step_waits_for_the_device",
+            ),
         ),
     ),
     "Resuming": (

@@ -146,15 +146,6 @@ def test_pin_memory_reaches_the_users_batch(point, monkeypatch):
     assert [batch.pinned for batch in take(loader, 12)] == [True] * 12
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinning memory needs a CUDA device")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("point", POINTS)
-def test_pinned_tensors_are_pinned_in_every_use(point, workers):
-    loader = EchoLoader(DataLoader(Values(24), batch_size=4, pin_memory=True, num_workers=workers), 4, insertion_point=point)
-    assert all(batch["value"].is_pinned() for batch in take(loader, 12))
-
-
 # --- generator ---
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +11,11 @@ import pytest
 import torch
 from learning.reuse.studies import STUDIES, Study
 from learning.task import Split
+from timing import Stopwatch
 from torch import nn
 from torch.utils.data import Dataset
 from wallclock.plans import FIXED, NO_ECHO, SETTLED, STEP, TARGET_IDLE, Plan
 from wallclock.stages import Stage
-from wallclock.stopwatch import Stopwatch
 from wallclock.timed import TimedRow, timed_run
 
 from lightning_echo import EchoConfig, EchoLoader
@@ -112,32 +109,3 @@ def test_runs_have_the_settings_that_users_get(monkeypatch: pytest.MonkeyPatch) 
     assert loader.reuse == EchoConfig().reuse
     assert loader.insertion_point.value == STUDIES["language_model"].point
     assert row.buffer_size == loader.buffer_size
-
-
-def gpu_script(*options: str) -> subprocess.CompletedProcess[str]:
-    """Without a GPU, wherever it runs."""
-    script = [sys.executable, str(BENCHMARKS / "wallclock" / "gpu.py"), *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(script, env=environment, capture_output=True, text=True, timeout=250, check=False)
-
-
-@pytest.mark.program
-def test_the_gpu_script_says_that_there_is_no_gpu_and_ends(tmp_path: Path) -> None:
-    done = gpu_script("--out", str(tmp_path))
-    assert (done.returncode, done.stdout) == (
-        0,
-        "No GPU here: nothing was measured. --device cpu --tiny shows that the script works.\n",
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.program
-def test_the_gpu_script_runs_through_on_a_processor(tmp_path: Path) -> None:
-    done = gpu_script("--device", "cpu", "--tiny", "--files", str(tmp_path / "jpegs"), "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    header, *rows = (tmp_path / "gpu.csv").read_text().splitlines()
-    assert header.startswith("workers,R,point,factor,images per second,speed-up,bound")
-    assert [row.split(",")[2] for row in rows] == ["no echo", "before_augmentation", "after_batching", "after_transfer"]
-    assert all(float(row.split(",")[4]) > 0 for row in rows)
-    assert all(0 <= float(row.split(",")[-2]) < 1 for row in rows)  # idle, by EchoCallback
-    assert "options,--tiny: no evidence" in (tmp_path / "gpu_machine.csv").read_text()

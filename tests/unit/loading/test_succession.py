@@ -4,6 +4,7 @@ import gc
 import weakref
 
 import pytest
+import torch
 
 from lightning_echo.loading.succession import Beginning, EpochListener, predecessor_of
 
@@ -37,6 +38,35 @@ def test_the_run_that_was_made_last_over_the_same_data_is_found_by_whatever_load
     assert [run.predecessor for run in (first, second, third)] == [None, first, second]
     assert third.beginning.before is second.beginning
     assert Run(Loader(Data())).predecessor is None
+
+
+class Equal(Data):
+    """Equals all of its class, as a data set that compares by its options does."""
+
+    def __eq__(self, other):
+        return isinstance(other, Equal)
+
+    def __hash__(self):
+        return 1
+
+
+class Unhashable(Equal):
+    __hash__ = None
+
+
+@pytest.mark.parametrize("kind", [Equal, Unhashable])
+def test_data_that_is_equal_is_not_the_same_data(kind):
+    data = kind()
+    first = Run(Loader(data))
+    assert Run(Loader(kind())).predecessor is None
+    assert Run(Loader(data)).predecessor is first
+
+
+def test_a_tensor_is_found_again_though_it_compares_to_no_truth_value():
+    data = torch.arange(3)
+    first = Run(Loader(data))
+    assert Run(Loader(torch.arange(3))).predecessor is None
+    assert Run(Loader(data)).predecessor is first
 
 
 def test_of_one_that_is_gone_only_how_it_began_is_known(data):

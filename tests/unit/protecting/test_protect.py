@@ -376,17 +376,6 @@ def test_a_pinned_tensor_is_copied_into_pinned_memory(monkeypatch):
     assert kept.tolist() == [1, 2]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_pinned_batch_stays_pinned_on_a_machine_with_a_device():
-    torch.cuda.init()
-    batch = {"x": torch.rand(2, 3).pin_memory(), "y": torch.zeros(2)}
-    handed_out = copy_example(batch)
-    assert handed_out["x"].is_pinned()
-    assert not handed_out["y"].is_pinned()
-    assert handed_out["x"].tolist() == batch["x"].tolist()
-
-
 @pytest.mark.parametrize(
     ("value", "payload_bytes"),
     [

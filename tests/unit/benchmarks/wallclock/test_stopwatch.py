@@ -3,9 +3,10 @@ from typing import Any
 import pytest
 import torch
 from learning.reuse.studies import STUDIES
+from timing import Stopwatch
 from torch import nn
 from wallclock.source import SlowSource
-from wallclock.stopwatch import Stopwatch, TimedEvaluator
+from wallclock.stopwatch import TimedEvaluator
 
 
 class Clock:

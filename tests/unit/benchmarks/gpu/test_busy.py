@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from wallclock.busy import idle_share
+from gpu.busy import idle_share
 
 
 def test_gaps_between_kernels_are_idle() -> None:

@@ -1,0 +1,1 @@
+"""Ten minutes on a GPU: ``bash benchmarks/gpu/run.sh``. README.md beside this file is the map."""
