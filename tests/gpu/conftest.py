@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpu_runs import IS_POSSIBLE, warm_up
+from gpu_runs import is_possible, warm_up
 
 HERE = Path(__file__).parent
 NO_DEVICE = "needs a CUDA device (LIGHTNING_ECHO_GPU_STAND_IN=cpu runs it on the processor, as far as that can)"
@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("gpu")
-            item.add_marker(pytest.mark.skipif(not IS_POSSIBLE, reason=NO_DEVICE))
+            item.add_marker(pytest.mark.skipif(not is_possible(), reason=NO_DEVICE))
             item.add_marker(pytest.mark.filterwarnings("default", "error:lightning_echo"))
             item.add_marker(pytest.mark.timeout(60))
 
@@ -24,5 +24,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _warm_device() -> None:
     """Starts CUDA, its libraries and the profiler once, and not within what a test measures."""
-    if IS_POSSIBLE:
+    if is_possible():
         warm_up()

@@ -19,13 +19,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
-from lightning_echo import EchoDataModule, StagedDataset
+from lightning_echo import EchoDataModule
 
 STAND_IN = os.environ.get("LIGHTNING_ECHO_GPU_STAND_IN", "")
 if STAND_IN not in ("", "cpu"):
     raise ValueError(f"LIGHTNING_ECHO_GPU_STAND_IN must be cpu, or not be set, got {STAND_IN!r}")
 ON_GPU = STAND_IN == ""
-IS_POSSIBLE = not ON_GPU or torch.cuda.is_available()
 DEVICE, ACCELERATOR = ("cuda", "gpu") if ON_GPU else ("cpu", "cpu")
 
 POINTS = ("after_read", "before_augmentation", "after_augmentation", "after_batching", "after_transfer")
@@ -35,6 +34,11 @@ T = TypeVar("T")
 
 
 # ---------------------------------------------------------------------- the device
+
+
+def is_possible() -> bool:
+    """Whether the tests can run: on a GPU, or on the processor in its stead."""
+    return not ON_GPU or torch.cuda.is_available()
 
 
 def synchronize() -> None:
@@ -113,37 +117,7 @@ def device_spans(events: list[dict[str, Any]]) -> list[tuple[float, float]]:
     return sorted((float(each["ts"]), float(each["ts"]) + float(each["dur"])) for each in events if each.get("cat") in kinds)
 
 
-# ---------------------------------------------------------------------- data whose truth is known
-
-
-def coded(index: int, width: int) -> torch.Tensor:
-    """The numbers of an example, each from place and index: 20 bits."""
-    return (torch.arange(width) * 7919 + index * 104_729).remainder_(2**20).to(torch.int32)
-
-
-class Coded(StagedDataset):
-    """Example ``index``: the index, its numbers, and a shift that is drawn for each run of the augmentation and added to them.
-
-    Args:
-        length: Examples.
-        width: Numbers of an example.
-    """
-
-    def __init__(self, length: int, width: int) -> None:
-        self.length, self.width = length, width
-
-    def __len__(self) -> int:
-        return self.length
-
-    def read(self, index: Any) -> Any:
-        return str(index).encode()
-
-    def decode(self, raw: Any) -> Any:
-        return {"index": int(raw), "values": coded(int(raw), self.width)}
-
-    def augment(self, example: Any) -> Any:
-        shift = torch.randint(1, 2**20, (), dtype=torch.int32)
-        return {**example, "shift": shift, "values": example["values"] + shift}
+# ---------------------------------------------------------------------- loaders
 
 
 def loader_of(dataset: Any, batch_size: int = 4, workers: int = 0, **options: Any) -> DataLoader[Any]:

@@ -138,7 +138,7 @@ def test_live_batches_take_no_more_memory_than_the_buffer_may(buffer_size: int) 
     echoed, echoed_batches = peak(4, buffer_size)
     assert plain_batches <= 2
     assert buffer_size - 2 <= echoed_batches <= buffer_size + 1
-    assert buffer_size - 3 <= echoed - plain <= buffer_size + 0.1, "but for what is smaller than a batch"
+    assert buffer_size - 3.5 <= echoed - plain <= buffer_size + 0.5, "but for what is smaller than a batch"
 
 
 def test_the_log_says_what_a_live_batch_takes(caplog: pytest.LogCaptureFixture) -> None:

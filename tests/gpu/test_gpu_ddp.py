@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_runs import ON_GPU, Coded, Moving, loader_of, trainer
+from gpu_data import Coded
+from gpu_runs import ON_GPU, Moving, loader_of, trainer
 
 from lightning_echo import EchoCallback
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_runs import DEVICE, ON_GPU, POINTS, Coded, Load, Moving, coded, echoing, loader_of, trainer
+from gpu_data import Coded, coded
+from gpu_runs import DEVICE, ON_GPU, POINTS, Load, Moving, echoing, loader_of, trainer
 
 from lightning_echo import EchoLoader
 from lightning_echo.protecting.protect import copy_example

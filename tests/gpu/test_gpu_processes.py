@@ -13,7 +13,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from gpu_runs import ON_GPU, Coded, Moving, loader_of, trainer
+from gpu_data import Coded
+from gpu_runs import ON_GPU, Moving, loader_of, trainer
 
 from lightning_echo import EchoCallback, ShareConfig
 from lightning_echo.sharing.serving import status_of

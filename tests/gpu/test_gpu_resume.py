@@ -8,7 +8,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from gpu_runs import Coded, Moving, echoing, loader_of, trainer
+from gpu_data import Coded
+from gpu_runs import Moving, echoing, loader_of, trainer
 
 STEPS, EPOCHS, KILLED_AFTER, WIDTH = 12, 2, 17, 64
 

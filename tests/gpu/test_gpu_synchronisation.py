@@ -9,7 +9,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from gpu_runs import ON_GPU, Coded, Moving, loader_of, traced, trainer
+from gpu_data import Coded
+from gpu_runs import ON_GPU, Moving, loader_of, traced, trainer
 
 from lightning_echo import EchoCallback
 
