@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gpu.page import write_page
 from gpu.plan import STAGES, Stage
-from gpu.rows import add_row
+from gpu.rows import COLUMNS, add_row
 from gpu.setting import Setting
 
 __all__ = ["Run", "describe_machine", "main"]
@@ -155,16 +155,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "data" if options.tiny else options.data
         setting = Setting(out.absolute(), data.absolute(), Path(scratch).absolute(), options.tiny)
-        for each in out.glob("*.csv"):
-            each.unlink()
-        (out / "log.txt").unlink(missing_ok=True)
+        for name in (*(f"{table}.csv" for table in COLUMNS), "log.txt", "gpu.md"):  # of a run before
+            (out / name).unlink(missing_ok=True)
         run = Run(setting, options.seconds)
         describe_machine(setting)
         for stage in chosen_stages(names):
             run.stage(_tiny(stage) if options.tiny else stage)
             write_page(out, out / "gpu.md")
         if not options.keep:
-            shutil.rmtree(data, ignore_errors=True)
+            for size in setting.scale.sizes:  # nothing else that may lie there
+                shutil.rmtree(setting.images_of(size), ignore_errors=True)
     print(f"rows, log and table: {out}", flush=True)
     failed = [line for line in _lines(out / "stages.csv")[1:] if ",ran," not in line]
     print(f"{len(failed)} parts failed or did not run" if failed else "every part ran", flush=True)

@@ -29,9 +29,12 @@ def idle_share(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def kernel_intervals(profile: Any) -> list[tuple[float, float]]:
-    """Microseconds, of a finished ``torch.profiler.profile``; copies and fills are no kernels."""
+    """Microseconds, of a finished ``torch.profiler.profile``. Copies and fills are not kernels, nor are ranges with a name, such
+    as that of an optimizer's step, which the trace shows on the device, too."""
     return [
         (event.time_range.start, event.time_range.end)
         for event in profile.events()
-        if event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))
+        if event.device_type == DeviceType.CUDA
+        and not event.name.startswith(("Memcpy", "Memset"))
+        and not getattr(event, "is_user_annotation", False)
     ]

@@ -61,7 +61,10 @@ def main(setting: Setting) -> None:
         "-o",
         "minversion=7",
     ]
-    status = pytest.main([str(ROOT / "tests" / "gpu"), *options], plugins=[Writes(setting)])
+    files = sorted(
+        (ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda file: ("compiled" in file.name, file.name)
+    )  # slow ones last
+    status = pytest.main([*map(str, files), *options], plugins=[Writes(setting)])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"pytest ended with {pytest.ExitCode(status).name}: see the lines above")
 

@@ -42,7 +42,7 @@ def measure(setting: Setting) -> None:
     scale = setting.scale
     step = _step_seconds(setting)
     for size in scale.sizes:
-        folder = setting.data / f"{size[0]}x{size[1]}"
+        folder = setting.images_of(size)
         found = write_images(folder / "train", 0, scale.sample, size, _SECONDS)
         setting.note("images", folder=str(folder), size=size, train=found)
         batch_seconds = _batch_seconds(setting)

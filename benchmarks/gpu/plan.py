@@ -44,9 +44,9 @@ STAGES = (
     Stage(
         "feed",
         "gpu.feed",
-        200,
+        225,
         (CEILING, PREDICTION, PLAIN, FACTOR, DECODES, AUTO, CACHE, CEILING + LARGE, PLAIN + LARGE, AUTO + LARGE),
-        60,
+        100,  # the prediction: of so many workers and so large batches it takes longer than it is told to
         "data",
         "All cores but one cannot feed this GPU: what cures it?",
     ),

@@ -115,6 +115,10 @@ class Setting:
         """All cores but one, in every arm."""
         return max(len(os.sched_getaffinity(0)) - 1, 1)
 
+    def images_of(self, size: tuple[int, int]) -> Path:
+        """The folder of the images of a size, width and height in pixels."""
+        return self.data / f"{size[0]}x{size[1]}"
+
     def add(self, table: str, **cells: Cell) -> None:
         """Writes a row."""
         add_row(self.out, table, **cells)

@@ -185,6 +185,8 @@ def loader_of(setting: Setting, data: Dataset[Any], **options: Any) -> DataLoade
 def trainer_of(setting: Setting, callbacks: Sequence[pl.Callback], **options: Any) -> pl.Trainer:
     """A quiet Trainer in bf16 on the run's device."""
     be_quiet()
+    if setting.is_tiny:
+        torch.set_num_threads(1)  # threads of so small a network wait for each other
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
     accelerator = "gpu" if setting.device == "cuda" else "cpu"

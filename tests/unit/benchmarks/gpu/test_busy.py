@@ -1,7 +1,9 @@
 import math
+from types import SimpleNamespace
 
 import pytest
-from gpu.busy import idle_share
+from gpu.busy import idle_share, kernel_intervals
+from torch.autograd import DeviceType
 
 
 def test_gaps_between_kernels_are_idle() -> None:
@@ -14,3 +16,18 @@ def test_kernels_that_overlap_count_once() -> None:
 
 def test_without_a_kernel_it_is_not_known() -> None:
     assert math.isnan(idle_share([]))
+
+
+def test_copies_named_ranges_and_work_of_the_processor_are_not_kernels() -> None:
+    def event(name: str, begin: float, end: float, on: DeviceType = DeviceType.CUDA, annotates: bool = False) -> SimpleNamespace:
+        span = SimpleNamespace(start=begin, end=end)
+        return SimpleNamespace(name=name, time_range=span, device_type=on, is_user_annotation=annotates)
+
+    events = [
+        event("sgemm", 0, 2),
+        event("Memcpy HtoD (Pinned -> Device)", 2, 4),
+        event("Memset (Device)", 4, 5),
+        event("Optimizer.step#SGD.step", 0, 10, annotates=True),
+        event("aten::mm", 0, 10, on=DeviceType.CPU),
+    ]
+    assert kernel_intervals(SimpleNamespace(events=lambda: events)) == [(0, 2)]

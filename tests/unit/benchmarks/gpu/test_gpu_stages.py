@@ -104,7 +104,8 @@ def test_stages_bring_what_they_need_in_the_order_of_their_worth() -> None:
     assert [stage.name for stage in chosen_stages([stage.name for stage in STAGES])] == [stage.name for stage in STAGES]
 
 
-def test_the_limits_of_the_first_stages_fit_the_run() -> None:
+def test_the_first_stages_fit_the_run_even_if_each_takes_all_of_its_time() -> None:
     seconds = {stage.name: stage.seconds for stage in STAGES}
-    assert (seconds["tests"], seconds["feed"], seconds["sharing"]) == (90, 200, 110)
+    assert seconds["tests"] <= 90
+    assert seconds["sharing"] <= 110
     assert seconds["tests"] + seconds["feed"] + seconds["sharing"] <= 480
