@@ -20,7 +20,6 @@ from lightning_echo import CacheConfig, EchoCallback, StallAnalyzer
 
 __all__ = ["Feed"]
 
-_PROFILED_STEPS = 20
 _EPOCHS, _EPOCHS_OF_AUTO = 2, 4  # auto measures some 60 steps before it decides
 
 
@@ -104,8 +103,7 @@ class Feed:
         model: Classifier | None = None,
     ) -> None:
         """Trains, and writes the row."""
-        profiled = min(_PROFILED_STEPS, self._steps)
-        clock = EpochClock(profiled_epoch=epochs, steps=profiled)
+        clock = EpochClock(profiled_epoch=epochs)
         trainer = trainer_of(self._setting, [echo, clock], max_epochs=epochs + 1, limit_train_batches=self._steps)
         trainer.fit(model or Classifier(network), loader)
         report, last = echo.reports[epochs - 1], echo.reports[epochs]
@@ -125,8 +123,8 @@ class Feed:
             fresh_share=fresh / delivered if delivered else None,
             cache_hits=report.cache_hit_fraction,
             idle_EchoCallback=report.idle_fraction,
-            idle_in_the_profiled_steps_EchoCallback=last.idle_fraction,
-            no_kernel_in_the_profiled_steps_torch_profiler=clock.without_kernel,
+            idle_in_the_profiled_epoch_EchoCallback=last.idle_fraction,
+            no_kernel_in_the_profiled_epoch_torch_profiler=clock.without_kernel,
             first_batch_s=report.first_batch_seconds,
             said=report.message,
         )

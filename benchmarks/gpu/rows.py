@@ -15,7 +15,7 @@ COLUMNS = {
     "tests": ("test", "outcome", "seconds", "said"),
     "feed": (
         *("network", "arm", "how", "workers", "R", "factor", "epochs", "images per second", "fresh share", "cache hits"),
-        *("idle, EchoCallback", "idle in the profiled steps, EchoCallback", "no kernel in the profiled steps, torch.profiler"),
+        *("idle, EchoCallback", "idle in the profiled epoch, EchoCallback", "no kernel in the profiled epoch, torch.profiler"),
         *("first batch (s)", "said"),
     ),
     "sharing": (

@@ -110,21 +110,20 @@ class Encoded(Dataset[tuple[bytes, int]]):
 
 
 class EpochClock(pl.Callback):
-    """When each epoch ended on the device; profiles the first steps of the last epoch, and ends the training then.
+    """When each epoch ended on the device; profiles one epoch, from its first batch's arrival on.
 
     Args:
-        profiled_epoch: Its number; None: nothing is profiled.
-        steps: That are profiled.
+        profiled_epoch: Its number; None: none is profiled.
 
     Attributes:
         ends: Seconds, by epoch.
         without_kernel: Share of the profiled time; None if it is not known.
     """
 
-    def __init__(self, profiled_epoch: int | None = None, steps: int = 0) -> None:
+    def __init__(self, profiled_epoch: int | None = None) -> None:
         self.ends: list[float] = []
         self.without_kernel: float | None = None
-        self._profiled_epoch, self._steps = profiled_epoch, steps
+        self._profiled_epoch = profiled_epoch
         self._profile: Any = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -135,18 +134,14 @@ class EpochClock(pl.Callback):
             self._profile = torch.profiler.profile(activities=[kinds.CUDA if on_device else kinds.CPU])
             self._profile.start()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        if self._profile is not None and args[-1] == self._steps - 1:
-            synchronize(pl_module.device)
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        synchronize(pl_module.device)
+        self.ends.append(time.perf_counter())
+        if self._profile is not None:
             self._profile.stop()
             intervals = kernel_intervals(self._profile)
             self.without_kernel = idle_share(intervals) if intervals else None
             self._profile = None
-            trainer.should_stop = True
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        synchronize(pl_module.device)
-        self.ends.append(time.perf_counter())
 
 
 class Repeated:
