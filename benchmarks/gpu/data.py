@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 from torch.utils.data import RandomSampler, Subset
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
-from gpu.images import augmented_folder, held_out_folder, write_images
 from gpu.plan import NO_ECHO_BELOW
 from gpu.setting import Setting, run_parts
 from gpu.training import Classifier, EpochClock, Repeated, loader_of, random_batch, trainer_of
 
-__all__ = ["ENOUGH", "held_out_images", "training_images"]
+__all__ = ["ENOUGH", "augmented_folder", "held_out_folder", "held_out_images", "training_images"]
 
 ENOUGH = 3.0  # R, below which larger files are taken
 _SECONDS, _HELD_OUT_SECONDS = 40.0, 15.0  # that files may take
@@ -37,13 +38,24 @@ def held_out_images(setting: Setting) -> ImageFolder:
     return held_out_folder(folder / "held_out", setting.scale.resize, setting.scale.crop)
 
 
+def augmented_folder(folder: Path, resize: int, crop: int) -> ImageFolder:
+    """A plain torchvision data set: images (3, crop, crop), uint8, and labels."""
+    redone = [v2.RandomCrop(crop), v2.RandomHorizontalFlip(), v2.PILToTensor()]
+    return ImageFolder(str(folder), v2.Compose([v2.Resize(resize), *redone]))
+
+
+def held_out_folder(folder: Path, resize: int, crop: int) -> ImageFolder:
+    """The same without anything random."""
+    return ImageFolder(str(folder), v2.Compose([v2.Resize(resize), v2.CenterCrop(crop), v2.PILToTensor()]))
+
+
 def measure(setting: Setting) -> None:
     """Finds R, and the size of the files."""
     scale = setting.scale
     step = _step_seconds(setting)
     for size in scale.sizes:
         folder = setting.images_of(size)
-        found = write_images(folder / "train", 0, scale.sample, size, _SECONDS)
+        found = _made(folder / "train", 0, scale.sample, size, _SECONDS)
         setting.note("images", folder=str(folder), size=size, train=found)
         batch_seconds = _batch_seconds(setting)
         ratio = batch_seconds / step
@@ -69,10 +81,17 @@ def make(setting: Setting) -> None:
     scale, noted = setting.scale, setting.noted("images")
     folder, (width, height) = Path(noted["folder"]), noted["size"]
     began = time.monotonic()
-    held_out = write_images(folder / "held_out", _HELD_OUT, scale.held_out, (width, height), _HELD_OUT_SECONDS)
-    train = write_images(folder / "train", 0, scale.train, (width, height), _SECONDS)
+    held_out = _made(folder / "held_out", _HELD_OUT, scale.held_out, (width, height), _HELD_OUT_SECONDS)
+    train = _made(folder / "train", 0, scale.train, (width, height), _SECONDS)
     setting.note("images", folder=str(folder), size=(width, height), train=train)
     print(f"{train} files to train on and {held_out} to evaluate on, {time.monotonic() - began:.1f} s", flush=True)
+
+
+def _made(folder: Path, first: int, count: int, size: tuple[int, int], seconds: float) -> int:
+    """Makes files in a process of their own, and returns how many are there."""
+    numbers = map(str, (first, count, *size, seconds))
+    command = [sys.executable, "-m", "gpu.images", str(folder), *numbers]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def _step_seconds(setting: Setting) -> float:

@@ -1,12 +1,16 @@
 """JPEG files that are made on the machine: a large rotated character before a soft background, with grain.
 
 A file is a pure function of its number and size: character, place, angle, colours. The grain is cut from one tile at random
-offsets, since drawing it anew for each file would take most of the time.
+offsets, since drawing it for each file would take most of the time.
+
+``python -m gpu.images FOLDER FIRST COUNT WIDTH HEIGHT SECONDS`` makes them and prints how many are there. A process that has used
+the card does not make them itself: it would fork beside CUDA's threads.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
@@ -14,10 +18,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from torchvision.datasets import ImageFolder
-from torchvision.transforms import v2
 
-__all__ = ["CLASSES", "augmented_folder", "held_out_folder", "write_images"]
+__all__ = ["CLASSES", "draw", "write_images"]
 
 # None looks like another one's mirror image, since images are flipped.
 CLASSES = "ABCDEFGHKLMNPQRTUVXYZ34679&@#%?$+=aehrft"
@@ -44,17 +46,6 @@ def write_images(folder: Path, first: int, count: int, size: tuple[int, int], se
     chunks = [range(start, min(start + _CHUNK, first + count)) for start in range(first, first + count, _CHUNK)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         return sum(pool.map(partial(_write, folder, size, end), chunks))
-
-
-def augmented_folder(folder: Path, resize: int, crop: int) -> ImageFolder:
-    """A plain torchvision data set: images (3, crop, crop), uint8, and labels."""
-    redone = [v2.RandomCrop(crop), v2.RandomHorizontalFlip(), v2.PILToTensor()]
-    return ImageFolder(str(folder), v2.Compose([v2.Resize(resize), *redone]))
-
-
-def held_out_folder(folder: Path, resize: int, crop: int) -> ImageFolder:
-    """The same without anything random."""
-    return ImageFolder(str(folder), v2.Compose([v2.Resize(resize), v2.CenterCrop(crop), v2.PILToTensor()]))
 
 
 def _write(folder: Path, size: tuple[int, int], end: float, numbers: range) -> int:
@@ -99,3 +90,9 @@ def _character(character: str) -> Image.Image:
 def _tile(width: int, height: int) -> np.ndarray:
     shape = (height + _MARGIN, width + _MARGIN, 3)
     return np.random.default_rng(0).normal(0, _GRAIN, shape).round().astype(np.int16)
+
+
+if __name__ == "__main__":
+    _folder, *_numbers = sys.argv[1:]
+    _first, _count, _width, _height = map(int, _numbers[:4])
+    print(write_images(Path(_folder), _first, _count, (_width, _height), float(_numbers[4])))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from gpu import accuracy, rates
-from gpu.data import training_images
+from gpu.data import augmented_folder, training_images
 from gpu.feed import Feed
-from gpu.images import CLASSES, augmented_folder, draw, write_images
+from gpu.images import CLASSES, draw, write_images
 from gpu.plan import AUTO, FACTOR, PLAIN, RATES, STAGES
 from gpu.setting import Setting
 from gpu.sharing import numbered_images, of_passes
