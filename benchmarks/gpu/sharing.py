@@ -329,6 +329,8 @@ def _main(arguments: list[str]) -> None:
     elif arguments[0] == "producer":
         producer(setting, json.loads(arguments[-1]))
     else:
+        # The driver ends a stage that takes too long. The trainings have sessions of their own, and must not outlive it.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by the driver"))
         ways = {how: partial(conduct, setting, how) for how in (SHARED, TENSORSOCKET, ALONE)}
         run_parts(setting, ways, arguments)
 

@@ -6,12 +6,16 @@ import os
 import re
 import subprocess
 import sys
+import time
 from importlib.metadata import distribution, requires
 from pathlib import Path
 
+import psutil
 import pytest
+from gpu.images import write_images
 from gpu.plan import ALONE, SHARED, STAGES, TENSORSOCKET
 from gpu.rows import COLUMNS, read_rows
+from gpu.setting import Setting
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -55,6 +59,27 @@ def test_all_of_it_runs_in_miniature(tmp_path: Path) -> None:
     }
     assert "**No evidence**" in (out / "gpu.md").read_text()
     assert not (tmp_path / "runs").exists()
+
+
+def test_trainings_that_share_end_with_the_stage_that_is_ended(tmp_path: Path) -> None:
+    setting = Setting(tmp_path / "out", tmp_path / "data", tmp_path / "scratch", is_tiny=True)
+    write_images(setting.data / "train", 0, 80, (80, 60), seconds=60)
+    setting.note("images", folder=str(setting.data), size=(80, 60), train=80)
+    paths = os.pathsep.join(map(str, (ROOT / "benchmarks", ROOT)))
+    stage = subprocess.Popen(
+        [sys.executable, "-m", "gpu.sharing", ALONE], env={**os.environ, **setting.environment, "PYTHONPATH": paths}
+    )
+    began = psutil.Process(stage.pid)
+    try:
+        while len(trainings := began.children()) < setting.scale.trainings:
+            assert stage.poll() is None
+            time.sleep(0.05)
+        stage.terminate()
+        assert stage.wait(30) != 0
+    finally:
+        stage.kill()
+    _, alive = psutil.wait_procs(trainings, timeout=10)
+    assert alive == []
 
 
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
