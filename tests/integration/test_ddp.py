@@ -18,6 +18,8 @@ from trainer_runs import Batch, Killed, SaveAt, chunks, echoed, first_uses, fit,
 
 from lightning_echo.analysis.result import StallAnalysis
 
+# All scenarios run once, in one job: three minutes on a slow machine with nothing beside them.
+pytestmark = pytest.mark.timeout(410)
 EACH = 31  # examples of a pass on each rank: DistributedSampler fills 61 up to 62
 
 
@@ -44,7 +46,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
         fit(echoed(2, **UNEVEN), callbacks=[SaveAt(folder, [8], dies=True)])
     environment = {name: value for name, value in os.environ.items() if name not in ("PL_GLOBAL_SEED", "LOCAL_RANK")}
     command = [sys.executable, ddp_runs.__file__, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=390, env=environment, check=False)
     printed = done.stdout + done.stderr
     assert done.returncode == 0, printed[-4000:]
     return Ranks(folder, printed)
