@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpu_runs import is_possible, warm_up
+from gpu_runs import ON_GPU, is_possible, warm_up
 
 HERE = Path(__file__).parent
 NO_DEVICE = "needs a CUDA device (LIGHTNING_ECHO_GPU_STAND_IN=cpu runs it on the processor, as far as that can)"
@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("gpu")
             item.add_marker(pytest.mark.skipif(not is_possible(), reason=NO_DEVICE))
             item.add_marker(pytest.mark.filterwarnings("default", "error:lightning_echo"))
-            item.add_marker(pytest.mark.timeout(60))
+            item.add_marker(pytest.mark.timeout(40 if ON_GPU else 200))
 
 
 @pytest.fixture(scope="session", autouse=True)

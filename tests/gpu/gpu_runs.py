@@ -99,7 +99,7 @@ def events_of(trace: profile) -> list[dict[str, Any]]:
     path = Path(os.environ.get("TMPDIR", "/tmp")) / f"lightning_echo-trace-{os.getpid()}.json"
     trace.export_chrome_trace(str(path))
     try:
-        events = json.loads(path.read_text(errors="replace"))["traceEvents"]
+        events = json.loads(path.read_text(errors="replace"), strict=False)["traceEvents"]
     finally:
         path.unlink()
     return [event for event in events if event.get("ph") == "X"]

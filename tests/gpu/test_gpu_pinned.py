@@ -12,7 +12,7 @@ from gpu_runs import DEVICE, ON_GPU, POINTS, Load, Moving, echoing, loader_of, t
 from lightning_echo import EchoLoader
 from lightning_echo.protecting.protect import copy_example
 
-STEPS, BATCH_SIZE = 200, 8
+STEPS, BATCH_SIZE = 200 if ON_GPU else 60, 8
 WIDTH = 2**17 if ON_GPU else 2**11  # four MiB a batch
 LENGTH = STEPS * BATCH_SIZE
 

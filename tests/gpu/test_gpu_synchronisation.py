@@ -18,7 +18,7 @@ from lightning_echo import EchoCallback
 ON_PROCESSOR = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
 WAITING = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize") if ON_GPU else ON_PROCESSOR
 SHORT, LONG, WIDTH = 12, 36, 1000
-MOST_OF_A_RUN = 60  # of the start and the end of a run and of its one epoch: counts and figures are gathered
+MOST_OF_A_RUN = 120  # of the start and the end of a run and of its one epoch: counts and figures are gathered
 
 Makes = Callable[[], pl.Callback]
 
