@@ -57,6 +57,7 @@ def main(setting: Setting) -> None:
         "-p",
         "no:cacheprovider",
         "--continue-on-collection-errors",
+        f"--confcutdir={ROOT / 'tests' / 'gpu'}",  # the conftest.py above needs packages that may not be there
         f"--timeout={_LONGEST_SECONDS}",
         "-o",
         "minversion=7",
