@@ -7,6 +7,16 @@ In Lightning's hooks, the callback calls the objects that do the work:
 * `Decider` asks a `Controller`. `AskingSteps` says at which steps of an epoch it is asked.
 * An `EpochReport` holds what is known of an epoch.
 
+In ``setup``, the callback moves to the front of the Trainer's callbacks. All collectives of its hooks therefore come before the
+hooks of other callbacks, which may run code on one rank only (`EchoCallback._come_first`). They are:
+
+* in ``on_train_start``: nodes, counts, the buffer's size, the cache, the log directory;
+* in ``on_train_epoch_start``: whether a rank starts workers;
+* in ``on_train_batch_end``: the counts, every ``log_every_n_steps``; steps and decision, when a controller decides in an epoch;
+* in ``on_train_epoch_end``: counts, steps, seconds, caches; with a controller the logged metrics and the decision.
+
+Hooks of validation, of saving, of exceptions and of the end of a ``fit`` have none.
+
 ====================== ======================================================================================
 ``setup``              attaches echoing, sets the controller's first factor
 ``on_train_start``     makes sure that an echoed loader is in use
@@ -227,6 +237,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._default_controller = TargetIdle()  # for an EchoDataModule with factor="auto"
         self._controller_in_force = self.controller  # in this fit
         self._trainer: pl.Trainer | None = None  # its fit is running
+        self._has_failed = False  # perhaps on this rank alone
         self._begin_fit()
 
     def _begin_fit(self) -> None:
@@ -247,7 +258,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
         _check_alone(trainer)
         if self._trainer is not None:
             refuse_second_fit("EchoCallback", trainer, self._trainer)
-        self._trainer = trainer
+        self._trainer, self._has_failed = trainer, False
+        self._come_first(trainer)
         is_auto = isinstance(_datamodule(trainer), EchoDataModule) and _datamodule(trainer).is_auto
         self._controller_in_force = self._default_controller if self.controller is None and is_auto else self.controller
         self._begin_fit()
@@ -260,6 +272,17 @@ class EchoCallback(DecidesFactor, pl.Callback):
         factor = self._controller_in_force.initial_factor()
         if factor is not None:
             self._echo_of(trainer).factor = factor
+
+    def _come_first(self, trainer: Any) -> None:
+        """Moves this callback to the front of the Trainer's callbacks.
+
+        Lightning joins a logged metric over the ranks when it is read. At an epoch's end, a callback may read metrics on rank 0
+        alone (progress bars do): rank 0 then waits until the other ranks read them, too. If they wait for rank 0 in a collective
+        of ours instead, the training hangs. So ours comes before the hook of any other callback.
+        """
+        place = next((place for place, each in enumerate(trainer.callbacks) if each is self), 0)
+        if place:
+            trainer.callbacks.insert(0, trainer.callbacks.pop(place))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.attachment.echo.estimate.optimizers_configured(trainer)  # also of an EchoLoader that was passed to fit
@@ -295,6 +318,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._end_fit(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._has_failed = True
         self._end_fit(trainer)
 
     def _end_fit(self, trainer: pl.Trainer) -> None:
@@ -324,6 +348,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
     # ------------------------------------------------------------------ an epoch
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._come_first(trainer)  # another callback may have put itself there
         self.attachment.echo.end_own_reload()
         self._catch_up(trainer, pl_module)
         before, self._loader = self._loader, _loaders_in_use(trainer)
@@ -457,7 +482,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._asking.has_asked = entry(state, "asked", bool, bool(self.reports))
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["callbacks"][self.state_key]["metrics"] = self._decider.metrics_state(trainer)
+        if not self._has_failed:  # one rank alone must not read metrics: see _come_first
+            checkpoint["callbacks"][self.state_key]["metrics"] = self._decider.metrics_state(trainer)
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint.get("callbacks", {}).get(self.state_key, {})

@@ -91,10 +91,7 @@ class Decider:
             measured: The steps that are judged, and what the pipeline costs.
             moment: When the controller is asked.
         """
-        logged = self._logged(trainer)
-        names = trainer.strategy.broadcast(sorted(logged))
-        anew = frozenset(trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)]))
-        self._logged_last.update(logged)
+        metrics, anew = ({}, frozenset[str]()) if self._controller is None else self._join_logged(trainer, pl_module)
         judged, costs = measured
         return Observation(
             epoch=epoch,
@@ -103,13 +100,21 @@ class Decider:
             idle_fraction=None if judged is None else judged.idle_fraction,
             step_seconds=None if judged is None else judged.wait_seconds + judged.step_seconds,
             costs=costs,
-            metrics=_mean_over_ranks(pl_module, names, logged),
+            metrics=metrics,
             logged=anew,
             validated=self.validated or not trainer.enable_validation,
             moment=moment,
             batches=trainer.fit_loop.total_batch_idx + 1,
             idle_low=None if judged is None else judged.idle_low,
         )
+
+    def _join_logged(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> tuple[dict[str, float], frozenset[str]]:
+        """Returns the means over ranks of the logged metrics, and which of them were logged since the last epoch's end."""
+        logged = self._logged(trainer)
+        names = trainer.strategy.broadcast(sorted(logged))
+        anew = frozenset(trainer.strategy.broadcast([name for name, value in logged.items() if self._is_new(name, value)]))
+        self._logged_last.update(logged)
+        return _mean_over_ranks(pl_module, names, logged), anew
 
     def decide(self, trainer: pl.Trainer, observation: Observation, loader: Echoed | None = None) -> Decision | None:
         """Returns the decision of rank 0; None without a controller.
@@ -154,8 +159,10 @@ class Decider:
     def metrics_state(self, trainer: pl.Trainer) -> dict[str, tuple[float, bool]]:
         """Returns, for each logged metric, its value and whether it was logged since the last epoch's end.
 
-        A resumed Trainer has lost both.
+        A resumed Trainer has lost both. Without a controller nobody needs them, and they are not read.
         """
+        if self._controller is None:
+            return {}
         return {name: (float(value), self._is_new(name, value)) for name, value in self._logged(trainer).items()}
 
     def load_metrics_state(self, state: dict[str, tuple[float, bool]]) -> None:

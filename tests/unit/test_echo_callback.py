@@ -79,6 +79,37 @@ def test_auto_is_a_controller_with_its_defaults() -> None:
 # ---------------------------------------------------------------------- the beginning and the end of a fit
 
 
+def test_the_callback_comes_before_all_others_from_setup_on() -> None:
+    """Lightning goes on through the list while setup moves the callback in it: no other may be called twice or not at all."""
+    called: list[pl.Callback] = []
+
+    class Other(pl.Callback):
+        def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+            called.append(self)
+
+    others, callback = [Other() for _ in range(4)], EchoCallback()
+    trainer = SimpleNamespace(callbacks=[*others[:2], callback, *others[2:]], datamodule=None)
+    for each in trainer.callbacks:
+        each.setup(trainer, Model(), "fit")
+    assert called == others
+    assert trainer.callbacks == [callback, *others]
+
+
+def test_a_checkpoint_of_a_rank_that_failed_reads_no_metrics() -> None:
+    """Lightning would join them over the ranks, and the other ranks do not come."""
+    callback = EchoCallback(FactorSchedule({0: 2}))
+    trainer = set_up(callback, Data())
+    checkpoint: dict[str, Any] = {"callbacks": {callback.state_key: {}}}
+    trainer.callback_metrics = {}
+    callback.on_save_checkpoint(trainer, Model(), checkpoint)
+    assert checkpoint["callbacks"][callback.state_key] == {"metrics": {}}
+    del trainer.callback_metrics
+    callback.on_exception(trainer, Model(), RuntimeError())
+    checkpoint = {"callbacks": {callback.state_key: {}}}
+    callback.on_save_checkpoint(trainer, Model(), checkpoint)
+    assert checkpoint["callbacks"][callback.state_key] == {}
+
+
 @pytest.mark.parametrize(("callback", "stage"), [(EchoCallback(), "fit"), (EchoCallback(factor=4), "validate")])
 def test_where_nothing_is_to_be_echoed_nothing_is_attached(callback: EchoCallback, stage: str) -> None:
     data = Data()

@@ -118,14 +118,23 @@ def test_what_was_not_measured_is_none():
 
 
 def test_metrics_are_all_that_was_logged_but_echoing_s_own():
-    seen = Rank({"val_loss": 0.5, "train_loss": 0.25, "echo/idle_fraction": 0.75}).observe(Decider(None))
+    seen = Rank({"val_loss": 0.5, "train_loss": 0.25, "echo/idle_fraction": 0.75}).observe(Decider(Fixed()))
     assert seen.metrics == {"val_loss": 0.5, "train_loss": 0.25}
     assert seen.logged == {"val_loss", "train_loss"}
 
 
+def test_without_a_controller_nothing_is_read_of_what_was_logged():
+    """Reading joins a metric over the ranks; nobody would see it."""
+    rank = Rank({"val_loss": 0.5}, others=[{"val_loss": 1.0}])
+    del rank.trainer.callback_metrics
+    seen = rank.observe(Decider(None))
+    assert (seen.metrics, seen.logged, rank.heard) == ({}, frozenset(), [])
+    assert Decider(None).metrics_state(rank.trainer) == {}
+
+
 def test_metrics_are_the_mean_of_the_ranks_that_have_logged_them():
     rank = Rank({"val_loss": 1.0, "mine": 5.0}, others=[{"val_loss": 2.0}, {"val_loss": 6.0}])
-    assert rank.observe(Decider(None)).metrics == {"val_loss": 3.0, "mine": 5.0}
+    assert rank.observe(Decider(Fixed())).metrics == {"val_loss": 3.0, "mine": 5.0}
 
 
 def test_what_rank_0_has_logged_counts_for_all_ranks():
@@ -136,14 +145,14 @@ def test_what_rank_0_has_logged_counts_for_all_ranks():
         said_by_zero=[["absent", "val_loss"], ["val_loss"]],
     )
     rank.names = ["absent", "val_loss"]
-    seen = rank.observe(Decider(None))
+    seen = rank.observe(Decider(Fixed()))
     assert seen.metrics == pytest.approx({"absent": 7.0, "val_loss": 3.0})
     assert seen.logged == {"val_loss"}
     assert rank.heard[0] == ["late", "val_loss"]
 
 
 def test_a_metric_counts_as_logged_once_also_if_it_is_logged_anew_with_an_equal_value():
-    rank, decider = Rank({"val_loss": 0.5, "train_loss": 1.0}), Decider(None)
+    rank, decider = Rank({"val_loss": 0.5, "train_loss": 1.0}), Decider(Fixed())
     assert rank.observe(decider).logged == {"val_loss", "train_loss"}
     rank.log(train_loss=1.0)
     assert rank.observe(decider).logged == {"train_loss"}
