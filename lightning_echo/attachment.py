@@ -6,8 +6,10 @@ They are taken away when it ends:
 * ``train_dataloader`` is bound on the user's instance, as ``LightningDataModule.from_datasets`` binds its own.
   ``trainer.datamodule`` stays the user's object. The public API does not tell which instance Lightning will ask
   (``trainer.datamodule`` may be that of an earlier ``fit``). Therefore both the data module and the model get the hook.
-* ``process_dataloader`` is bound on the Trainer's strategy, which gets every loader before Lightning uses it. The training loader
-  comes in the stage of training. Validation loaders come in the stage of validation, or of the sanity check.
+  The user may call it, too. So it returns the user's loaders, and remembers them.
+* ``process_dataloader`` is bound on the Trainer's strategy, which gets every loader before Lightning uses it. Only what the
+  Trainer itself has asked for comes there, and is echoed there. The training loader comes in the stage of training. Validation
+  loaders come in the stage of validation, or of the sanity check.
 """
 
 from __future__ import annotations
@@ -25,21 +27,19 @@ from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.training.collection import echoed_in, leaves_of
 from lightning_echo.training.hooks import BoundHooks
 from lightning_echo.training.refusals import refuse_other_package, refuse_second_fit
-from lightning_echo.training.training_echo import TrainingEcho
+from lightning_echo.training.training_echo import TrainingEcho, is_same_data
 
 __all__ = ["Attachment"]
 
-_ASK, _PROCESS = "train_dataloader", "process_dataloader"
-_NOTHING = object()
+_ASK = "train_dataloader"
 
 
 class Attachment:
     """Echoes whatever training loader a ``fit`` asks for.
 
-    The data of a loader from ``train_dataloader`` is divided among the ranks by ``trainer.distributed_sampler_kwargs``. The
-    public API does not tell whether ``Trainer(use_distributed_sampler=False)`` was set. If all ranks must have the same data, use
-    ``EchoDataModule(..., shard=False)``. A loader that was passed to ``fit`` already has its ``DistributedSampler``, if it needs
-    one. Its data is not divided again.
+    The data of a loader from ``train_dataloader`` is divided among the ranks by ``trainer.distributed_sampler_kwargs`` if
+    Lightning has put its ``DistributedSampler`` there. It does not with ``Trainer(use_distributed_sampler=False)``. A loader that
+    was passed to ``fit`` already has its ``DistributedSampler``, if it needs one. Its data is not divided again.
 
     Args:
         config: The options of echoing. For a collection: the options of its loaders, by name. None: the user gave no options. A
@@ -59,7 +59,6 @@ class Attachment:
         self.echo = TrainingEcho(config or EchoConfig(), self, owner_name="EchoCallback", way_out=way_out)
         self._has_names = isinstance(config, Mapping)
         self._hooks = BoundHooks()
-        self._was_hook_asked = False
         self._echoed_passed: EchoLoader | None = None  # made around the loader that was passed to fit
         self._is_echo_loader_passed = False
 
@@ -73,7 +72,7 @@ class Attachment:
         """
         refuse_other_package("trainer", trainer)
         self.detach()
-        self.has_echoed = self._was_hook_asked = self._is_echo_loader_passed = False
+        self.has_echoed = self._is_echo_loader_passed = False
         self._echoed_passed = None
         if isinstance(trainer.datamodule, EchoDataModule):
             if self._takes_echoed:
@@ -88,19 +87,18 @@ class Attachment:
             bound = getattr(vars(instance).get(_ASK), "__self__", None)
             refuse_second_fit(type(instance).__name__, trainer, bound.trainer if isinstance(bound, _AskHook) else None)
         self.trainer, self.has_echoed, self.echo.gives_loader = trainer, True, False
-        self.echo.begin_fit(trainer)
+        self.echo.begin_fit(trainer, self._echo_passed)
         for instance in owners:
-            self._hooks.bind(instance, _ASK, _AskHook(getattr(instance, _ASK), self._answer_hook, trainer).train_dataloader)
-        process = trainer.strategy.process_dataloader
-        self._hooks.bind(trainer.strategy, _PROCESS, _ProcessHook(process, self._echo_passed).process_dataloader)
+            self._hooks.bind(
+                instance, _ASK, _AskHook(getattr(instance, _ASK), self.echo.train_dataloader, trainer).train_dataloader
+            )
 
     def detach(self) -> None:
         """Takes the hooks away and ends the workers. You may call it at any time."""
         self._hooks.unbind()
         if self.trainer is None:
             return
-        self.echo.end_own_reload()
-        self.echo.close()
+        self.echo.end_fit()
         self.echo.disconnect()
         self.trainer = None
 
@@ -126,11 +124,6 @@ class Attachment:
             raise self._unreachable(used)
         self.echo.adopt(used)
 
-    def _answer_hook(self, ask_user: Callable[[], Any]) -> Any:
-        """Returns what a bound ``train_dataloader`` returns."""
-        self._was_hook_asked = True
-        return self.echo.train_dataloader(ask_user)
-
     def _echo_passed(self, loader: Any) -> Any:
         """Returns what the strategy gets for a loader that the Trainer is about to use.
 
@@ -141,7 +134,7 @@ class Attachment:
             MisconfigurationException: Several loaders were passed, or options are given and the loader is echoed already.
         """
         trainer = self.trainer
-        if trainer is None or not trainer.training or self._was_hook_asked:
+        if trainer is None:
             return loader
         is_echoed = isinstance(loader, EchoLoader)
         if is_echoed and not self._takes_echoed:
@@ -150,13 +143,13 @@ class Attachment:
                 "factor and the other options out of EchoCallback"
             )
         earlier = self._echoed_passed
-        is_first_or_again = earlier is None or trainer.train_dataloader is earlier or _is_same_data(loader, earlier.loader)
+        is_first_or_again = earlier is None or trainer.train_dataloader is earlier or is_same_data(loader, earlier.loader)
         if self._has_names or not is_first_or_again:
             raise self._several()
         self._is_echo_loader_passed |= is_echoed
         if self._is_echo_loader_passed:
             return loader  # an EchoLoader, or a plain loader beside one
-        given = self.echo.train_dataloader(lambda: loader, is_dealt_out=True)
+        given = self.echo.take_passed(loader)
         self._echoed_passed = self.echo.loader  # None with Trainer(overfit_batches=...)
         return given
 
@@ -176,14 +169,6 @@ class Attachment:
             f"Use EchoLoader(loader, {factor:g}) there and no echo in EchoCallback, or let the train_dataloader of the model or "
             "of a data module return the loader"
         )
-
-
-def _is_same_data(loader: Any, other: Any) -> bool:
-    """Returns whether two loaders are the same, or whether Lightning has made one from the other to put in its own sampler.
-
-    Lightning may ask for the loader again even if the user wants no reload, for example after its search for a learning rate.
-    """
-    return loader is other or getattr(loader, "dataset", loader) is getattr(other, "dataset", _NOTHING)
 
 
 class _AskHook:
@@ -210,21 +195,3 @@ class _AskHook:
 
     def __reduce__(self) -> tuple[type[_AskHook], tuple[Callable[[], Any]]]:
         return _AskHook, (self._ask_user,)
-
-
-class _ProcessHook:
-    """Stands in place of a strategy's ``process_dataloader``. The hook of a copy of the strategy changes nothing.
-
-    Args:
-        process: The strategy's own hook.
-        echo: A function that returns the loader echoed, or as it is. None: loaders stay as they are.
-    """
-
-    def __init__(self, process: Callable[[Any], Any], echo: Callable[[Any], Any] | None = None) -> None:
-        self._process, self._echo = process, echo
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        return self._process(dataloader if self._echo is None else self._echo(dataloader))
-
-    def __reduce__(self) -> tuple[type[_ProcessHook], tuple[Callable[[Any], Any]]]:
-        return _ProcessHook, (self._process,)

@@ -57,7 +57,8 @@ class EchoDataModule(StandIn):
         loaders: For a collection, in place of all these options: a mapping from the names of the loaders to echo to their
             options. A name is the key of the loader, or its position: ``"0"``, ``"1"``, and so on. In nested collections, ``/``
             joins the names: ``"labelled/0"``. The other loaders are left as they are.
-        shard: Whether each rank gets its share of the data. Set False for ``Trainer(use_distributed_sampler=False)``.
+        shard: Whether ranks may get shares of the data. In a ``fit`` it is divided only where Lightning would divide it, as it
+            does not with ``Trainer(use_distributed_sampler=False)``. False: it is never divided here.
 
     Raises:
         TypeError: ``datamodule`` is not a ``LightningDataModule`` of the package ``lightning``, or an option has a wrong type.
@@ -226,7 +227,10 @@ class EchoDataModule(StandIn):
         self._echo.check_one_factor()
 
     def train_dataloader(self) -> Any:
-        """Returns the user's training loader, echoed. After a reload that the user asked for, it is the user's new loader."""
+        """Returns the user's training loader, echoed. During a ``fit``, the user's own, which the Trainer then echoes.
+
+        So a hook of yours that calls this looks at plain data, as it would without echoing.
+        """
         return self._echo.train_dataloader(self._inner.train_dataloader)
 
     # ------------------------------------------------------------------ hooks of the user's module, with what echoing adds
@@ -250,7 +254,7 @@ class EchoDataModule(StandIn):
         try:
             self._inner.teardown(stage)
         finally:
-            self._echo.close()
+            self._echo.end_fit()
 
     def on_exception(self, exception: BaseException) -> None:
         if is_in_fit(self.trainer):
@@ -259,7 +263,7 @@ class EchoDataModule(StandIn):
         try:
             self._inner.on_exception(exception)
         finally:
-            self._echo.close()
+            self._echo.end_fit()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the user's data module and that of the loader."""

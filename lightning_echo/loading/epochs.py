@@ -1,6 +1,7 @@
 """Epochs: stretches of the endless sequence of batches, and how far the run has come in them.
 
 `Progress` holds the numbers, `Epoch` is the iterator of one epoch, and `Iterations` refuses two iterators at the same time.
+`caller` says for whom an epoch begins.
 """
 
 from __future__ import annotations
@@ -14,7 +15,40 @@ from typing import Any, NamedTuple, Protocol
 
 from lightning_echo.loading.state import EchoState, TrainerState
 
-__all__ = ["Epoch", "Iterations", "Progress", "TrainerPlace"]
+__all__ = ["Caller", "Epoch", "Iterations", "Progress", "TrainerPlace", "caller"]
+
+_PACKAGES = "lightning.pytorch", "pytorch_lightning"
+
+
+class Caller(NamedTuple):
+    """Who iterates over a loader.
+
+    Attributes:
+        trainer: The Trainer of Lightning that runs; None outside of a Trainer.
+        is_its_loop: Whether the Trainer's own loop iterates. If not, code of the user's does, in a hook.
+    """
+
+    trainer: Any
+    is_its_loop: bool
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the Trainer validates, tests or predicts."""
+        return self.trainer is not None and not self.trainer.training
+
+
+def caller() -> Caller:
+    """Returns who iterates, by the frames of the calling functions."""
+    trainers = tuple(sys.modules[name].Trainer for name in _PACKAGES if hasattr(sys.modules.get(name), "Trainer"))
+    frame, is_its_loop = sys._getframe(1), False
+    while trainers and frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith(_PACKAGES):
+            is_its_loop |= module.endswith(".combined_loader")
+            if isinstance(found := frame.f_locals.get("self"), trainers):
+                return Caller(found, is_its_loop)
+        frame = frame.f_back  # type: ignore[assignment]
+    return Caller(None, False)
 
 
 class TrainerPlace(NamedTuple):
@@ -190,15 +224,24 @@ class Epoch(Iterator[Any]):
     def __init__(self, run: HasProgress, begin: Callable[[Epoch], None], fetch: Callable[[], Any]) -> None:
         self._run, self._begin, self._fetch = run, begin, fetch
         self._begun_in: Progress | None = None
+        self._instead: Iterator[Any] | None = None
         self.finished = False
 
+    def deliver(self, batches: Iterator[Any]) -> None:
+        """Delivers other batches than those of the run, from now on."""
+        self._instead, self.finished = batches, True
+
     def __next__(self) -> Any:
+        if self._instead is not None:
+            return next(self._instead)
         if self.finished:
             raise StopIteration
         progress = self._run.progress
         if self._begun_in is not progress:  # the epoch has not begun, or a state was loaded meanwhile
             _let_go_of_handled_end()
             self._begin(self)
+            if self._instead is not None:
+                return next(self._instead)
             progress = self._begun_in = self._run.progress
         self.finished = True  # like a generator, it is over after an exception
         if progress.over:

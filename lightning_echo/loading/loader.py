@@ -21,7 +21,8 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.delivery import BatchesUsed
 from lightning_echo.loading.echo_run import EchoRun
-from lightning_echo.loading.epochs import Epoch, Iterations, TrainerPlace
+from lightning_echo.loading.epochs import Caller, Epoch, Iterations, TrainerPlace, caller
+from lightning_echo.loading.ranks import world
 from lightning_echo.loading.schema import LEFT_OUT
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import EchoCounts
@@ -36,7 +37,8 @@ __all__ = ["EchoLoader"]
 class EchoLoader:
     """Echoes a training loader: one delivered example in ``factor`` is fresh, and the others are echoed.
 
-    The user's collate function makes the batches, as without echoing. Each ``for batch in loader`` is one epoch.
+    The user's collate function makes the batches, as without echoing. Each ``for batch in loader`` is one epoch. A Trainer that
+    validates, tests or predicts with it gets the plain loader inside.
 
     Args:
         loader: A ``DataLoader``. For ``after_batching`` and ``after_transfer`` any iterable of batches will do. A stream must
@@ -144,6 +146,7 @@ class EchoLoader:
         self._run = EchoRun(self._setting, factor, seed)
         self._iterations = Iterations()
         self._told_length: int | None = None
+        self._has_said_plain = False
         weakref.finalize(self, _close, weakref.ref(self._run)).atexit = False  # a later loader may still refer to it
         if self._setting.buffer.warning:
             self._run.warn(self._setting.buffer.warning)
@@ -378,6 +381,8 @@ class EchoLoader:
         """
         if not self.has_length:
             raise TypeError("this EchoLoader has no length: an epoch ends when a pass of its loader ends")
+        if self.epoch_length == "full_pass" and caller().evaluates:
+            return len(self.loader)
         self._told_length = self._run.length()
         return self._told_length
 
@@ -418,6 +423,10 @@ class EchoLoader:
         return epoch
 
     def _begin_epoch(self, epoch: Epoch) -> None:
+        by = caller()
+        if by.evaluates or (not by.is_its_loop and by.trainer is not None and self._is_trained_on(by.trainer)):
+            epoch.deliver(iter(self._plain_loader(by)))
+            return
         self._iterations.check_alone(epoch)
         if not self.is_transferred and self.insertion_point.on_device:
             option = self.insertion_point.option
@@ -428,6 +437,29 @@ class EchoLoader:
             )
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
         self._run.begin_epoch(keeps_length=keeps_length, is_alone=not self.factor_owner)
+
+    def _is_trained_on(self, trainer: Any) -> bool:
+        return bool(self.factor_owner) or trainer.train_dataloader is self
+
+    def _plain_loader(self, by: Caller) -> Any:
+        """Returns the loader inside, for a Trainer that evaluates and for a user who looks at data in a hook.
+
+        Raises:
+            RuntimeError: Lightning would have to divide the data of an evaluation among ranks.
+        """
+        what = "a loop in a hook gets"
+        if by.evaluates:
+            stage = by.trainer.state.stage.value
+            if by.is_its_loop and world()[0] > 1 and by.trainer.distributed_sampler_kwargs is not None:
+                raise RuntimeError(
+                    f"an EchoLoader is the loader of stage {stage!r}, where nothing is echoed, and Lightning cannot divide its "
+                    f"data among the {world()[0]} ranks: pass the plain loader there (its .loader)"
+                )
+            what = f"stage {stage!r} gets"
+        if not self._has_said_plain:
+            self._has_said_plain = True
+            self._run.warn(f"only a training is echoed: {what} the plain loader inside this EchoLoader")
+        return self.loader
 
     def close(self) -> None:
         """Ends workers and thread. A later epoch starts new ones, and continues where this one stopped."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["BoundHooks"]
+__all__ = ["BoundHooks", "ProcessHook"]
 
 _NOTHING = object()
 
@@ -67,3 +68,21 @@ class BoundHooks:
             if before is not _NOTHING:
                 vars(instance)[name] = before
         self._bound.clear()
+
+
+class ProcessHook:
+    """Stands in place of a strategy's ``process_dataloader``. The hook of a copy of the strategy changes nothing.
+
+    Args:
+        process: The strategy's own hook.
+        answer: A function that returns what the strategy gets in place of a loader. None: loaders stay as they are.
+    """
+
+    def __init__(self, process: Callable[[Any], Any], answer: Callable[[Any], Any] | None = None) -> None:
+        self._process, self._answer = process, answer
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        return self._process(dataloader if self._answer is None else self._answer(dataloader))
+
+    def __reduce__(self) -> tuple[type[ProcessHook], tuple[Callable[[Any], Any]]]:
+        return ProcessHook, (self._process,)

@@ -53,6 +53,11 @@ class Reload:
             self._users = trainer.reload_dataloaders_every_n_epochs
             trainer.reload_dataloaders_every_n_epochs = 1
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the Trainer will ask only because this object ordered it: the user's setting does not ask for a reload."""
+        return self._users == 0
+
     def end(self) -> bool:
         """Gives back to the Trainer the user's setting.
 

@@ -2,7 +2,8 @@
 
 It stands between the Trainer, which asks for the training loader, and the user's ``train_dataloader``, which makes it:
 
-* It wraps the user's loader, or the loaders of a collection (`Wrapping`).
+* It wraps the user's loader, or the loaders of a collection (`Wrapping`), when the Trainer takes them into use. The user may
+  call ``train_dataloader``, too, and gets plain loaders.
 * It hands factor, place and counts on from one loader to the next.
 * It tells the Trainer a new length of epochs (`Reload`).
 
@@ -12,10 +13,11 @@ Each loader of a collection has its name (``collection.py``). A single loader ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 
 from lightning_echo.config import EchoConfig
 from lightning_echo.insertion import Needs, earliest
@@ -23,7 +25,16 @@ from lightning_echo.loading import options
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.loading.state import EchoStateError, is_state
 from lightning_echo.saved import entry, state_of
-from lightning_echo.training.collection import Echoed, common_factor, echoed_in, names_in_words, parts_of
+from lightning_echo.training.collection import (
+    Echoed,
+    common_factor,
+    echoed_in,
+    leaves_of,
+    names_in_words,
+    parts_of,
+    with_leaves,
+)
+from lightning_echo.training.hooks import BoundHooks, ProcessHook
 from lightning_echo.training.lengths import (
     Attached,
     Reload,
@@ -37,7 +48,45 @@ from lightning_echo.training.trainer_link import TrainerLink
 from lightning_echo.training.transfer import TransferHooks
 from lightning_echo.training.wrapping import Wrapping
 
-__all__ = ["TrainingEcho"]
+__all__ = ["TrainingEcho", "is_same_data"]
+
+_NOTHING = object()
+
+
+@dataclass
+class _Answered:
+    """What a ``train_dataloader`` has returned, and what of it the Trainer has taken.
+
+    Attributes:
+        loaders: The user's loader, or collection of loaders.
+        leaves: Its loaders by name, in Lightning's order.
+        done: What the Trainer got for the first of them.
+        to_echo: Names of the loaders that are echoed.
+        is_own_reload: Whether the Trainer has asked only to hear the new length of epochs.
+    """
+
+    loaders: Any
+    leaves: dict[str, Any]
+    done: dict[str, Any] = field(default_factory=dict)
+    to_echo: list[str] = field(default_factory=list)
+    is_own_reload: bool = False
+
+    @property
+    def next_name(self) -> str:
+        """Name of the loader that the Trainer takes next."""
+        return list(self.leaves)[len(self.done)]
+
+    def is_next(self, loader: Any) -> bool:
+        """Returns whether the Trainer is about to take a loader of this answer, or what Lightning has made from it."""
+        return len(self.done) < len(self.leaves) and is_same_data(loader, self.leaves[self.next_name])
+
+
+def is_same_data(loader: Any, other: Any) -> bool:
+    """Returns whether two loaders are the same, or whether Lightning has made one from the other to put in its own sampler.
+
+    Lightning may ask for the loader again even if the user wants no reload, for example after its search for a learning rate.
+    """
+    return loader is other or getattr(loader, "dataset", loader) is getattr(other, "dataset", _NOTHING)
 
 
 class TrainingEcho:
@@ -80,6 +129,10 @@ class TrainingEcho:
         self.gives_loader = False
         self.estimate = StepsEstimate()
         self._is_forecast_logged = self._is_schedule_warned = False
+        self._process_hook = BoundHooks()
+        self._take_passed: Callable[[Any], Any] | None = None
+        self._answered: _Answered | None = None  # what train_dataloader returned last
+        self._users: Any = None  # what it returned to the Trainer: the user's loaders that are in use
 
     @property
     def loader(self) -> Any:
@@ -165,36 +218,114 @@ class TrainingEcho:
 
     # ------------------------------------------------------------------ loader
 
-    def begin_fit(self, trainer: Any) -> None:
-        """Call this when a ``fit`` is set up, before its optimizers are configured."""
+    def begin_fit(self, trainer: Any, take_passed: Callable[[Any], Any] | None = None) -> None:
+        """Call this when a ``fit`` is set up, before its optimizers are configured.
+
+        Args:
+            trainer: The Trainer. Until `end_fit`, its strategy's ``process_dataloader`` is ours.
+            take_passed: Returns what the Trainer gets for a training loader that no ``train_dataloader`` has returned. None: the
+                loader as it is.
+        """
         self._is_schedule_warned = False
         self.estimate.begin_fit(trainer)
+        self._process_hook.unbind()
+        self._answered, self._take_passed = None, take_passed
+        hook = ProcessHook(trainer.strategy.process_dataloader, self._process)
+        self._process_hook.bind(trainer.strategy, "process_dataloader", hook.process_dataloader)
 
-    def train_dataloader(self, ask_user: Callable[[], Any], *, is_dealt_out: bool = False) -> Any:
-        """Returns what the Trainer gets: the user's loader, echoed.
+    def end_fit(self) -> None:
+        """Gives back what was the Trainer's, and ends the workers. You may call it at any time."""
+        self.end_own_reload()
+        self._process_hook.unbind()
+        self._answered = None
+        self.close()
+
+    def train_dataloader(self, ask_user: Callable[[], Any]) -> Any:
+        """Returns what a ``train_dataloader`` returns.
+
+        During a ``fit`` these are the user's own loaders, since it may be the user who asks. What the Trainer asked for comes
+        through its strategy's ``process_dataloader`` at once, loader by loader, and is echoed there (`_process`). Without a
+        ``fit``, these are the echoed loaders.
 
         Args:
             ask_user: The user's ``train_dataloader``, which returns a loader or a collection of loaders.
-            is_dealt_out: Whether Lightning has already divided the data among the ranks, if it does so at all.
 
         Raises:
             MisconfigurationException: The user's loader cannot be echoed, or is echoed already.
         """
-        self.gives_loader, is_own_reload = True, self.end_own_reload()
-        if (trainer := self._attached.trainer) is not None:
-            self.estimate.loader_asked(trainer)
-        if self._echoed is not None:
-            for loader in self._parts.values():
-                loader.release_length()
-            if is_own_reload:  # only to tell the Trainer the new length
+        if not self._process_hook.are_bound:
+            return self.take(ask_user(), self._wrapping.ranks(self._attached.trainer))
+        users = self._users if self._reload.is_ordered and self._users is not None else ask_user()
+        self._answered = _Answered(users, leaves_of(users))
+        return with_leaves(users, self._answered.leaves) if isinstance(users, CombinedLoader) else users
+
+    def _process(self, loader: Any) -> Any:
+        """Returns what the strategy gets for a loader that the Trainer is about to use.
+
+        Raises:
+            MisconfigurationException: The user's loader cannot be echoed, or is echoed already.
+        """
+        trainer, answered = self._attached.trainer, self._answered
+        if trainer is None or not (trainer.training or trainer.sanity_checking):
+            return loader
+        if answered is None or not answered.is_next(loader):
+            return loader if self._take_passed is None or not trainer.training else self._take_passed(loader)
+        if trainer.overfit_batches > 0:
+            answered.done[answered.next_name] = loader
+            return self._without_echo(loader)
+        if not answered.done:
+            answered.is_own_reload = self._begin_answer(trainer)
+            answered.to_echo = self._wrapping.names_to_echo(answered.loaders, answered.leaves)
+        name = answered.next_name
+        if name in answered.to_echo:
+            users = answered.leaves[name]
+            # If Lightning has put no sampler of its own there, the user divides the data, or nobody does.
+            ranks = self._wrapping.ranks(trainer, deals_out=loader is not users)
+            loader = self._wrapping.echo(name, users, self._parts.get(name), self._waiting_factor, ranks)
+        answered.done[name] = loader
+        if len(answered.done) == len(answered.leaves):
+            self._users = answered.loaders
+            self.use(self._wrapping.put_together(answered.loaders, answered.done))
+            if answered.is_own_reload:
                 self._order_reload_after_resuming()
-                return self._loader
-        users = ask_user()
-        if trainer is not None and trainer.overfit_batches > 0:
-            self._stop_echoing()
-            rank_zero_info("lightning_echo: Trainer(overfit_batches=...) trains on the same few batches; echoing is off")
-            return users
-        return self.use(self._wrapping.wrap(users, self._parts, self._waiting_factor, trainer, is_dealt_out=is_dealt_out))
+        return loader
+
+    def take_passed(self, loader: Any) -> Any:
+        """Returns what the Trainer gets for a loader that was passed to ``fit``. Lightning has divided its data, if it does so.
+
+        Raises:
+            MisconfigurationException: The loader cannot be echoed, or is echoed already.
+        """
+        trainer = self._attached.trainer
+        is_own_reload = self._begin_answer(trainer)
+        if self._echoed is not None and is_own_reload:  # only to tell the Trainer the new length
+            self._order_reload_after_resuming()
+            return self._loader
+        if trainer.overfit_batches > 0:
+            return self._without_echo(loader)
+        return self.take(loader, self._wrapping.ranks(trainer, deals_out=False))
+
+    def _begin_answer(self, trainer: Any) -> bool:
+        """Notes that the Trainer asks for its loader. Returns whether it does so only to hear the new length."""
+        self.gives_loader, is_own_reload = True, self.end_own_reload()
+        self.estimate.loader_asked(trainer)
+        for loader in self._parts.values():
+            loader.release_length()
+        return is_own_reload
+
+    def take(self, loaders: Any, ranks: dict[str, Any]) -> Any:
+        """Makes the user's loaders, echoed, the ones in use, and returns them.
+
+        Args:
+            loaders: A loader, or a collection of loaders.
+            ranks: How each `EchoLoader` divides its data.
+        """
+        return self.use(self._wrapping.wrap(loaders, self._parts, self._waiting_factor, ranks))
+
+    def _without_echo(self, loader: Any) -> Any:
+        self._stop_echoing()
+        rank_zero_info("lightning_echo: Trainer(overfit_batches=...) trains on the same few batches; echoing is off")
+        return loader
 
     def _stop_echoing(self) -> None:
         self.close()

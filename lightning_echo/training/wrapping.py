@@ -38,17 +38,14 @@ class Wrapping:
         self.configs = {"": config} if isinstance(config, EchoConfig) else dict(config)
         self._owner_name, self._way_out, self._shard = owner_name, way_out, shard
 
-    def wrap(
-        self, loaders: Any, before: Mapping[str, EchoLoader], factor: float | None, trainer: Any, *, is_dealt_out: bool = False
-    ) -> Any:
+    def wrap(self, loaders: Any, before: Mapping[str, EchoLoader], factor: float | None, ranks: dict[str, Any]) -> Any:
         """Returns the user's loader, or collection of loaders, with an `EchoLoader` for each loader that is to be echoed.
 
         Args:
             loaders: What ``train_dataloader`` returned.
             before: The `EchoLoader`s in use so far, by name. One that wraps the same loader is used again.
             factor: The factor of new `EchoLoader`s; None: that of their options.
-            trainer: The Trainer, which knows the ranks; None if there is none.
-            is_dealt_out: Whether Lightning has already divided the data among the ranks, if it does so at all.
+            ranks: What `ranks` returned.
 
         Raises:
             MisconfigurationException: A name is unknown, or a loader is echoed already.
@@ -56,25 +53,56 @@ class Wrapping:
             ValueError: An option does not fit a loader.
         """
         leaves = leaves_of(loaders)
-        ranks: dict[str, Any] = {}  # empty: torch.distributed is asked
-        if trainer is not None or not self._shard:
-            deals_out = trainer is not None and self._shard and not is_dealt_out
-            ranks = {"num_replicas": 1, "rank": 0, **((trainer.distributed_sampler_kwargs if deals_out else None) or {})}
-        names = self._names_to_echo(loaders, leaves)
-        if is_collection(loaders):
-            self._refuse_share_of_several(names)
-        echoed = {name: self._echo(name, leaves[name], before.get(name), factor, ranks) for name in names}
-        for name, leaf in leaves.items():
-            if isinstance(leaf, EchoLoader) and name not in echoed:
-                self._refuse_echoed(name)
-        if len({id(loader) for loader in echoed.values()}) < len(echoed):
+        names = self.names_to_echo(loaders, leaves)
+        echoed = {name: self.echo(name, leaves[name], before.get(name), factor, ranks) for name in names}
+        return self.put_together(loaders, {**leaves, **echoed})
+
+    def ranks(self, trainer: Any, *, deals_out: bool = True) -> dict[str, Any]:
+        """Returns the options of an `EchoLoader` that say how it divides its data. If empty, ``torch.distributed`` is asked.
+
+        Args:
+            trainer: The Trainer, which knows the ranks; None if there is none.
+            deals_out: Whether the `EchoLoader` is to divide the data, as Lightning would by its ``DistributedSampler``.
+        """
+        if trainer is None:
+            return {} if self._shard else {"num_replicas": 1, "rank": 0}
+        share = trainer.distributed_sampler_kwargs if self._shard and deals_out else None
+        return {"num_replicas": 1, "rank": 0, **(share or {})}
+
+    def put_together(self, loaders: Any, leaves: Mapping[str, Any]) -> Any:
+        """Returns what the Trainer trains on.
+
+        Args:
+            loaders: What ``train_dataloader`` returned.
+            leaves: Its loaders by name, with an `EchoLoader` for each loader that is echoed.
+
+        Raises:
+            MisconfigurationException: An `EchoLoader` stands in the collection twice.
+        """
+        echoed = [id(leaf) for leaf in leaves.values() if isinstance(leaf, EchoLoader)]
+        if len(set(echoed)) < len(echoed):
             raise MisconfigurationException(
                 "train_dataloader returns the same EchoLoader twice, and each iteration would take batches away from the other: "
                 "return one for each"
             )
-        return with_leaves(loaders, {**leaves, **echoed})
+        return with_leaves(loaders, leaves)
 
-    def _names_to_echo(self, loaders: Any, leaves: Mapping[str, Any]) -> list[str]:
+    def names_to_echo(self, loaders: Any, leaves: Mapping[str, Any]) -> list[str]:
+        """Returns the names of the loaders that are to be echoed.
+
+        Raises:
+            MisconfigurationException: A name is unknown, or a loader is echoed already that is not to be, or several loaders
+                would share their reading.
+        """
+        names = self._names_chosen(loaders, leaves)
+        if is_collection(loaders):
+            self._refuse_share_of_several(names)
+        for name, leaf in leaves.items():
+            if isinstance(leaf, EchoLoader) and name not in names:
+                self._refuse_echoed(name)
+        return names
+
+    def _names_chosen(self, loaders: Any, leaves: Mapping[str, Any]) -> list[str]:
         if self._config_of_all is not None:
             return list(leaves)
         names = ", ".join(map(repr, leaves))
@@ -99,8 +127,21 @@ class Wrapping:
                     "train_dataloader, or leave share out"
                 )
 
-    def _echo(self, name: str, loader: Any, before: EchoLoader | None, factor: float | None, ranks: dict[str, Any]) -> EchoLoader:
-        """Returns the `EchoLoader` for one loader. If the loader has a name, an error names it."""
+    def echo(self, name: str, loader: Any, before: EchoLoader | None, factor: float | None, ranks: dict[str, Any]) -> EchoLoader:
+        """Returns the `EchoLoader` for one loader. If the loader has a name, an error names it.
+
+        Args:
+            name: The name of the loader.
+            loader: The user's loader.
+            before: The `EchoLoader` of that name in use so far. If it wraps the same loader, it is used again.
+            factor: See `wrap`.
+            ranks: What `ranks` returned.
+
+        Raises:
+            MisconfigurationException: The loader is echoed already.
+            TypeError: It is not a loader.
+            ValueError: An option does not fit it.
+        """
         if before is not None and (loader is before.loader or loader is before):
             return before
         if isinstance(loader, EchoLoader):

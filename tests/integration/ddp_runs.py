@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 import torch
 from collection_runs import SeveralRecorder
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, Subset, SubsetRandomSampler
 from trainer_runs import Data, Killed, Recorder, Run, SaveAt, Scans, SetFactor, echoed, trainer
 
 from lightning_echo import Controller, EchoCallback, EchoConfig, EchoDataModule, EchoLoader, FactorSchedule
@@ -125,6 +125,30 @@ def scenario_unsharded(folder: Path) -> Any:
     module = fit(echoed(2, shard=False, **UNEVEN), max_epochs=4, use_distributed_sampler=False)
     loader = fit(bare(num_replicas=1, rank=0), max_epochs=4, use_distributed_sampler=False)
     return {"module": seen(module), "bare": seen(loader)}
+
+
+class OwnHalf(Data):
+    """Its loader reads the half of the data that belongs to its rank."""
+
+    def train_dataloader(self) -> Any:
+        rank, length = int(os.environ.get("LOCAL_RANK", "0")), self.scans["length"]
+        return DataLoader(Subset(Scans(**self.scans), range(rank, length, 2)), self.batch_size, shuffle=True)
+
+
+def scenario_users_own_division(folder: Path) -> Any:
+    """What Lightning does not divide is not divided: each rank trains on all of its half."""
+    found = {}
+    for name, echo in {
+        "callback": EchoCallback(factor=2, insertion_point="after_augmentation", seed=7, summary=False),
+        "cache": EchoCallback(cache="1MiB", seed=7, summary=False),
+        "module": None,
+    }.items():
+        data: Any = OwnHalf(length=48)
+        if echo is None:
+            data = EchoDataModule(data, 2, insertion_point="after_augmentation", seed=7)
+        run = fit(data, callbacks=[echo or EchoCallback(summary=False)], max_epochs=4, use_distributed_sampler=False)
+        found[name] = {"batches": run.model.batches, "steps": run.model.steps}
+    return found
 
 
 class Told(DistributedSampler[int]):

@@ -90,6 +90,14 @@ def test_before_augmentation_too_the_first_pass_is_dealt_out_to_the_ranks(ranks:
     assert indices_of(one["batches"]) | indices_of(two["batches"]) == set(range(LENGTH))
 
 
+@pytest.mark.parametrize("echo", ["callback", "cache", "module"])
+def test_what_users_divide_themselves_is_not_divided_again(ranks: Ranks, echo: str) -> None:
+    """``Trainer(use_distributed_sampler=False)``: 24 examples on each rank, in batches of 4."""
+    for number, rank in enumerate(ranks.of("users_own_division", echo)):
+        assert rank["steps"] == [6] * 4
+        assert indices_of(rank["batches"]) == set(range(number, 48, 2))
+
+
 @pytest.mark.parametrize("name", ["with a generator", "without"])
 def test_a_users_sampler_that_knows_no_ranks_is_dealt_out_to_them(ranks: Ranks, name: str) -> None:
     one, two = ranks.of("users_sampler", name)

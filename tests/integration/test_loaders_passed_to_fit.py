@@ -403,6 +403,7 @@ class Hides(Counting):
         return list(dataloader)
 
 
+@pytest.mark.filterwarnings("ignore:lightning_echo. only a training is echoed")
 def test_a_strategy_that_trains_on_something_else_is_found_before_the_first_step_with_the_way_out() -> None:
     model = Recorder()
     with pytest.raises(MisconfigurationException, match=r"trains on, a list: .*Use EchoLoader\(loader, 2\.5\)"):

@@ -76,6 +76,11 @@ def attached(trainer: Any, model: Any = None, config: Any = CONFIG) -> Attachmen
     return attachment
 
 
+def asked_by_lightning(trainer: Any, instance: Any) -> Any:
+    """Returns what a Trainer trains on that asks this instance: what it gets goes through the strategy at once."""
+    return trainer.strategy.process_dataloader(instance.train_dataloader())
+
+
 # ---------------------------------------------------------------------- a train_dataloader
 
 
@@ -87,7 +92,8 @@ def test_the_hooks_of_data_module_and_model_are_echoed_and_left_as_they_were(dat
     attachment = attached(trainer, model)
     for each in (data, model):
         if each is not None and type(each) is not Model:
-            echoed = each.train_dataloader()
+            assert type(each.train_dataloader()) is DataLoader, "whoever asks himself gets the plain loader"
+            echoed = asked_by_lightning(trainer, each)
             assert (type(echoed), echoed.factor) == (EchoLoader, 2)
             assert attachment.echo.loader is echoed
     assert (attachment.trainer, attachment.has_echoed) == (trainer, True)
@@ -153,15 +159,24 @@ def test_only_what_a_hook_returns_is_dealt_out_to_the_ranks_lightning_has_done_s
     assert len(passing.strategy.process_dataloader(plain())) == 4
     asking = make_trainer(data, distributed_sampler_kwargs=ranks)
     attached(asking)
-    assert len(data.train_dataloader()) == 2
+    users = data.train_dataloader()
+    with_lightnings_sampler = DataLoader(users.dataset, batch_size=4)
+    assert len(asking.strategy.process_dataloader(with_lightnings_sampler)) == 2
+    assert len(asked_by_lightning(asking, data)) == 4, "without such a sampler, the user divides the data, or nobody"
 
 
-def test_where_a_hook_was_asked_its_loader_is_not_echoed_twice() -> None:
+def test_a_loader_that_a_user_asked_for_takes_no_part_in_what_the_trainer_gets() -> None:
     data = Data()
     trainer = make_trainer(data)
-    attached(trainer)
-    echoed = data.train_dataloader()
-    assert trainer.strategy.process_dataloader(echoed) is echoed
+    attachment = attached(trainer)
+    echoed = asked_by_lightning(trainer, data)
+    users = data.train_dataloader()
+    assert (type(users), attachment.echo.loader) == (DataLoader, echoed)
+    assert users is not echoed.loader
+    trainer.training = False  # validation begins
+    validation = plain()
+    assert trainer.strategy.process_dataloader(validation) is validation
+    assert attachment.echo.loader is echoed
 
 
 def test_a_second_loader_is_refused_but_not_the_same_data_again() -> None:
@@ -221,7 +236,7 @@ def test_the_loader_that_it_got_here_is_in_use() -> None:
     data = Data()
     trainer = make_trainer(data)
     attachment = attached(trainer)
-    trainer.train_dataloader = data.train_dataloader()
+    trainer.train_dataloader = asked_by_lightning(trainer, data)
     attachment.check_in_use()
     assert attachment.echo.loader is trainer.train_dataloader
 

@@ -43,6 +43,11 @@ def set_up(callback: EchoCallback, datamodule: Any = None, *, stage: str = "fit"
     return trainer
 
 
+def asked(trainer: Any, data: Any) -> Any:
+    """Returns what the Trainer gets that asks the data module: it goes through the strategy at once."""
+    return trainer.strategy.process_dataloader(data.train_dataloader())
+
+
 # ---------------------------------------------------------------------- options
 
 
@@ -124,7 +129,7 @@ def test_where_nothing_is_to_be_echoed_nothing_is_attached(callback: EchoCallbac
 def test_options_are_those_of_the_loader_until_the_fit_ends() -> None:
     callback, data = EchoCallback(factor=4, insertion_point="after_augmentation", seed=3), Data()
     trainer = set_up(callback, data)
-    loader = data.train_dataloader()
+    loader = asked(trainer, data)
     assert (type(loader), loader.factor, loader.seed) == (EchoLoader, 4, 3)
     callback.teardown(trainer, Model(), "fit")
     assert isinstance(data.train_dataloader(), DataLoader)
@@ -132,8 +137,8 @@ def test_options_are_those_of_the_loader_until_the_fit_ends() -> None:
 
 def test_the_first_factor_is_the_controllers() -> None:
     data = Data()
-    set_up(EchoCallback(FactorSchedule({0: 3})), data)
-    assert data.train_dataloader().factor == 3
+    trainer = set_up(EchoCallback(FactorSchedule({0: 3})), data)
+    assert asked(trainer, data).factor == 3
     echoed = EchoDataModule(Data(), 2)
     set_up(EchoCallback(FactorSchedule({0: 3})), echoed)
     assert echoed.factor == 3
@@ -156,11 +161,11 @@ def test_two_of_them_in_a_trainer_are_refused() -> None:
 
 def test_a_second_fit_is_refused_and_leaves_the_first_one_echoed() -> None:
     callback, data = EchoCallback(factor=4), Data()
-    set_up(callback, data)
+    trainer = set_up(callback, data)
     with pytest.raises(MisconfigurationException, match=r"^EchoCallback is in use by another Trainer") as refused:
         set_up(callback, Data())
     callback.on_exception(SimpleNamespace(), Model(), refused.value)  # type: ignore[arg-type]  # of the Trainer that was refused
-    assert isinstance(data.train_dataloader(), EchoLoader)
+    assert isinstance(asked(trainer, data), EchoLoader)
 
 
 def test_a_data_module_that_leaves_the_factor_open_is_decided_for_by_a_callback_without_options() -> None:
@@ -181,7 +186,7 @@ def test_the_state_says_whether_the_loader_was_echoed_here_and_where_it_stands()
     state = callback.state_dict()
     assert set(state) == keys
     assert (state["attached"], state["wrapped"], state["loader"]) == (True, False, None)
-    loader = data.train_dataloader()
+    loader = asked(trainer, data)
     state = callback.state_dict()
     assert (state["wrapped"], state["loader"]) == (True, loader.state_dict())
     callback.teardown(trainer, Model(), "fit")

@@ -34,6 +34,7 @@ def trainer_at(
                 total_batch_idx=100 + batches - 1,
             ),
             "training": True,
+            "sanity_checking": False,
             "num_training_batches": length,
             "is_last_batch": batches == length,
             "ckpt_path": None,

@@ -40,6 +40,8 @@ def make_trainer(**attributes: Any) -> Any:
         "optimizers": ["of this fit"],
         "distributed_sampler_kwargs": None,
         "lr_scheduler_configs": [],
+        "sanity_checking": False,
+        "strategy": SimpleNamespace(process_dataloader=lambda loader: loader),
     }
     return trainer_at(length=math.inf, epochs=(0, 0, 0), **{**told, **attributes})
 
@@ -60,6 +62,12 @@ def training_echo(options: Any = None, trainer: Any = None, **arguments: Any) ->
     return TrainingEcho(options or config(), attached, **{"owner_name": "EchoCallback", **arguments})
 
 
+def asked(echo: TrainingEcho, users: Any) -> Any:
+    """Returns what a Trainer gets that asks in its ``fit``: what the hook returns goes through the strategy, loader by loader."""
+    loaders, process = echo.train_dataloader(users), echo._attached.trainer.strategy.process_dataloader
+    return process(loaders) if not isinstance(loaders, dict) else {name: process(each) for name, each in loaders.items()}
+
+
 def state_after(batches: int) -> Any:
     """The state of a loader that has delivered so many batches."""
     loader = EchoLoader(plain(), 2, insertion_point=POINT, seed=0)
@@ -76,7 +84,8 @@ def test_the_trainer_gets_the_users_loader_echoed_with_the_options() -> None:
     users, echo = Users(), training_echo(config(2, epoch_length="full_pass"), make_trainer())
     assert echo.loader is None
     assert not echo.gives_loader
-    loader = echo.train_dataloader(users)
+    echo.begin_fit(echo._attached.trainer)
+    loader = asked(echo, users)
     assert isinstance(loader, EchoLoader)
     assert (loader.factor, loader.seed, len(loader)) == (2, 0, 8)
     assert (echo.loader, echo.gives_loader, users.asked) == (loader, True, 1)
@@ -98,17 +107,18 @@ def test_what_it_got_is_known_again_also_in_a_collection_that_lightning_has_made
 def test_overfitting_gets_the_plain_loader_and_keeps_the_factor_for_later() -> None:
     trainer, users = make_trainer(), Users()
     echo = training_echo(trainer=trainer)
-    loader = echo.train_dataloader(users)
+    echo.begin_fit(echo._attached.trainer)
+    loader = asked(echo, users)
     next(iter(loader))
     assert loader.is_running
     echo.factor = 3
     trainer.overfit_batches = 1
-    given = echo.train_dataloader(users)
+    given = asked(echo, users)
     assert isinstance(given, DataLoader)
     assert not loader.is_running
     assert (echo.loader, echo.factor) == (None, 3)
     trainer.overfit_batches = 0
-    assert echo.train_dataloader(users).factor == 3
+    assert asked(echo, users).factor == 3
 
 
 def test_a_loader_of_a_collection_cannot_be_reused_on_the_device() -> None:
@@ -177,11 +187,13 @@ def test_where_one_loader_cannot_have_a_factor_none_of_them_gets_it() -> None:
 def test_a_new_length_is_told_by_one_reload_which_the_user_does_not_see() -> None:
     trainer, users = make_trainer(), Users()
     echo = training_echo(config(2, epoch_length="full_pass"), trainer)
-    loader = echo.train_dataloader(users)
+    echo.begin_fit(trainer)
+    trainer.optimizers = ["configured"]  # so that nobody has read how long the run will be
+    loader = asked(echo, users)
     echo.factor = 3
     assert trainer.reload_dataloaders_every_n_epochs == 1
     assert len(loader) == 8, "as the Trainer believes"
-    assert echo.train_dataloader(users) is loader
+    assert asked(echo, users) is loader
     assert (len(loader), users.asked, trainer.reload_dataloaders_every_n_epochs) == (12, 1, 0)
 
 
@@ -202,7 +214,7 @@ def test_a_schedule_that_ends_too_soon_is_warned_of_once_in_each_fit() -> None:
     echo.expect_factor(4)  # nothing is known yet
     for _ in range(2):
         echo.begin_fit(trainer)
-        echo.train_dataloader(plain)  # asked before optimizers are configured: for the estimate
+        asked(echo, plain)  # asked before optimizers are configured: for the estimate
         with pytest.warns(UserWarning, match="LambdaLR is stepped with each batch"):
             echo.expect_factor(4)
         echo.expect_factor(5)  # a second warning would be an error

@@ -31,15 +31,15 @@ def wrapping(way_out: str | None = None, shard: bool = True) -> Wrapping:
 def test_the_same_echo_loader_twice_is_refused() -> None:
     one = echo()
     with pytest.raises(MisconfigurationException, match=r"returns the same EchoLoader twice.*return one for each"):
-        wrapping().wrap({"a": one, "b": one}, {}, None, None)
+        wrapping().wrap({"a": one, "b": one}, {}, None, {})
     other = echo()
-    assert wrapping().wrap({"a": one, "b": other}, {}, None, None) == {"a": one, "b": other}
+    assert wrapping().wrap({"a": one, "b": other}, {}, None, {}) == {"a": one, "b": other}
 
 
 def test_the_loader_in_use_is_kept_around_the_same_loader() -> None:
     before = echo(5)
-    assert wrapping().wrap(before.loader, {"": before}, 3.0, None) is before
-    assert wrapping("nothing").wrap(before, {"": before}, 3.0, None) is before, "nor is it refused as echoed already"
+    assert wrapping().wrap(before.loader, {"": before}, 3.0, {}) is before
+    assert wrapping("nothing").wrap(before, {"": before}, 3.0, {}) is before, "nor is it refused as echoed already"
 
 
 @pytest.mark.parametrize(("before", "factor", "expected"), [(None, None, 2), (None, 3.0, 3), (5, None, 5), (5, 3.0, 5)])
@@ -47,7 +47,7 @@ def test_the_factor_is_that_of_the_loader_before_or_the_one_given_or_that_of_the
     before: float | None, factor: float | None, expected: float
 ) -> None:
     in_use = {} if before is None else {"": echo(before)}
-    assert wrapping().wrap(plain(), in_use, factor, None).factor == expected
+    assert wrapping().wrap(plain(), in_use, factor, {}).factor == expected
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,20 @@ def test_ranks_are_those_that_the_trainer_says_else_those_of_the_processes(
     trainer: Any, shard: bool, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_echo.loading.setting.world", lambda: (2, 1))
-    assert len(wrapping(shard=shard).wrap(plain(), {}, None, trainer)) == batches
+    it = wrapping(shard=shard)
+    assert len(it.wrap(plain(), {}, None, it.ranks(trainer))) == batches
+
+
+def test_what_lightning_does_not_divide_is_not_divided() -> None:
+    """It has put no sampler there: ``Trainer(use_distributed_sampler=False)``, or the loader has a sampler for each rank."""
+    assert wrapping().ranks(TRAINER) == {"num_replicas": 2, "rank": 1}
+    assert wrapping().ranks(TRAINER, deals_out=False) == {"num_replicas": 1, "rank": 0}
 
 
 @pytest.mark.parametrize(("loader", "error"), [(5, TypeError), (DataLoader([1], 4, drop_last=True), ValueError)])  # type: ignore[arg-type]
 def test_an_error_names_the_loader_where_it_has_a_name(loader: Any, error: type[Exception]) -> None:
     with pytest.raises(error) as alone:
-        wrapping().wrap(loader, {}, None, None)
+        wrapping().wrap(loader, {}, None, {})
     with pytest.raises(error) as named:
-        wrapping().wrap({"a": loader, "b": plain()}, {}, None, None)
+        wrapping().wrap({"a": loader, "b": plain()}, {}, None, {})
     assert str(named.value) == f"loader 'a': {alone.value}"
