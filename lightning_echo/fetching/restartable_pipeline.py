@@ -42,7 +42,8 @@ class RestartablePipeline:
     Attributes:
         begin_at: Where a pipeline without a state begins.
         started: The started pipeline; None at rest.
-        layout: The layout with which the last pipeline was started; None before the first one, and after `go_to`.
+        layout: The layout to which `state` and `begin_at` belong; None before the first start, if no state was loaded. The data
+            set may have another length by now.
     """
 
     def __init__(self) -> None:
@@ -81,11 +82,16 @@ class RestartablePipeline:
         rests._at_rest = self.state(delivered)
         return rests
 
-    def go_to(self, begin_at: Start, state: dict[str, Any] | None = None) -> None:
-        """Ends the workers and the thread. The next pipeline continues from a `state`, or else begins without live examples."""
+    def go_to(self, begin_at: Start, layout: Layout, state: dict[str, Any] | None = None) -> None:
+        """Ends the workers and the thread. The next pipeline continues from a `state`, or else begins without live examples.
+
+        Args:
+            begin_at: Where it begins without a state.
+            layout: The layout to which ``begin_at`` and ``state`` belong.
+            state: The state; None: nothing is live.
+        """
         self._close()
-        self.layout = None
-        self._at_rest, self.begin_at = state or _BEGINNING, begin_at
+        self._at_rest, self.begin_at, self.layout = state or _BEGINNING, begin_at, layout
 
     def wait_with(self, state: dict[str, Any]) -> None:
         """Lets the next pipeline continue from another `state`. It may only be called at rest."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_echo.caching.loader_cache import LoaderCache
-from lightning_echo.fetching.layout import Launch, Start
+from lightning_echo.fetching.layout import Launch, Layout, Start
 from lightning_echo.fetching.prefetch import clear_frames
 from lightning_echo.fetching.restartable_pipeline import Pipeline, RestartablePipeline
 from lightning_echo.loading.delivery import Delivery
@@ -29,6 +29,7 @@ from lightning_echo.loading.resuming import (
     follow_state,
     has_own_states,
     order_to_go_on,
+    start_of_next_pass,
     where_to_go_on,
 )
 from lightning_echo.loading.schema import LeftOut
@@ -93,7 +94,8 @@ class EchoRun:
             return float(self.delivery.ended_passes)
         if self._setting.by_streams:
             return self.delivery.counts.fresh / items
-        return float(self.state().position / items)
+        state = self.state()
+        return float(state.position / state.layout.items_per_pass(self._setting.by_batches))
 
     @property
     def planned_ahead(self) -> int:
@@ -180,23 +182,30 @@ class EchoRun:
             beginning.share = in_epoch / items if items and progress.epoch_batches > 0 else 1.0
 
     def _has_other_length(self) -> bool:
-        """Whether the data set has grown or shrunk since the workers were started."""
+        """Whether the data set has grown or shrunk since the workers were started, or since the loaded state was saved."""
         before, setting = self._pipeline.layout, self._setting
         return before is not None and not setting.by_streams and before.length != setting.layout().length
 
     def _follow_length(self) -> None:
-        """Begins the next pass, if the data set has changed its length since the workers were started."""
-        setting, before, now = self._setting, self._pipeline.layout, self._setting.layout()
-        if before is None or not self._has_other_length():
+        """Begins the next pass, if the data set has another length than the present pass."""
+        setting, now = self._setting, self._setting.layout()
+        if not self._has_other_length():
             return
-        number = -(-self.state().position // before.items_per_pass(setting.by_batches))
-        what = "batches" if setting.source.own_batches or not setting.source.rebuilds else "examples"
+        state = self.state()
+        begin_at = start_of_next_pass(state, now, setting.by_batches)
+        if state.delivered:
+            self._say_length(state.layout, now)
+        self._pipeline.go_to(begin_at, now)
+        self._saved_for = None
+        self.delivery.progress.delivered = begin_at.number
+
+    def _say_length(self, before: Layout, now: Layout) -> None:
+        source = self._setting.source
+        what = "batches" if source.own_batches or not source.rebuilds else "examples"
         self.warn(
             f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the present pass ends here, and "
             "the next one has all of them. New workers are started"
         )
-        self._pipeline.go_to(Start(number * now.items_per_pass(setting.by_batches), number * now.batches_per_pass))
-        self.delivery.progress.delivered = number * now.batches_per_pass
 
     def _succeed(self, predecessor: EchoRun | None, before: Beginning | None) -> None:
         """Continues the run of a predecessor, if it should; see succession.py."""
@@ -284,10 +293,9 @@ class EchoRun:
                 f"{sampler} has neither state_dict and load_state_dict, nor a torch generator, nor set_epoch: if it remembers "
                 "anything from one pass to the next, the resumed pass has another order"
             )
-        if setting.rank_of_process() == 0 and not self._has_described:
+        if not self._has_described:
             self._has_described = True
-            # As text: a handler that stores the record must not keep the loader and its workers alive.
-            LOGGER.info("%s%s%s", self._prefix, setting.describe(self.factor.value), setting.remark())
+            self.inform(f"{setting.describe(self.factor.value)}{setting.remark()}")
         pipeline = self._pipeline.start(started, setting.layout())
         self._saved_for = None
         return pipeline
@@ -308,8 +316,8 @@ class EchoRun:
         if message := cache.open(self._setting.part_in_cache()):
             warnings.warn(f"lightning_echo: {self._prefix}{message}", UserWarning, stacklevel=3)  # on the rank that it is about
         self.delivery.add_lookups = cache.add_lookups
-        if self._setting.rank_of_process() == 0 and (line := cache.describe()):
-            LOGGER.info("%s%s", self._prefix, line)
+        if line := cache.describe():
+            self.inform(line)
 
     def _state_to_start_from(self, state: EchoState) -> EchoState:
         """Returns the state to start from. If it has no plan, its `begin_at` says where the next plan begins."""
@@ -326,10 +334,13 @@ class EchoRun:
         if state.plan is None or not (changed := state.conditions.differences(setting.conditions())):
             return state
         begin_at = where_to_go_on(state, setting.layout(), setting.by_batches)
-        self.warn(
-            f"the state was saved with {changed}: the run continues at the same place of the pass and leaves nothing out, "
-            "but its batches are not those of the run that was saved"
-        )
+        if state.layout.length != setting.layout().length:
+            self._say_length(state.layout, setting.layout())
+        else:
+            self.warn(
+                f"the state was saved with {changed}: the run continues at the same place of the pass and leaves nothing out, "
+                "but its batches are not those of the run that was saved"
+            )
         progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
         order = order_to_go_on(state, setting.layout(), begin_at)
         return replace(state, plan=None, order=order, begin_at=begin_at)
@@ -340,8 +351,11 @@ class EchoRun:
         """Returns where the run stands at the batch in use."""
         in_use, factor = self.delivery.in_use, self.factor
         progress = in_use.progress
-        # Until the pipeline is started from a loaded state, the conditions are those under which that state was saved.
+        # Until the pipeline is started from a loaded state, the conditions are those under which that state was saved. The plan
+        # belongs to the layout with which the pipeline was started, also if the data set has another length by now.
         conditions = self._saved_for or self._setting.conditions()
+        if self._pipeline.layout is not None and not self._setting.by_streams:
+            conditions = conditions._replace(layout=self._pipeline.layout)
         plan, order, stream = EchoState.parts_of(self._pipeline.state(progress.delivered))
         return EchoState(
             insertion_point=conditions.insertion_point,
@@ -375,7 +389,8 @@ class EchoRun:
             place: Where the Trainer is; None if there is no Trainer.
         """
         trainer = None if place is None else place.state()
-        return replace(self.state(), epoch_goes_on=epoch_goes_on, trainer=trainer).to_dict()
+        new_length = self._setting.layout().length if self._has_other_length() else None
+        return replace(self.state(), epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length).to_dict()
 
     def load_state_dict(self, saved: dict[str, Any], limit: int | float | None) -> None:
         """Continues where a state was taken.
@@ -389,7 +404,8 @@ class EchoRun:
         """
         setting = self._setting
         state = EchoState.from_dict(saved, by_index=setting.source.rebuilds)
-        if state.layout.length != (length := setting.layout().length) and state.delivered:
+        length = setting.layout().length
+        if length not in (state.layout.length, state.new_length) and state.delivered:
             raise EchoStateError(
                 f"the state is of a pass of {state.layout.length:,} items, but a pass of this loader has {length:,}: the data "
                 "set, the sampler or the kind of insertion point has changed. Resume with the same one, or start anew without "
@@ -429,7 +445,7 @@ class EchoRun:
 
     def _wait_at(self, state: EchoState) -> None:
         """Ends workers and thread. The next start continues from a state."""
-        self._pipeline.go_to(state.begin_at, state.pipeline())
+        self._pipeline.go_to(state.begin_at, state.layout, state.pipeline())
         self._saved_for = state.conditions
 
     def follow(self, before: EchoRun) -> None:
@@ -437,12 +453,17 @@ class EchoRun:
         if self._setting.cache is not None and before._setting.cache is not None:
             self._setting.cache.follow(before._setting.cache)
         self._setting.keep_buffer_of(before.state())
-        state, is_cut = follow_state(before.state(), before._setting, self._setting)
+        theirs = before.state()
+        state, is_cut = follow_state(theirs, before._setting, self._setting)
         if is_cut:
-            self.warn(
+            message = (
                 "a new loader was made within a pass that cannot be continued: the rest of that pass is left out. Return the "
                 "same loader each time, or let epochs end where passes end, by epoch_length='full_pass'"
             )
+            if state is None and theirs.layout.length == self._setting.layout().length:
+                self.inform(message)  # another batch size, as Lightning's tuner tries them
+            else:
+                self.warn(message)
         if state is None:
             self._follow_with_next_pass(before)
             return
@@ -454,14 +475,13 @@ class EchoRun:
 
     def _follow_with_next_pass(self, before: EchoRun) -> None:
         """Continues with seed, factor and counts, but begins the next pass, because the loaders cut the data differently."""
-        mine, others, state = self._setting, before._setting, before.state()
-        self.seed, delivered, position = before.seed, before.delivery.batches, 0
+        mine, others, layout = self._setting, before._setting, self._setting.layout()
+        self.seed, begin_at = before.seed, Start(0, before.delivery.batches)
         self.factor.restart(before.factor.value)
         if mine.has_length and others.has_length and not mine.by_streams and not others.by_streams:
-            number = -(-state.position // state.layout.items_per_pass(others.by_batches))
-            position, delivered = number * mine.items_per_pass(), number * mine.layout().batches_per_pass
-        self.delivery.continue_at(Progress(delivered=delivered), before.delivery.counts, before.delivery.ended_passes)
-        self._pipeline.begin_at = Start(position, delivered)
+            begin_at = start_of_next_pass(before.state(), layout, mine.by_batches)
+        self.delivery.continue_at(Progress(delivered=begin_at.number), before.delivery.counts, before.delivery.ended_passes)
+        self._pipeline.go_to(begin_at, layout)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the run without workers, for a process that is spawned with the loader."""
@@ -478,6 +498,11 @@ class EchoRun:
         """Warns on rank 0."""
         if self._setting.rank_of_process() == 0:
             warnings.warn(f"lightning_echo: {self._prefix}{message}", UserWarning, stacklevel=3)
+
+    def inform(self, message: str) -> None:
+        """Logs a message on rank 0, as text: a handler that stores the record must not keep the loader and its workers alive."""
+        if self._setting.rank_of_process() == 0:
+            LOGGER.info("%s%s", self._prefix, message)
 
     @property
     def _prefix(self) -> str:

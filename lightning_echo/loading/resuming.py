@@ -16,7 +16,15 @@ from lightning_echo.loading.pipeline_state import FactorChange, OrderState, Pass
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import EchoState, EchoStateError
 
-__all__ = ["adapt_state", "begin_next_pass", "follow_state", "has_own_states", "order_to_go_on", "where_to_go_on"]
+__all__ = [
+    "adapt_state",
+    "begin_next_pass",
+    "follow_state",
+    "has_own_states",
+    "order_to_go_on",
+    "start_of_next_pass",
+    "where_to_go_on",
+]
 
 
 def adapt_state(state: EchoState, setting: Setting) -> EchoState:
@@ -64,23 +72,38 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
         Two values: the state, or None if a position does not mean the same in both loaders. And whether the present pass had to
         be cut short.
     """
+    is_over = _is_between_passes(state)
     own_passes = setting.by_streams or setting.source.length is None  # only the loader itself knows what comes next
     if own_passes != (before.by_streams or before.source.length is None) or setting.by_batches is not before.by_batches:
-        return None, False
+        return None, not is_over
     now = setting.conditions()
-    if not own_passes and (before.layout(), before.choice.point) != (setting.layout(), setting.choice.point):
-        return None, False
-    is_over = _is_between_passes(state)
+    layout = setting.layout()
+    is_alike = (before.layout(), before.choice.point, state.layout.length) == (layout, setting.choice.point, layout.length)
+    if not own_passes and not is_alike:
+        return None, not is_over
     if setting.resumes and not (own_passes and (is_over or state.conditions != now)):
         return state, False
     return _next_pass(state, setting).under(now), not is_over
+
+
+def start_of_next_pass(state: EchoState, now: Layout, by_batches: bool) -> Start:
+    """Returns where the next pass begins in a run with another layout. If a pass is about to begin, it is that one.
+
+    Args:
+        state: State of the run. Its passes have a known length.
+        now: Layout of the run from here on.
+        by_batches: Whether positions of the run count batches from here on.
+    """
+    number = -(-state.position // state.layout.items_per_pass(state.insertion_point.by_batches))
+    return Start(number * now.items_per_pass(by_batches), number * now.batches_per_pass)
 
 
 def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
     """Returns the position and batch number at which a run with another layout continues, so that it leaves out no example.
 
     The run skips what all ranks together had taken from the pass, rounded down to whole batches of this run. A pass of unknown
-    length is not divided among ranks, so its batches are at the same places.
+    length is not divided among ranks, so its batches are at the same places. A pass of another length cannot be continued: the
+    next one begins.
 
     Args:
         state: State of the run that was saved, with a plan.
@@ -91,6 +114,8 @@ def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:
     assert plan is not None
     if not before.batches_per_pass:
         return Start(plan.position, plan.number)
+    if before.length != now.length:
+        return start_of_next_pass(state, now, by_batches)
     if state.insertion_point.by_batches:
         number, batches = divmod(plan.position, before.batches_per_pass)
         taken = batches * before.batch_size
@@ -133,7 +158,7 @@ def _is_between_passes(state: EchoState) -> bool:
         return True
     if (last := _last_pass(state)) is not None:  # the pass of the next batch
         return last.first == plan.position
-    return plan.position % state.layout.batches_per_pass == 0
+    return plan.position % state.layout.items_per_pass(state.insertion_point.by_batches) == 0
 
 
 def _last_pass(state: EchoState) -> PassStart | None:

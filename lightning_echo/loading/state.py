@@ -155,6 +155,8 @@ class EchoState:
         stream: For a stream, in place of plan and order. For other data it is None, and not in the file.
         epoch_goes_on: If several loaders make up an epoch: whether the epoch continues (None: not known). Otherwise left out.
         trainer: Where the Trainer was. If that is not known, it is None, and not in the file.
+        new_length: Length of a pass of the data set when the state was saved, if the data set had grown or shrunk since the
+            present pass began. Otherwise None, and not in the file.
     """
 
     version: int = STATE_VERSION
@@ -181,6 +183,7 @@ class EchoState:
     stream: StreamState | None = None
     epoch_goes_on: bool | LeftOut | None = LEFT_OUT
     trainer: TrainerState | None = None
+    new_length: Size | None = None
 
     @classmethod
     def from_dict(cls, state: Any, *, by_index: bool) -> EchoState:

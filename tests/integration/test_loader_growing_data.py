@@ -3,11 +3,13 @@
 import math
 import warnings
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from trainer_runs import trainer
 
-from lightning_echo import EchoLoader
+from lightning_echo import EchoCallback, EchoLoader, EchoStateError
 
 
 class Growing(Dataset):
@@ -107,3 +109,137 @@ def test_a_data_set_that_has_become_empty_is_an_error():
     data.length = 0
     with pytest.raises(ValueError, match="loader is empty"):
         list(loader)
+
+
+# --- in a Trainer --------------------------------------------------------------------------------------------------------
+
+LENGTHS = [32, 40, 40, 28, 36]  # by epoch
+
+
+class Stages(pl.LightningDataModule):
+    """A curriculum: its data set grows and shrinks in place, at the end of an epoch."""
+
+    def __init__(self, workers=0, begins_with=LENGTHS[0]):
+        super().__init__()
+        self.workers, self.data = workers, Growing(begins_with)
+
+    def train_dataloader(self):
+        return shuffled(self.data, self.workers)
+
+
+class Indices(pl.LightningModule):
+    """Remembers the indices of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.epochs = torch.nn.Linear(1, 1), {}
+
+    def training_step(self, batch, batch_idx):
+        self.epochs.setdefault(self.current_epoch, []).append(batch[0].int().tolist())
+        return self.layer(batch[0][:, None]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class Grows(pl.Callback):
+    """Sets the length of the data for the next epoch, and then saves a checkpoint at the end of the first one."""
+
+    def __init__(self, path=None):
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.datamodule.data.length = [*LENGTHS, 1][trainer.current_epoch + 1]
+        if self.path is not None and trainer.current_epoch == 0:
+            trainer.save_checkpoint(self.path)
+
+
+def run(data, callbacks, ckpt_path=None, saves_to=None, **options):
+    model = Indices()
+    options = {"max_epochs": len(LENGTHS), **options}
+    trainer(callbacks=[*callbacks, Grows(saves_to)], **options).fit(model, datamodule=data, ckpt_path=ckpt_path)
+    return model.epochs
+
+
+def distinct(epochs):
+    found = [[index for batch in batches for index in batch] for batches in epochs.values()]
+    return [(len(indices), len(set(indices))) for indices in found]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_a_reload_in_each_epoch_every_epoch_has_all_examples_as_without_echoing(workers):
+    plain = run(Stages(workers), [], reload_dataloaders_every_n_epochs=1)
+    echo = EchoCallback(factor=1, insertion_point="after_augmentation", seed=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="lightning_echo")
+        found = run(Stages(workers), [echo], reload_dataloaders_every_n_epochs=1)
+    assert distinct(found) == distinct(plain) == [(length, length) for length in LENGTHS]
+
+
+def test_with_a_reload_within_a_pass_the_rest_of_it_is_left_out_and_that_is_said():
+    echo = EchoCallback(factor=2, insertion_point="after_augmentation", seed=0)
+    with pytest.warns(UserWarning, match="the rest of that pass is left out"):
+        found = run(Stages(), [echo], reload_dataloaders_every_n_epochs=1, max_epochs=3)
+    fresh_of_two_epochs = {index for epoch in (1, 2) for batch in found[epoch] for index in batch}
+    assert fresh_of_two_epochs == set(range(40))  # all of the grown data in one pass of its own
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_checkpoint_that_is_saved_after_the_growth_resumes_exactly(tmp_path, workers):
+    options = {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 3}
+
+    def echo():
+        return EchoCallback(factor=1, insertion_point="after_augmentation", seed=0)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="lightning_echo: a pass has")
+        whole = run(Stages(workers), [echo()], saves_to=tmp_path / "one.ckpt", **options)
+        resumed = run(Stages(workers, LENGTHS[1]), [echo()], tmp_path / "one.ckpt", **options)
+    assert resumed == {epoch: whole[epoch] for epoch in (1, 2)}
+    assert distinct(resumed) == [(LENGTHS[1], LENGTHS[1])] * 2
+
+
+@pytest.mark.parametrize("in_pass", [False, True])
+def test_a_state_that_is_saved_after_the_growth_goes_on_with_the_next_pass(in_pass):
+    options = {"insertion_point": "after_augmentation", "seed": 0}
+    data = Growing(24)
+    first = EchoLoader(shuffled(data), 1, **options)
+    iterator = iter(first)
+    taken = [next(iterator) for _ in range(2 if in_pass else 6)]
+    data.length = 36
+    state = first.state_dict()
+    assert (state["layout"]["length"], state["new_length"], len(taken)) == (24, 36, 2 if in_pass else 6)
+    second = EchoLoader(shuffled(Growing(36)), 1, **options)
+    second.load_state_dict(state)
+    with pytest.warns(UserWarning, match="a pass has 36 examples now, and had 24"):
+        found = fresh_of(second, 1)
+    assert sorted(found) == list(range(36))
+    for length in (24, 36):
+        EchoLoader(shuffled(Growing(length)), 1, **options).load_state_dict(state)
+    with pytest.raises(EchoStateError, match="the state is of a pass of 24 items"):
+        EchoLoader(shuffled(Growing(28)), 1, **options).load_state_dict(state)
+
+
+def test_a_data_set_that_grows_between_a_resume_and_its_first_batch_is_followed_too():
+    options = {"insertion_point": "after_augmentation", "seed": 0}
+    first = EchoLoader(shuffled(Growing(24)), 1, **options)
+    list(first)
+    data = Growing(24)
+    second = EchoLoader(shuffled(data), 1, **options)
+    second.load_state_dict(first.state_dict())
+    data.length = 36
+    with pytest.warns(UserWarning, match="a pass has 36 examples now, and had 24"):
+        assert sorted(fresh_of(second, 1)) == list(range(36))
+
+
+def test_workers_that_are_ended_within_an_epoch_begin_a_new_pass_over_a_data_set_that_has_grown():
+    data = Growing(24)
+    loader = EchoLoader(shuffled(data, workers=1), 1, insertion_point="after_augmentation", seed=0)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    data.length = 36
+    with pytest.warns(UserWarning, match="a pass has 36 examples now, and had 24"):
+        next(iterator)
+    assert loader.state_dict()["plan"]["position"] == 36 + 4
+    loader.close()

@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -62,18 +63,19 @@ def test_a_state_is_gone_on_from_wherever_it_stood(was_started):
     restartable, log = RestartablePipeline(), []
     if was_started:
         restartable.start(Fake(log), LAYOUT)
-    restartable.go_to(Start(12, 3), Fake().state(4))
+    restartable.go_to(Start(12, 3), LAYOUT, Fake().state(4))
     assert log == ["closed"] * was_started
     assert restartable.state(0) == Fake().state(4)
-    assert (restartable.begin_at, restartable.started, restartable.layout) == ((12, 3), None, None)
+    assert (restartable.begin_at, restartable.started, restartable.layout) == ((12, 3), None, LAYOUT)
 
 
 def test_at_another_place_of_the_run_nothing_is_live():
     restartable, pipeline = started()
-    restartable.go_to(Start(40, 10))
+    other = replace(LAYOUT, length=LAYOUT.length + 1)
+    restartable.go_to(Start(40, 10), other)
     assert pipeline.log == ["closed"]
     assert restartable.state(3) == {"plan": None, "order": None}
-    assert (restartable.begin_at, restartable.started, restartable.layout) == ((40, 10), None, None)
+    assert (restartable.begin_at, restartable.started, restartable.layout) == ((40, 10), None, other)
 
 
 def test_at_rest_it_can_wait_with_another_state():

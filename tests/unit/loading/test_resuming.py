@@ -490,7 +490,8 @@ class TestTakingThePlaceOfAnother:
         before, after = made_anew(SizedPass()), EchoLoader(DataLoader(list(range(12)), 4), 2, seed=3)  # type: ignore[arg-type]
         list(before)
         before.close()
-        after.follow(before)
+        with pytest.warns(UserWarning, match=self.CUT):
+            after.follow(before)
         delivered, seed = after.delivered_batches, after.seed
         assert (delivered, seed) == (before.delivered_batches, 0)
         list(after)
