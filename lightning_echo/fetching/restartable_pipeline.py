@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Protocol
 
-from lightning_echo.fetching.layout import Layout, Start
+from lightning_echo.fetching.layout import Start
 from lightning_echo.workers.seconds import Report
 
 __all__ = ["Pipeline", "RestartablePipeline"]
@@ -42,22 +42,19 @@ class RestartablePipeline:
     Attributes:
         begin_at: Where a pipeline without a state begins.
         started: The started pipeline; None at rest.
-        layout: The layout to which `state` and `begin_at` belong; None before the first start, if no state was loaded. The data
-            set may have another length by now.
     """
 
     def __init__(self) -> None:
         self.begin_at = Start(0, 0)
-        self.layout: Layout | None = None
         self.started: Pipeline | None = None
         self._at_rest = _BEGINNING
         # The started pipeline again, in a list that can outlive this object: when this object is dropped, its pipeline is closed.
         self._to_close: list[Pipeline] = []
         self._finalizer = weakref.finalize(self, _close_all, self._to_close)
 
-    def start(self, pipeline: Pipeline, layout: Layout) -> Pipeline:
+    def start(self, pipeline: Pipeline) -> Pipeline:
         """Takes a started pipeline, and returns it."""
-        self.started, self.layout = pipeline, layout
+        self.started = pipeline
         self._to_close.append(pipeline)
         self._at_rest = _BEGINNING
         return pipeline
@@ -78,20 +75,14 @@ class RestartablePipeline:
     def resting(self, delivered: int) -> RestartablePipeline:
         """Returns a pipeline at rest, in the state after ``delivered`` batches, for a process that is spawned with a loader."""
         rests = RestartablePipeline()
-        rests.begin_at, rests.layout = self.begin_at, self.layout
+        rests.begin_at = self.begin_at
         rests._at_rest = self.state(delivered)
         return rests
 
-    def go_to(self, begin_at: Start, layout: Layout, state: dict[str, Any] | None = None) -> None:
-        """Ends the workers and the thread. The next pipeline continues from a `state`, or else begins without live examples.
-
-        Args:
-            begin_at: Where it begins without a state.
-            layout: The layout to which ``begin_at`` and ``state`` belong.
-            state: The state; None: nothing is live.
-        """
+    def go_to(self, begin_at: Start, state: dict[str, Any] | None = None) -> None:
+        """Ends the workers and the thread. The next pipeline continues from a `state`, or else begins without live examples."""
         self._close()
-        self._at_rest, self.begin_at, self.layout = state or _BEGINNING, begin_at, layout
+        self._at_rest, self.begin_at = state or _BEGINNING, begin_at
 
     def wait_with(self, state: dict[str, Any]) -> None:
         """Lets the next pipeline continue from another `state`. It may only be called at rest."""
@@ -103,7 +94,7 @@ class RestartablePipeline:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state of a pipeline that is `resting`."""
-        return {name: vars(self)[name] for name in ("begin_at", "layout", "_at_rest")}
+        return {name: vars(self)[name] for name in ("begin_at", "_at_rest")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         RestartablePipeline.__init__(self)

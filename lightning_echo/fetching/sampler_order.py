@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, cycle, islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -25,7 +26,9 @@ from lightning_echo.planning.order import Order, entry_key, spread
 from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.protecting.randomness import OwnRandomStates, preserved_random_states, seed_all
 
-__all__ = ["SamplerOrder", "draws_by_itself", "origin_of", "tell_pass"]
+__all__ = ["SamplerOrder", "draws_by_itself", "origin_of", "sampler_in_words", "tell_pass"]
+
+_DECIDING = ("num_replicas", "seed", "shuffle", "drop_last", "replacement")  # attributes of samplers
 
 # These are known to draw from their generator alone.
 _OF_TORCH = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
@@ -49,6 +52,24 @@ def origin_of(sampler: Any) -> str:
     if not isinstance(generator, torch.Generator):
         return type(inner).__name__
     return f"{type(inner).__name__} with random states {zlib.crc32(generator.get_state().numpy().tobytes()):08x}"
+
+
+def sampler_in_words(sampler: Any) -> str:
+    """Returns the class of a sampler or batch sampler, and what of it decides the order of a pass, the same on all ranks.
+
+    What may change from pass to pass without harm is left out, such as weights.
+
+    >>> sampler_in_words(RandomSampler(range(4), replacement=True)), sampler_in_words(SubsetRandomSampler([0, 2]))
+    ('RandomSampler(replacement=True)', 'SubsetRandomSampler(indices: ae9e4c28)')
+    """
+    inner = _deciding(sampler)
+    if inner is not sampler:
+        return f"{type(sampler).__name__} of {sampler_in_words(inner)}"
+    found = {name: vars(inner)[name] for name in _DECIDING if hasattr(inner, "__dict__") and name in vars(inner)}
+    told = [f"{name}={value}" for name, value in found.items() if isinstance(value, bool | int)]
+    if type(inner) is SubsetRandomSampler:
+        told = [f"indices: {zlib.crc32(np.asarray(inner.indices).astype(np.int64).tobytes()):08x}"]
+    return f"{type(inner).__name__}({', '.join(told)})"
 
 
 def tell_pass(number: int, *samplers: Any) -> None:

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from lightning_echo.caching.cached_reads import Caching
-from lightning_echo.fetching.sampler_order import draws_by_itself
+from lightning_echo.fetching.sampler_order import draws_by_itself, sampler_in_words
 from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.splitting.stages import Stages
@@ -109,6 +109,15 @@ class Source:
             and sampler.generator is self.loader.generator
             and self._covers_dataset()
         )
+
+    @property
+    def order_by(self) -> str | None:
+        """What decides the order, in words; None if that is the loader's own affair."""
+        if not self.rebuilds:
+            return None
+        if self.is_sequential or self.is_shuffled:
+            return "shuffle=True" if self.is_shuffled else "shuffle=False"
+        return sampler_in_words(self.sampler)
 
     @property
     def may_run_in_thread(self) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_echo.caching.loader_cache import LoaderCache
-from lightning_echo.fetching.layout import Launch, Layout, Start
+from lightning_echo.fetching.layout import Launch, Start
 from lightning_echo.fetching.prefetch import clear_frames
 from lightning_echo.fetching.restartable_pipeline import Pipeline, RestartablePipeline
 from lightning_echo.loading.delivery import Delivery
@@ -28,7 +28,9 @@ from lightning_echo.loading.resuming import (
     begin_next_pass,
     follow_state,
     has_own_states,
+    is_between_passes,
     order_to_go_on,
+    other_order_of,
     start_of_next_pass,
     where_to_go_on,
 )
@@ -82,7 +84,8 @@ class EchoRun:
 
     def _reset(self) -> None:
         self._pipeline = RestartablePipeline()
-        self._saved_for: Conditions | None = None  # conditions of a loaded state, until the pipeline is started from it
+        # To which the pipeline's state belongs: those of its start, or of a loaded state. None: the present ones.
+        self._conditions: Conditions | None = None
         self.delivery.reset()
         self.factor.restart()
 
@@ -144,7 +147,7 @@ class EchoRun:
     @property
     def is_at_start(self) -> bool:
         """Whether no batch was delivered and no state was loaded."""
-        return not self.delivery.progress.delivered and not self.delivery.progress.epoch_batches and self._saved_for is None
+        return not self.delivery.progress.delivered and not self.delivery.progress.epoch_batches and self._conditions is None
 
     # ------------------------------------------------------------------ running
 
@@ -183,8 +186,8 @@ class EchoRun:
 
     def _has_other_length(self) -> bool:
         """Whether the data set has grown or shrunk since the workers were started, or since the loaded state was saved."""
-        before, setting = self._pipeline.layout, self._setting
-        return before is not None and not setting.by_streams and before.length != setting.layout().length
+        before, setting = self._conditions, self._setting
+        return before is not None and not setting.by_streams and before.layout.length != setting.layout().length
 
     def _follow_length(self) -> None:
         """Begins the next pass, if the data set has another length than the present pass."""
@@ -194,13 +197,17 @@ class EchoRun:
         state = self.state()
         begin_at = start_of_next_pass(state, now, setting.by_batches)
         if state.delivered:
-            self._say_length(state.layout, now)
-        self._pipeline.go_to(begin_at, now)
-        self._saved_for = None
+            self._say_next_pass(state)
+        self._pipeline.go_to(begin_at)
+        self._conditions = setting.conditions()
         self.delivery.progress.delivered = begin_at.number
 
-    def _say_length(self, before: Layout, now: Layout) -> None:
-        source = self._setting.source
+    def _say_next_pass(self, state: EchoState) -> None:
+        """Says why the next pass begins, and the present one is not continued."""
+        if other_order := other_order_of(state, self._setting):
+            self.warn(f"the state was saved with {other_order}: the next pass begins, in the new order")
+            return
+        source, before, now = self._setting.source, state.layout, self._setting.layout()
         what = "batches" if source.own_batches or not source.rebuilds else "examples"
         self.warn(
             f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the present pass ends here, and "
@@ -296,9 +303,8 @@ class EchoRun:
         if not self._has_described:
             self._has_described = True
             self.inform(f"{setting.describe(self.factor.value)}{setting.remark()}")
-        pipeline = self._pipeline.start(started, setting.layout())
-        self._saved_for = None
-        return pipeline
+        self._conditions = None if setting.by_streams else setting.conditions()  # the length of a stream is only expected
+        return self._pipeline.start(started)
 
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. All ranks must call this function together.
@@ -334,15 +340,16 @@ class EchoRun:
         if state.plan is None or not (changed := state.conditions.differences(setting.conditions())):
             return state
         begin_at = where_to_go_on(state, setting.layout(), setting.by_batches)
-        if state.layout.length != setting.layout().length:
-            self._say_length(state.layout, setting.layout())
+        is_same_order = not other_order_of(state, setting)
+        if state.layout.length != setting.layout().length or not is_same_order:
+            self._say_next_pass(state)
         else:
             self.warn(
                 f"the state was saved with {changed}: the run continues at the same place of the pass and leaves nothing out, "
                 "but its batches are not those of the run that was saved"
             )
         progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
-        order = order_to_go_on(state, setting.layout(), begin_at)
+        order = order_to_go_on(state, setting.layout(), begin_at) if is_same_order else None
         return replace(state, plan=None, order=order, begin_at=begin_at)
 
     # ------------------------------------------------------------------ going on
@@ -351,11 +358,7 @@ class EchoRun:
         """Returns where the run stands at the batch in use."""
         in_use, factor = self.delivery.in_use, self.factor
         progress = in_use.progress
-        # Until the pipeline is started from a loaded state, the conditions are those under which that state was saved. The plan
-        # belongs to the layout with which the pipeline was started, also if the data set has another length by now.
-        conditions = self._saved_for or self._setting.conditions()
-        if self._pipeline.layout is not None and not self._setting.by_streams:
-            conditions = conditions._replace(layout=self._pipeline.layout)
+        conditions = self._conditions or self._setting.conditions()
         plan, order, stream = EchoState.parts_of(self._pipeline.state(progress.delivered))
         return EchoState(
             insertion_point=conditions.insertion_point,
@@ -363,6 +366,7 @@ class EchoRun:
             workers=conditions.workers,
             buffer_size=conditions.buffer_size,
             reuse=conditions.reuse,
+            order_by=conditions.order_by,
             seed=self.seed,
             factor=factor.value,
             constructed_factor=factor.constructed,
@@ -405,7 +409,15 @@ class EchoRun:
         setting = self._setting
         state = EchoState.from_dict(saved, by_index=setting.source.rebuilds)
         length = setting.layout().length
-        if length not in (state.layout.length, state.new_length) and state.delivered:
+        if other_order := other_order_of(state, setting):
+            if not is_between_passes(state):
+                raise EchoStateError(
+                    f"the state was saved within a pass, with {other_order}: in another order the rest of that pass would repeat "
+                    "examples and leave others out. Resume with the same sampler, or from a state that was saved where a pass "
+                    "had ended, or start anew without the loader's state. Without a DistributedSampler, EchoLoader divides the "
+                    "data itself, and then continues with any number of ranks"
+                )
+        elif length not in (state.layout.length, state.new_length) and state.delivered:
             raise EchoStateError(
                 f"the state is of a pass of {state.layout.length:,} items, but a pass of this loader has {length:,}: the data "
                 "set, the sampler or the kind of insertion point has changed. Resume with the same one, or start anew without "
@@ -445,8 +457,8 @@ class EchoRun:
 
     def _wait_at(self, state: EchoState) -> None:
         """Ends workers and thread. The next start continues from a state."""
-        self._pipeline.go_to(state.begin_at, state.layout, state.pipeline())
-        self._saved_for = state.conditions
+        self._pipeline.go_to(state.begin_at, state.pipeline())
+        self._conditions = state.conditions
 
     def follow(self, before: EchoRun) -> None:
         """Continues the run of another loader, see `EchoLoader.follow`."""
@@ -481,7 +493,8 @@ class EchoRun:
         if mine.has_length and others.has_length and not mine.by_streams and not others.by_streams:
             begin_at = start_of_next_pass(before.state(), layout, mine.by_batches)
         self.delivery.continue_at(Progress(delivered=begin_at.number), before.delivery.counts, before.delivery.ended_passes)
-        self._pipeline.go_to(begin_at, layout)
+        self._pipeline.go_to(begin_at)
+        self._conditions = mine.conditions()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the run without workers, for a process that is spawned with the loader."""

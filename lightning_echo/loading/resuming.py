@@ -21,7 +21,9 @@ __all__ = [
     "begin_next_pass",
     "follow_state",
     "has_own_states",
+    "is_between_passes",
     "order_to_go_on",
+    "other_order_of",
     "start_of_next_pass",
     "where_to_go_on",
 ]
@@ -40,7 +42,7 @@ def adapt_state(state: EchoState, setting: Setting) -> EchoState:
     changed = state.conditions.differences(setting.conditions()) if setting.by_streams or state.stream is not None else ""
     if setting.resumes and not changed:
         return state
-    if not _is_between_passes(state):
+    if not is_between_passes(state):
         raise EchoStateError(_refusal(state, setting, changed))
     return _next_pass(state, setting)
 
@@ -54,7 +56,7 @@ def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | Non
     """
     if setting.resumes or (state.plan is None and state.stream is None):
         return None, False
-    return _next_pass(state, setting), not _is_between_passes(state)
+    return _next_pass(state, setting), not is_between_passes(state)
 
 
 def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[EchoState | None, bool]:
@@ -72,14 +74,14 @@ def follow_state(state: EchoState, before: Setting, setting: Setting) -> tuple[E
         Two values: the state, or None if a position does not mean the same in both loaders. And whether the present pass had to
         be cut short.
     """
-    is_over = _is_between_passes(state)
+    is_over = is_between_passes(state)
     own_passes = setting.by_streams or setting.source.length is None  # only the loader itself knows what comes next
     if own_passes != (before.by_streams or before.source.length is None) or setting.by_batches is not before.by_batches:
         return None, not is_over
     now = setting.conditions()
     layout = setting.layout()
     is_alike = (before.layout(), before.choice.point, state.layout.length) == (layout, setting.choice.point, layout.length)
-    if not own_passes and not is_alike:
+    if not own_passes and (not is_alike or other_order_of(state, setting)):
         return None, not is_over
     if setting.resumes and not (own_passes and (is_over or state.conditions != now)):
         return state, False
@@ -144,13 +146,19 @@ def order_to_go_on(state: EchoState, now: Layout, begin_at: Start) -> OrderState
     return replace(order, ends=(*(order.ends or ()), PassEnd(begin_at.number // now.batches_per_pass, end)))
 
 
+def other_order_of(state: EchoState, setting: Setting) -> str:
+    """Returns, in words, what decided the order in a state and does not decide it here. Empty if the order is the same."""
+    return state.conditions.other_order(setting.conditions()) if state.delivered else ""
+
+
 def has_own_states(state: EchoState) -> bool:
     """Returns whether a state contains a state of the user's loader or stream."""
     workers = () if state.stream is None else state.stream.workers
     return any(saved is not None for saved in workers) or (state.order is not None and state.order.loader is not None)
 
 
-def _is_between_passes(state: EchoState) -> bool:
+def is_between_passes(state: EchoState) -> bool:
+    """Returns whether a pass is about to begin in a state."""
     stream, plan = state.stream, state.plan
     if stream is not None:
         return not stream.begun or len(stream.ended) == len(stream.workers)

@@ -168,7 +168,7 @@ class Setting:
 
     def keep_buffer_of(self, state: EchoState) -> None:
         """Keeps the buffer size of a state, if the run can then continue exactly and the user asks for no other number."""
-        is_alike = state.conditions._replace(buffer_size=self.buffer_size) == self.conditions()
+        is_alike = not state.conditions._replace(buffer_size=self.buffer_size).differences(self.conditions())
         self.buffer.keep(state.buffer_size if is_alike and state.delivered else None)
 
     def describe(self, factor: float) -> str:
@@ -275,7 +275,8 @@ class Setting:
     def conditions(self) -> Conditions:
         """Returns what must be the same for a run to continue exactly."""
         workers = self.source.num_workers if self.sharing is None else 0  # the workers are the reader's
-        return Conditions(self.choice.point, self.layout(), workers, self.buffer_size, self.reuse)
+        order_by = self.source.order_by if self.sharing is None else None  # the share's name decides
+        return Conditions(self.choice.point, self.layout(), workers, self.buffer_size, self.reuse, order_by)
 
     # ------------------------------------------------------------------ running
 

@@ -106,6 +106,7 @@ class Conditions(NamedTuple):
     workers: int
     buffer_size: int
     reuse: Reuse
+    order_by: str | None = None
 
     def differences(self, now: Conditions) -> str:
         """Returns what has changed, as a text for people. It is empty if nothing has changed."""
@@ -113,9 +114,16 @@ class Conditions(NamedTuple):
             {**each._asdict(), "insertion_point": str(each.insertion_point), "reuse": str(each.reuse)} for each in (self, now)
         )
         first, then = before.pop("layout").state(), after.pop("layout").state()
+        del before["order_by"]
         found = [f"{name}={before[name]!r} (now {after[name]!r})" for name in before if before[name] != after[name]]
         found += [f"{name}={first[name]} (now {then[name]})" for name in sorted(first) if first[name] != then[name]]
-        return ", ".join(found)
+        return ", ".join(filter(None, (*found, self.other_order(now))))
+
+    def other_order(self, now: Conditions) -> str:
+        """Returns what has changed of the order, as a text for people. It is empty if that is the same, or not known."""
+        if None in (self.order_by, now.order_by) or self.order_by == now.order_by:
+            return ""
+        return f"an order by {self.order_by} (now by {now.order_by})"
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -135,6 +143,7 @@ class EchoState:
         workers: Number of worker processes.
         buffer_size: Largest number of live items on a rank.
         reuse: The rule of reuse. It is not in the file if it is ``each``, the rule of the paper.
+        order_by: The sampler that decides the order, in words. If that is not known, it is None, and not in the file.
         seed: Seed in use; None before the first batch, if none was given.
         factor: The echo factor that was set last.
         constructed_factor: The factor with which the loader was made.
@@ -165,6 +174,7 @@ class EchoState:
     workers: int
     buffer_size: Size
     reuse: Reuse = Reuse.each
+    order_by: str | None = None
     seed: Integer | None
     factor: float
     constructed_factor: float
@@ -236,7 +246,7 @@ class EchoState:
     @property
     def conditions(self) -> Conditions:
         """What must be the same for a run to continue exactly."""
-        return Conditions(self.insertion_point, self.layout, self.workers, self.buffer_size, self.reuse)
+        return Conditions(self.insertion_point, self.layout, self.workers, self.buffer_size, self.reuse, self.order_by)
 
     @property
     def position(self) -> int:

@@ -2,14 +2,11 @@
 
 import gc
 import pickle
-from dataclasses import replace
 
 import pytest
 
-from lightning_echo.fetching.layout import Layout, Start
+from lightning_echo.fetching.layout import Start
 from lightning_echo.fetching.restartable_pipeline import RestartablePipeline
-
-LAYOUT = Layout(7, 1, 2, 1, 4)
 
 
 class Fake:
@@ -27,13 +24,12 @@ class Fake:
 
 def started():
     restartable = RestartablePipeline()
-    return restartable, restartable.start(Fake(), LAYOUT)
+    return restartable, restartable.start(Fake())
 
 
 def test_before_the_first_start_there_is_nothing_to_go_on_from():
     restartable = RestartablePipeline()
     assert restartable.started is None
-    assert restartable.layout is None
     assert restartable.state(7) == {"plan": None, "order": None}
     assert restartable.begin_at == (0, 0)
 
@@ -41,7 +37,6 @@ def test_before_the_first_start_there_is_nothing_to_go_on_from():
 def test_while_it_runs_the_state_is_the_pipelines_and_at_rest_that_of_when_it_was_stopped():
     restartable, pipeline = started()
     assert restartable.started is pipeline
-    assert restartable.layout == LAYOUT
     assert restartable.state(3) == Fake().state(3)
     restartable.stop(5)
     assert restartable.started is None
@@ -62,20 +57,19 @@ def test_who_drops_it_without_a_word_leaves_no_pipeline_open():
 def test_a_state_is_gone_on_from_wherever_it_stood(was_started):
     restartable, log = RestartablePipeline(), []
     if was_started:
-        restartable.start(Fake(log), LAYOUT)
-    restartable.go_to(Start(12, 3), LAYOUT, Fake().state(4))
+        restartable.start(Fake(log))
+    restartable.go_to(Start(12, 3), Fake().state(4))
     assert log == ["closed"] * was_started
     assert restartable.state(0) == Fake().state(4)
-    assert (restartable.begin_at, restartable.started, restartable.layout) == ((12, 3), None, LAYOUT)
+    assert (restartable.begin_at, restartable.started) == ((12, 3), None)
 
 
 def test_at_another_place_of_the_run_nothing_is_live():
     restartable, pipeline = started()
-    other = replace(LAYOUT, length=LAYOUT.length + 1)
-    restartable.go_to(Start(40, 10), other)
+    restartable.go_to(Start(40, 10))
     assert pipeline.log == ["closed"]
     assert restartable.state(3) == {"plan": None, "order": None}
-    assert (restartable.begin_at, restartable.started, restartable.layout) == ((40, 10), None, other)
+    assert (restartable.begin_at, restartable.started) == ((40, 10), None)
 
 
 def test_at_rest_it_can_wait_with_another_state():
@@ -83,7 +77,7 @@ def test_at_rest_it_can_wait_with_another_state():
     restartable.stop(3)
     restartable.wait_with(Fake().state(7))
     assert restartable.state(3) == Fake().state(7)
-    assert restartable.start(Fake(), LAYOUT) is restartable.started
+    assert restartable.start(Fake()) is restartable.started
     restartable.stop(5)
     assert restartable.state(0) == Fake().state(5)
 
@@ -97,6 +91,6 @@ def test_for_another_process_it_is_at_rest_and_the_one_here_runs_on():
     assert sent.begin_at == (8, 2)
     assert restartable.started is pipeline
     assert pipeline.log == []
-    sent.start(Fake(), LAYOUT)
+    sent.start(Fake())
     sent.stop(6)
     assert sent.state(0) == Fake().state(6)
