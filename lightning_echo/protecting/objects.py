@@ -33,6 +33,7 @@ __all__ = [
     "is_image",
     "is_in_main_memory",
     "is_made_of_attributes",
+    "is_mapped",
     "is_plain",
     "is_safe_to_copy",
     "is_standard",
@@ -173,13 +174,14 @@ def is_in_main_memory(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.device.type == "cpu" and value.layout is torch.strided and not isinstance(value, torch.nn.Parameter)
     if isinstance(value, np.ndarray):
-        return not _is_mapped(value)
+        return not is_mapped(value)
     if is_image(value):
         return is_from_pillow(type(value)) and getattr(value, "fp", None) is None
     return type(value) in (bytearray, array)
 
 
-def _is_mapped(value: Any) -> bool:
+def is_mapped(value: Any) -> bool:
+    """Returns whether an array or a buffer lies in a mapped file."""
     while value is not None:
         if isinstance(value, (np.memmap, mmap.mmap)):
             return True
