@@ -353,6 +353,8 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._catch_up(trainer, pl_module)
         before, self._loader = self._loader, _loaders_in_use(trainer)
         go_on_after_reload(before, self._loader)
+        for part in parts_of(self._loader).values():
+            part.notice_changes()  # before it is measured how long the first batch takes
         self._meter.begin_epoch(self._loader)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:

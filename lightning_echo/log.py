@@ -7,9 +7,11 @@ are on stderr, as Lightning's are.
 
 import logging
 import sys
+import warnings
+from collections.abc import Callable
 from typing import TextIO
 
-__all__ = ["LOGGER", "FallbackHandler", "set_up"]
+__all__ = ["LOGGER", "FallbackHandler", "Says", "set_up"]
 
 LOGGER = logging.getLogger("lightning_echo")
 _PREFIX = "lightning_echo: "
@@ -59,3 +61,42 @@ def set_up() -> None:
         LOGGER.setLevel(logging.INFO)
     if not any(isinstance(handler, FallbackHandler) for handler in LOGGER.handlers):
         LOGGER.addHandler(FallbackHandler())
+
+
+class Says:
+    """What a run says to its user, once per job and with the name of the loader.
+
+    Args:
+        rank: Returns the number of this process.
+
+    Attributes:
+        name: Name of the loader among several; empty if it is the only one.
+    """
+
+    def __init__(self, rank: Callable[[], int]) -> None:
+        self._rank, self.name = rank, ""
+        self._said: set[str] = set()
+
+    def warn(self, message: str) -> None:
+        """Warns."""
+        if self._rank() == 0:
+            self.warn_here(message)
+
+    def warn_here(self, message: str) -> None:
+        """Warns on the rank that it is about."""
+        warnings.warn(f"lightning_echo: {self._prefix}{message}", UserWarning, stacklevel=4)
+
+    def inform(self, message: str) -> None:
+        """Logs a message, as text: a handler that stores the record must not keep the loader and its workers alive."""
+        if self._rank() == 0:
+            LOGGER.info("%s%s", self._prefix, message)
+
+    def once(self, message: str) -> None:
+        """Logs a message unless one with the same beginning, up to a colon, was logged already. An empty one is not logged."""
+        if message and (what := message.partition(":")[0]) not in self._said:
+            self._said.add(what)
+            self.inform(message)
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.name}: " if self.name else ""

@@ -94,6 +94,18 @@ class LoaderCache:
         """Takes the place of another loader's cache. What that cache holds stays, if it fits."""
         self._opened, self._opened_for, self._partitioned = before._opened, before._opened_for, before._partitioned
 
+    def forget(self) -> str:
+        """Forgets all examples, because the data has changed. `open` then makes another cache.
+
+        Returns:
+            A message for the user.
+        """
+        self._opened = self._opened_for = self._partitioned = None
+        if (name := self._config.name) is None:
+            return "the data set has changed: the cache begins anew"
+        self._config = replace(self._config, name=None)
+        return f"the data set has changed: the cache {name!r} keeps what it was, and this run goes on with a cache of its own"
+
     def open(self, part: Part | None = None, *, together: bool = True) -> str:
         """Opens the cache of the node, unless it is open.
 

@@ -119,6 +119,19 @@ class Source:
             return "shuffle=True" if self.is_shuffled else "shuffle=False"
         return sampler_in_words(self.sampler)
 
+    def watched_parts(self) -> dict[str, Any]:
+        """Returns what decides the examples, by name, and what a plain loader's next epoch would see; empty if nothing."""
+        has_lasting_workers = self.num_workers > 0 and getattr(self.loader, "persistent_workers", False)
+        # A stream that is read in this process changes by being read.
+        if has_lasting_workers or not (self.rebuilds or (self.streams and self.num_workers)):
+            return {}
+        return {"dataset": self.loader.dataset, "collate_fn": self.loader.collate_fn}
+
+    def watched_sampler(self) -> dict[str, Any]:
+        """Returns the sampler if it is one of torch's: the user's own may change by itself, and others draw nothing."""
+        is_torchs = self.rebuilds and not (self.is_sequential or self.is_shuffled) and draws_by_itself(self.sampler)
+        return {"sampler": self.sampler} if is_torchs else {}
+
     @property
     def may_run_in_thread(self) -> bool:
         """Whether a thread may fetch batches beside the training, since their order does not use the global random states."""

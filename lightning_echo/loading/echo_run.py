@@ -11,11 +11,11 @@ the counts (`Delivery`) do change. They are saved and loaded together. A resumed
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import replace
 from typing import Any
 
 from lightning_echo.caching.loader_cache import LoaderCache
+from lightning_echo.caching.node_cache import gathered
 from lightning_echo.fetching.layout import Launch, Start
 from lightning_echo.fetching.prefetch import clear_frames
 from lightning_echo.fetching.restartable_pipeline import Pipeline, RestartablePipeline
@@ -33,13 +33,15 @@ from lightning_echo.loading.resuming import (
     other_order_of,
     start_of_next_pass,
     where_to_go_on,
+    why_next_pass,
 )
 from lightning_echo.loading.schema import LeftOut
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import Conditions, EchoState, EchoStateError
 from lightning_echo.loading.succession import Beginning, predecessor_of
-from lightning_echo.log import LOGGER
+from lightning_echo.log import Says
 from lightning_echo.planning.hashing import named_seed
+from lightning_echo.protecting.fingerprints.changes import Changed, Changes
 
 __all__ = ["EchoRun"]
 
@@ -56,7 +58,6 @@ class EchoRun:
         factor: The echo factor, and from which batch on it applies.
         seed: Seed in use; None before the first batch, if none was given.
         delivery: What has been delivered.
-        name: Name of the loader among several, see `EchoLoader`.
         worker_init_fn: The function that each worker calls when it starts.
         heard_epoch: Number of the epoch that Lightning told last; -1 if it told none.
         beginning: How the run began.
@@ -67,7 +68,7 @@ class EchoRun:
     _pipeline: RestartablePipeline
 
     def __init__(self, setting: Setting, factor: float, seed: int | None) -> None:
-        self._setting, self.seed, self.name = setting, seed, ""
+        self._setting, self.seed, self._says = setting, seed, Says(setting.rank_of_process)
         self.factor, self.delivery = RunFactor(factor), Delivery()
         self.worker_init_fn: Any = getattr(setting.source.loader, "worker_init_fn", None)
         self.heard_epoch = -1
@@ -86,8 +87,19 @@ class EchoRun:
         self._pipeline = RestartablePipeline()
         # To which the pipeline's state belongs: those of its start, or of a loaded state. None: the present ones.
         self._conditions: Conditions | None = None
+        source = self._setting.source
+        self._changes, self._changed = Changes(source.watched_parts, source.watched_sampler), Changed()
         self.delivery.reset()
         self.factor.restart()
+
+    @property
+    def name(self) -> str:
+        """Name of the loader among several, see `EchoLoader`."""
+        return self._says.name
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self._says.name = value
 
     @property
     def passes(self) -> float:
@@ -155,9 +167,11 @@ class EchoRun:
     def is_running(self) -> bool:
         """Whether the next batch comes from workers that run already.
 
-        They cannot be used if the data set has changed its length since they were started.
+        They cannot be used if the data set has changed since they were started, see `notice_changes`.
         """
-        return self._pipeline.started is not None and (self.delivery.progress.resuming or not self._has_other_length())
+        if self._pipeline.started is None or any(self._changed):
+            return False
+        return self.delivery.progress.resuming or not self._has_other_length()
 
     def begin_epoch(self, *, keeps_length: bool, is_alone: bool) -> None:
         """Begins the next epoch, or continues a resumed one.
@@ -172,52 +186,62 @@ class EchoRun:
         if is_alone and self.is_at_start:
             self._succeed(predecessor, before)
         if not self.delivery.progress.resuming:
-            self._follow_length()
+            self._follow_changes()
         self.delivery.begin_epoch(self.length(), keeps_length=keeps_length)
-        self._note_beginning()
-
-    def _note_beginning(self) -> None:
-        beginning, progress, items = self.beginning, self.delivery.progress, self._setting.layout().batches_per_pass
-        beginning.epochs += 1
-        beginning.heard_epoch, beginning.seed = self.heard_epoch, self.seed
-        if beginning.epochs == 1:
-            in_epoch = progress.epoch_batches / self.factor.value
-            beginning.share = in_epoch / items if items and progress.epoch_batches > 0 else 1.0
+        fresh = self.delivery.progress.epoch_batches / self.factor.value
+        self.beginning.note_epoch(self.heard_epoch, self.seed, fresh, self._setting.layout().batches_per_pass)
 
     def _has_other_length(self) -> bool:
         """Whether the data set has grown or shrunk since the workers were started, or since the loaded state was saved."""
         before, setting = self._conditions, self._setting
         return before is not None and not setting.by_streams and before.layout.length != setting.layout().length
 
-    def _follow_length(self) -> None:
-        """Begins the next pass, if the data set has another length than the present pass."""
-        setting, now = self._setting, self._setting.layout()
-        if not self._has_other_length():
-            return
-        state = self.state()
-        begin_at = start_of_next_pass(state, now, setting.by_batches)
-        if state.delivered:
-            self._say_next_pass(state)
+    def notice_changes(self) -> None:
+        """Looks whether the data was changed since the workers were started. If so, the next epoch starts new ones."""
+        if self._pipeline.started is not None and not any(self._changed):
+            self._changed = self._changes.look()
+            self._says.once(self._changes.why_slow)
+
+    def refresh(self) -> None:
+        """Ends the workers, because the data has changed, and forgets all examples that were read."""
+        self._changed = Changed()
+        self.close()
+        if self._setting.cache is not None:
+            self._says.once(self._setting.cache.forget())
+
+    def _follow_changes(self) -> None:
+        """Ends the workers, and forgets what is no longer true, if the data was changed since they were started."""
+        self.notice_changes()
+        changed, self._changed = self._changed, Changed()
+        if (cache := self._setting.cache) is not None and any(gathered(bool(changed.examples))):  # the ranks open it together
+            self._says.once(cache.forget())
+            self.close()
+        if self._has_other_length() or changed.order:
+            self._begin_next_pass(changed.order)
+        elif changed.data and self._setting.sharing is not None:
+            self._says.once(f"{changed.data}: this was set after the reader of share= had started, and does not reach it")
+        elif changed.data:
+            self._says.once(f"{changed.data} now: new workers are started, and live examples are read again")
+            self.close()
+
+    def _begin_next_pass(self, changed_order: str) -> None:
+        """Begins the next pass, because the data set has another length, or the sampler another order."""
+        setting, state = self._setting, self.state()
+        begin_at = start_of_next_pass(state, setting.layout(), setting.by_batches)
+        if not self._has_other_length() and changed_order:
+            cut = "" if is_between_passes(state) else ", and the rest of the present one is left out"
+            self._says.once(f"{changed_order}: the next pass begins{cut}")
+        elif state.delivered:
+            self.warn(why_next_pass(state, setting))
         self._pipeline.go_to(begin_at)
         self._conditions = setting.conditions()
         self.delivery.progress.delivered = begin_at.number
 
-    def _say_next_pass(self, state: EchoState) -> None:
-        """Says why the next pass begins, and the present one is not continued."""
-        if other_order := other_order_of(state, self._setting):
-            self.warn(f"the state was saved with {other_order}: the next pass begins, in the new order")
-            return
-        source, before, now = self._setting.source, state.layout, self._setting.layout()
-        what = "batches" if source.own_batches or not source.rebuilds else "examples"
-        self.warn(
-            f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the present pass ends here, and "
-            "the next one has all of them. New workers are started"
-        )
-
     def _succeed(self, predecessor: EchoRun | None, before: Beginning | None) -> None:
         """Continues the run of a predecessor, if it should; see succession.py."""
         if self.heard_epoch <= 0:
-            if before is not None and self._begins_again(before):
+            seed = self.seed if self.seed is not None else os.environ.get("PL_GLOBAL_SEED")
+            if before is not None and before.is_repeated(seed, self.heard_epoch):
                 self.warn(
                     "this EchoLoader begins where the one before it over the same data set began, with the same seed: each "
                     "training gets the same part of a pass. To continue instead, make the EchoLoader once and pass it to each "
@@ -239,22 +263,14 @@ class EchoRun:
             f"EchoCallback(factor={self.factor.value:g}), which continue the run"
         )
 
-    def _begins_again(self, before: Beginning) -> bool:
-        """Whether this run delivers what a predecessor has delivered.
-
-        It does if both have the same seed, and the predecessor has delivered one epoch that is shorter than a pass.
-        """
-        seed = self.seed if self.seed is not None else os.environ.get("PL_GLOBAL_SEED")
-        same_seed = seed is not None and before.seed is not None and int(seed) == before.seed
-        return same_seed and before.epochs == 1 and before.heard_epoch == self.heard_epoch == 0 and before.share < 1
-
     def fetch(self) -> Any:
         """Returns the next batch. Starts the workers if they do not run.
 
         Raises:
             StopIteration: The epoch has ended, because its pass has.
         """
-        pipeline, delivery = self._pipeline.started or self._start(), self.delivery
+        started, delivery = self._pipeline.started, self.delivery
+        pipeline = started or self._start()
         try:
             batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
         except StopIteration:
@@ -265,6 +281,8 @@ class EchoRun:
             finally:
                 self.close()
             raise
+        if started is None:
+            self._changes.note_own()
         if delivery.note and not self._has_noted:
             self._has_noted = True
             self.warn(delivery.note)
@@ -286,6 +304,7 @@ class EchoRun:
         self.settle()
         before = self.state()
         state = self._state_to_start_from(before)
+        self._changes.begin()
         launch = Launch(
             seed=self.seed,
             factor=self.factor.value,
@@ -302,7 +321,7 @@ class EchoRun:
             )
         if not self._has_described:
             self._has_described = True
-            self.inform(f"{setting.describe(self.factor.value)}{setting.remark()}")
+            self._says.inform(f"{setting.describe(self.factor.value)}{setting.remark()}")
         self._conditions = None if setting.by_streams else setting.conditions()  # the length of a stream is only expected
         return self._pipeline.start(started)
 
@@ -320,10 +339,10 @@ class EchoRun:
 
     def _open_cache(self, cache: LoaderCache) -> None:
         if message := cache.open(self._setting.part_in_cache()):
-            warnings.warn(f"lightning_echo: {self._prefix}{message}", UserWarning, stacklevel=3)  # on the rank that it is about
+            self._says.warn_here(message)
         self.delivery.add_lookups = cache.add_lookups
         if line := cache.describe():
-            self.inform(line)
+            self._says.inform(line)
 
     def _state_to_start_from(self, state: EchoState) -> EchoState:
         """Returns the state to start from. If it has no plan, its `begin_at` says where the next plan begins."""
@@ -342,7 +361,7 @@ class EchoRun:
         begin_at = where_to_go_on(state, setting.layout(), setting.by_batches)
         is_same_order = not other_order_of(state, setting)
         if state.layout.length != setting.layout().length or not is_same_order:
-            self._say_next_pass(state)
+            self.warn(why_next_pass(state, setting))
         else:
             self.warn(
                 f"the state was saved with {changed}: the run continues at the same place of the pass and leaves nothing out, "
@@ -473,7 +492,7 @@ class EchoRun:
                 "same loader each time, or let epochs end where passes end, by epoch_length='full_pass'"
             )
             if state is None and theirs.layout.length == self._setting.layout().length:
-                self.inform(message)  # another batch size, as Lightning's tuner tries them
+                self._says.inform(message)  # another batch size, as Lightning's tuner tries them
             else:
                 self.warn(message)
         if state is None:
@@ -509,14 +528,4 @@ class EchoRun:
 
     def warn(self, message: str) -> None:
         """Warns on rank 0."""
-        if self._setting.rank_of_process() == 0:
-            warnings.warn(f"lightning_echo: {self._prefix}{message}", UserWarning, stacklevel=3)
-
-    def inform(self, message: str) -> None:
-        """Logs a message on rank 0, as text: a handler that stores the record must not keep the loader and its workers alive."""
-        if self._setting.rank_of_process() == 0:
-            LOGGER.info("%s%s", self._prefix, message)
-
-    @property
-    def _prefix(self) -> str:
-        return f"{self.name}: " if self.name else ""
+        self._says.warn(message)

@@ -461,6 +461,23 @@ class EchoLoader:
             self._run.warn(f"only a training is echoed: {what} the plain loader inside this EchoLoader")
         return self.loader
 
+    def notice_changes(self) -> None:
+        """Looks whether the data was changed since the workers were started. If so, the next epoch starts new workers.
+
+        The beginning of an epoch does the same. Call it before that, if you must know whether workers will start (`is_running`).
+        """
+        self._run.notice_changes()
+
+    def refresh(self) -> None:
+        """Lets the next batch come from the data as it is now: new workers are started, and all examples are read again.
+
+        The beginning of an epoch does this by itself if it sees that the data was changed: attributes, members of lists and
+        dicts, arrays and tensors of the data set and of all that it holds. Call this after a change that cannot be seen, such as
+        other files under the same paths, or within an epoch. Counts and the place in the pass stay. A cache begins anew. All
+        ranks must call it together.
+        """
+        self._run.refresh()
+
     def close(self) -> None:
         """Ends workers and thread. A later epoch starts new ones, and continues where this one stopped."""
         self._run.close()

@@ -26,6 +26,7 @@ __all__ = [
     "other_order_of",
     "start_of_next_pass",
     "where_to_go_on",
+    "why_next_pass",
 ]
 
 
@@ -98,6 +99,18 @@ def start_of_next_pass(state: EchoState, now: Layout, by_batches: bool) -> Start
     """
     number = -(-state.position // state.layout.items_per_pass(state.insertion_point.by_batches))
     return Start(number * now.items_per_pass(by_batches), number * now.batches_per_pass)
+
+
+def why_next_pass(state: EchoState, setting: Setting) -> str:
+    """Returns why the next pass begins and the present one is not continued, for people."""
+    if other_order := other_order_of(state, setting):
+        return f"the state was saved with {other_order}: the next pass begins, in the new order"
+    source, before, now = setting.source, state.layout, setting.layout()
+    what = "batches" if source.own_batches or not source.rebuilds else "examples"
+    return (
+        f"a pass has {now.length:,} {what} now, and had {before.length:,} when it began: the present pass ends here, and the "
+        "next one has all of them. New workers are started"
+    )
 
 
 def where_to_go_on(state: EchoState, now: Layout, by_batches: bool) -> Start:

@@ -41,6 +41,28 @@ class Beginning:
     share: float = 0.0
     before: Beginning | None = None
 
+    def note_epoch(self, heard_epoch: int, seed: int | None, fresh_batches: float, pass_batches: int) -> None:
+        """Notes that an epoch begins.
+
+        Args:
+            heard_epoch: The epoch that Lightning told.
+            seed: Seed in use.
+            fresh_batches: Number of batches of fresh examples in the epoch; below 0 if its length is not known.
+            pass_batches: Number of batches in a pass; 0 if that is not known.
+        """
+        self.epochs += 1
+        self.heard_epoch, self.seed = heard_epoch, seed
+        if self.epochs == 1:
+            self.share = fresh_batches / pass_batches if pass_batches and fresh_batches > 0 else 1.0
+
+    def is_repeated(self, seed: int | str | None, heard_epoch: int) -> bool:
+        """Returns whether a later run delivers what this one has delivered.
+
+        It does if both have the same seed, and this one has delivered one epoch that is shorter than a pass.
+        """
+        same_seed = seed is not None and self.seed is not None and int(seed) == self.seed
+        return same_seed and self.epochs == 1 and self.heard_epoch == heard_epoch == 0 and self.share < 1
+
 
 class Succeeding(Protocol):
     """A run that another run may continue, see `EchoRun` for the attributes."""

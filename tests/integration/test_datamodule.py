@@ -349,7 +349,11 @@ class Moving(Data):
         return DataLoader(part, self.batch_size, shuffle=True, num_workers=self.workers)
 
 
+CUT = "ignore:lightning_echo. a new loader was made within a pass"
+
+
 @pytest.mark.grid
+@pytest.mark.filterwarnings(CUT)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("lengths", [[22, 22, 22], [22, 42, 10]])
 @pytest.mark.parametrize("limit", [1.0, 2])
@@ -381,6 +385,7 @@ def test_a_reload_that_returns_the_same_loader_keeps_its_workers() -> None:
     assert len(set().union(*run.model.pids)) == 2
 
 
+@pytest.mark.filterwarnings(CUT)
 @pytest.mark.parametrize("lengths", [[22, 22, 22], [22, 42, 10]])
 @pytest.mark.parametrize("epoch_length", ["fixed", "full_pass"])
 def test_a_reload_of_the_users_and_a_new_factor_go_together(lengths: list[int], epoch_length: str) -> None:
