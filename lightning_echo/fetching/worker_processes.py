@@ -8,12 +8,13 @@ context, which is one of its public arguments. As long as batches arrive, nothin
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import signal
 import time
 from multiprocessing.context import BaseContext
 from typing import Any
+
+from lightning_echo.protecting.elsewhere import noting_context
 
 __all__ = ["WorkerProcesses"]
 
@@ -37,16 +38,7 @@ class WorkerProcesses:
         Args:
             context: The context to copy; None: the default context.
         """
-        context = context or multiprocessing.get_context()
-        make: Any = context.Process  # type: ignore[attr-defined]  # each of its subclasses has one
-
-        def process(*args: Any, **kwargs: Any) -> Any:
-            self._processes.append(make(*args, **kwargs))
-            return self._processes[-1]
-
-        noting = copy.copy(context)
-        vars(noting)["Process"] = process
-        return noting
+        return noting_context(context or multiprocessing.get_context(), self._processes)
 
     def lost(self, within: float = 0.0) -> RuntimeError | None:
         """Returns the error that torch raises for a worker that has died, or None. A worker that ended with status 0 did not die.
