@@ -17,7 +17,7 @@ The hold never changes a batch. So ``"auto"`` may measure, and may choose anothe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -26,6 +26,7 @@ from typing import Any
 from lightning_echo.caching.cache_config import HOLDS
 from lightning_echo.caching.cached_reads import Held
 from lightning_echo.protecting.copies import throw_away_copy
+from lightning_echo.protecting.elsewhere import NotRead
 from lightning_echo.protecting.randomness import preserved_random_states
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.decoding import add_decoding
@@ -34,7 +35,7 @@ from lightning_echo.splitting.prove import check_deterministic, prove_single_loa
 from lightning_echo.splitting.splits import Split, find_split, make_decoding, make_stages, prove_decoding
 from lightning_echo.splitting.stages import Stages, uncut_stages
 
-__all__ = ["AUTO", "LOADED", "RAW", "WHOLE", "Hold", "holds_of", "quickest", "read_held"]
+__all__ = ["AUTO", "LOADED", "RAW", "WHOLE", "Hold", "find_holds", "holds_found", "holds_of", "measured", "quickest", "read_held"]
 
 AUTO, RAW, LOADED, WHOLE = HOLDS
 _TIMED = 3  # examples
@@ -59,6 +60,7 @@ class Hold:
         example_bytes: Bytes that one example takes in the cache, estimated from a few examples.
         what: What is held, for people.
         is_of_point: Whether the insertion point reuses exactly what is held.
+        seconds: Seconds to read one example up to what is held; 0 if that was not measured (see `measured`).
     """
 
     name: str
@@ -66,6 +68,7 @@ class Hold:
     example_bytes: int
     what: str
     is_of_point: bool
+    seconds: float = 0.0
 
 
 def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, name: str) -> list[Hold]:
@@ -105,6 +108,41 @@ def holds_of(dataset: Any, indices: Sequence[Any] | None, split: Split | None, n
             f"say so by cache.hold={WHOLE!r}"
         ) from refusals[-1]
     refusals.clear()  # their tracebacks refer to this frame and others: they would keep the data set until garbage collection
+    return found
+
+
+def find_holds(
+    dataset: Any,
+    indices: Sequence[Any] | None,
+    split: Split | None,
+    name: str,
+    make_stages: Callable[[Any], Stages],
+    size: int,
+) -> list[Hold] | ValueError:
+    """Returns the holds of `holds_of`, `measured`, or its refusal. It runs where the data may be read (protecting/elsewhere.py).
+
+    Args:
+        dataset, indices, split, name: As in `holds_of`.
+        make_stages, size: As in `measured`.
+    """
+    try:
+        holds = holds_of(dataset, indices, split, name)
+    except ValueError as refused:
+        return refused
+    return measured(dataset, holds, make_stages, range(len(dataset)) if indices is None else indices, size)
+
+
+def holds_found(found: list[Hold] | ValueError | NotRead) -> list[Hold]:
+    """Returns what `find_holds` has found.
+
+    Raises:
+        ValueError: Nothing can be held, or no example could be read.
+        Exception: The data set itself has raised it when it was read.
+    """
+    if isinstance(found, NotRead):
+        raise found.error or ValueError(f"cache is impossible here: {found.reason}. Mend that, or leave the cache out")
+    if isinstance(found, ValueError):
+        raise found
     return found
 
 
@@ -195,16 +233,10 @@ def read_held(
     return examples, seconds
 
 
-def quickest(
-    dataset: Any,
-    holds: Sequence[Hold],
-    make_stages: Callable[[Any], Stages],
-    indices: Sequence[Any],
-    size: int,
-) -> Hold:
-    """Returns the hold that saves the most seconds per byte, measured on a few examples; the last hold if all examples fit.
-
-    A hold in whose form not even one example fits is not chosen, if there is another.
+def measured(
+    dataset: Any, holds: Sequence[Hold], make_stages: Callable[[Any], Stages], indices: Sequence[Any], size: int
+) -> list[Hold]:
+    """Returns the same holds with the seconds that reading takes, if `quickest` will need them.
 
     Args:
         dataset: The data set.
@@ -213,15 +245,34 @@ def quickest(
         indices: All indices that can be read.
         size: Bytes that the cache may hold.
     """
-    holds = [hold for hold in holds if hold.example_bytes <= size] or holds
-    last = holds[-1]
-    if len(holds) == 1 or last.example_bytes * len(indices) <= size:
-        return last
+    if len(holds) == 1 or holds[-1].example_bytes * len(indices) <= size:
+        return list(holds)
 
-    def saved_per_byte(place: int) -> float:
+    def timed(place: int) -> Hold:
         # Each hold is timed on its own examples, because an example is read faster the second time.
         mine = indices[place * _TIMED : (place + 1) * _TIMED] or indices[:_TIMED]
         _, seconds = read_held(dataset, holds[place], make_stages, mine)
-        return median(seconds) / max(holds[place].example_bytes, 1)
+        return replace(holds[place], seconds=median(seconds))
 
-    return max(enumerate(holds), key=lambda each: saved_per_byte(each[0]))[1]
+    return [timed(place) for place in range(len(holds))]
+
+
+def quickest(holds: Sequence[Hold], count: int, size: int) -> Hold:
+    """Returns the hold that saves the most seconds per byte; the last hold if all examples fit.
+
+    A hold in whose form not even one example fits is not chosen, if there is another.
+
+    Args:
+        holds: What can be held, `measured`, the earliest cut first.
+        count: Number of examples.
+        size: Bytes that the cache may hold.
+    """
+    holds = _that_fit(holds, size)
+    last = holds[-1]
+    if last.example_bytes * count <= size:
+        return last
+    return max(holds, key=lambda hold: hold.seconds / max(hold.example_bytes, 1))
+
+
+def _that_fit(holds: Sequence[Hold], size: int) -> list[Hold]:
+    return [hold for hold in holds if hold.example_bytes <= size] or list(holds)

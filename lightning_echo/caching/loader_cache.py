@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.cached_reads import Caching
-from lightning_echo.caching.holding import Hold, holds_of, quickest, read_held
+from lightning_echo.caching.holding import Hold, find_holds, holds_found, quickest, read_held
 from lightning_echo.caching.kept import Contents, file_of, way_out
 from lightning_echo.caching.keys import Keys
 from lightning_echo.caching.node_cache import (
@@ -34,6 +35,7 @@ from lightning_echo.caching.node_cache import (
 from lightning_echo.caching.nodes.joining import Part, Partitioned, Rounds, join
 from lightning_echo.caching.record import digest_of
 from lightning_echo.protecting.difference import difference
+from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
 from lightning_echo.protecting.memory import bytes_in_words
 from lightning_echo.splitting.fallback import WHOLE
 from lightning_echo.splitting.splits import Split
@@ -56,10 +58,12 @@ class LoaderCache:
         make_stages: Makes the stages of the insertion point.
         differs_in_workers: Whether the user's ``worker_init_fn`` may change the data set. Then the workers must find out whether
             they all have the same one.
+        loader: The loader, in whose kind of process examples are read. None: a loader without workers.
+        holds: What can be held; None: that is found out here.
 
     Raises:
-        ValueError: Nothing can be held of this data set, the ``hold`` of the options is not possible, or there is not enough
-            memory.
+        ValueError: Nothing can be held of this data set, the ``hold`` of the options is not possible, there is not enough
+            memory, or no example can be read.
         NoKeysError: The examples cannot be told apart by numbers.
     """
 
@@ -72,12 +76,19 @@ class LoaderCache:
         make_stages: Callable[[Any], Stages],
         *,
         differs_in_workers: bool,
+        loader: DataLoader[Any] | None = None,
+        holds: Sequence[Hold] | None = None,
     ) -> None:
         self._config, self._dataset, self._given_indices, self._make_stages = config, dataset, indices, make_stages
         self._differs_in_workers = differs_in_workers
+        self._loader = DataLoader(dataset) if loader is None else loader
         Keys(dataset)
-        self._holds = {hold.name: hold for hold in holds_of(dataset, indices, split, config.hold)}
         NodeCache.check(config)
+        if holds is None:
+            holds = holds_found(
+                read_elsewhere(self._loader, find_holds, indices, split, config.hold, make_stages, config.bytes_of())
+            )
+        self._holds = {hold.name: hold for hold in holds}
         self._opened: NodeCache | None = None
         self._opened_for: Any = None  # the data set
         self._partitioned: Partitioned | None = None
@@ -167,8 +178,12 @@ class LoaderCache:
         return NodeCache.make(self._config, self._quickest().name, keys)
 
     def _quickest(self, size: int | None = None) -> Hold:
-        holds = list(self._holds.values())
-        return quickest(self._dataset, holds, self._make_stages, self._indices, size or self._config.bytes_of())
+        return quickest(list(self._holds.values()), len(self._indices), size or self._config.bytes_of())
+
+    def _read(self, hold: Hold, indices: Sequence[Any]) -> list[Any] | NotRead:
+        """Returns what is held of some examples, read in another process."""
+        read = read_elsewhere(self._loader, read_held, hold, self._make_stages, indices)
+        return read if isinstance(read, NotRead) else list(read[0])
 
     # ------------------------------------------------------------------ under a name
 
@@ -202,7 +217,9 @@ class LoaderCache:
         """Returns what the file is to say, and a few examples, so that the next process can compare them with its own."""
         hold, key_of, indices = self._quickest(), Keys(self._dataset).of, self._indices
         at = [] if self._differs_in_workers else [indices[place] for place in sample_places(len(indices))]
-        read, _ = read_held(self._dataset, hold, self._make_stages, at)
+        read = self._read(hold, at)
+        if isinstance(read, NotRead):
+            raise ValueError(f"cache.name={self._config.name!r}: no example can be read for a later comparison: {read.reason}")
         examples = {key_of(index): example for index, example in zip(at, read, strict=True) if example is not WHOLE}
         return self._contents(hold), {key: example for key, example in examples.items() if key is not None}
 
@@ -217,7 +234,8 @@ class LoaderCache:
             return None
         indices, hold = self._indices, list(self._holds.values())[-1]
         at = [indices[place] for place in sample_places(len(indices))]
-        return digest_of(read_held(self._dataset, hold, self._make_stages, at)[0])
+        read = self._read(hold, at)
+        return None if isinstance(read, NotRead) else digest_of(read)
 
     def _fits(self, before: NodeCache, keys: int) -> bool:
         """Returns whether the data set has the examples that a cache holds. Only some of them are compared."""
@@ -235,7 +253,9 @@ class LoaderCache:
             if key is not None and key in store.arena:
                 held.append((index, key))
         chosen = [held[place] for place in sample_places(len(held))]
-        read, _ = read_held(self._dataset, self._holds[cache.hold], self._make_stages, [index for index, _ in chosen])
+        read = self._read(self._holds[cache.hold], [index for index, _ in chosen]) if chosen else []
+        if isinstance(read, NotRead):
+            return f"its examples cannot be compared: {read.reason}"
         for (index, key), example in zip(chosen, read, strict=True):
             if (where := difference(store.get(key), example)) is not None:
                 return f"example {index!r} was another one when it was put there ({where})"

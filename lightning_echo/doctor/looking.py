@@ -1,7 +1,7 @@
 """What is known of a training loader: how the package sees it, each insertion point, and its first batch.
 
-Insertion points come first, since a proof reads temporary copies. Then the user's loader itself is iterated for one batch, as a
-training would do it. Its data set may keep traces of that, such as an open file.
+Insertion points come first. For them, examples are read in other processes (protecting/elsewhere.py). Then the user's loader
+itself is iterated for one batch, as a training would do it. Its data set may keep traces of that, such as an open file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -21,8 +21,10 @@ from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import POINTS, InsertionPoint
 from lightning_echo.loading.setting import Setting
 from lightning_echo.planning.shape import Reuse
+from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
 from lightning_echo.protecting.memory import nbytes
 from lightning_echo.splitting.cut import SplitRefused
+from lightning_echo.splitting.prove import read_plainly
 
 __all__ = ["FirstBatch", "Looked", "first_batch", "look"]
 
@@ -100,17 +102,40 @@ def look(loader: Any) -> Looked:
 
     Raises:
         TypeError, ValueError: The package cannot echo this loader, whatever its options. The message says why.
-        UserCodeError: The user's code has raised an exception, even before an example was read.
     """
     source = Source(loader)
-    try:
-        with users_code(f"reading an example of {_name_of(source)}"):
-            setting = Setting(loader, InsertionPoint.auto, None, _FACTOR, (1, 0), reuse=Reuse.memory)
-            possible, refused = _points_of(source)
-    except UserCodeError as failed:
+    if not source.rebuilds:  # then no example is read
+        return Looked(source, *_look_there(None, loader))
+    doing = f"reading an example of {type(loader.dataset).__name__}"
+    index = source.readable_index
+    read = None if index is None else read_elsewhere(loader, _read_one, index)
+    seen = read if isinstance(read, NotRead) else read_elsewhere(loader, _look_there, loader)
+    if isinstance(seen, NotRead):
+        failed = UserCodeError(doing, seen.error or RuntimeError(seen.reason))
         return Looked(source, None, 0, {}, {}, no_cache="an example cannot be read", unreadable=failed)
+    return Looked(source, *seen)
+
+
+class _Seen(NamedTuple):
+    """What is found by reading examples. The fields are those of `Looked`."""
+
+    choice: Choice
+    buffer_size: int
+    possible: dict[InsertionPoint, Choice]
+    refused: dict[InsertionPoint, str]
+    holds: tuple[Hold, ...]
+    no_cache: str
+
+
+def _read_one(dataset: Any, index: Any) -> None:
+    read_plainly(dataset, [index])
+
+
+def _look_there(dataset: Any, loader: Any) -> _Seen:
+    source = Source(loader)
+    setting = Setting(loader, InsertionPoint.auto, None, _FACTOR, (1, 0), reuse=Reuse.memory)
     holds, no_cache = _holds_of(source, setting.choice)
-    return Looked(source, setting.choice, setting.buffer_size, possible, refused, holds, no_cache)
+    return _Seen(setting.choice, setting.buffer_size, *_points_of(source), holds, no_cache)
 
 
 def first_batch(loader: Iterable[Any], clock: Callable[[], float] = time.perf_counter) -> FirstBatch:
@@ -138,20 +163,18 @@ def _points_of(source: Source) -> tuple[dict[InsertionPoint, Choice], dict[Inser
         try:
             possible[point] = choose(source, point)
         except ValueError as error:
-            said, impossible, reason = str(error).partition(_IMPOSSIBLE)
-            if not impossible or said != point.option:
-                raise  # an error of the user's code
+            reason = str(error).partition(_IMPOSSIBLE)[2]
             refused[point] = (
                 error.__cause__.reason if isinstance(error.__cause__, SplitRefused) else reason.partition(_WAY_OUT)[0]
             )
+        except Exception as error:  # an error of the data set: its sampler may yield indices of another kind
+            refused[point] = f"reading an example raised {type(error).__name__}: {error}"
     return possible, refused
 
 
 def _holds_of(source: Source, choice: Choice) -> tuple[tuple[Hold, ...], str]:
     if not source.rebuilds:
         return (), "its examples have no index by which they could be found again"
-    if source.prepared_in_workers:
-        return (), "no example can be read before worker_init_fn has run"
     try:
         return tuple(holds_of(source.loader.dataset, source.readable_indices, choice.split, AUTO)), ""
     except ValueError as error:
@@ -159,10 +182,6 @@ def _holds_of(source: Source, choice: Choice) -> tuple[tuple[Hold, ...], str]:
         return (), reason if impossible else said
     except Exception as error:  # an error of the data set: its sampler may yield indices of another kind
         return (), f"reading an example raised {type(error).__name__}: {error}"
-
-
-def _name_of(source: Source) -> str:
-    return type(getattr(source.loader, "dataset", source.loader)).__name__
 
 
 def _count_tensors(batch: Any) -> int:

@@ -171,16 +171,6 @@ def _stream_not_divided(looked: Looked) -> Finding | None:
 # ---------------------------------------------------------------------- workers, order and the last batch
 
 
-def _prepared_in_workers(looked: Looked) -> Finding | None:
-    if not looked.source.rebuilds or not looked.source.prepared_in_workers:
-        return None
-    return warning(
-        "worker_init_fn",
-        "The loader has a worker_init_fn: no example is read before it has run, so that memory is not estimated beforehand.",
-        "If it only seeds, leave it out: torch and Lightning seed the workers. If it opens files, open them at the first read.",
-    )
-
-
 def _short_lived_workers(looked: Looked) -> Finding | None:
     if not looked.is_dataloader or not looked.source.num_workers or looked.loader.persistent_workers:
         return None
@@ -304,7 +294,6 @@ _TRAPS: tuple[Callable[[Looked], Finding | None], ...] = (
     _no_batch_size,
     _stream_without_length,
     _stream_not_divided,
-    _prepared_in_workers,
     _short_lived_workers,
     _not_shuffled,
     _divides_itself,

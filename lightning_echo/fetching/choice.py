@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
+from lightning_echo.caching.cache_config import CacheConfig
+from lightning_echo.caching.holding import Hold, find_holds, holds_found
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
+from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
 from lightning_echo.protecting.memory import nbytes
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.fallback import WatchedStages
@@ -18,7 +21,7 @@ from lightning_echo.splitting.prove import ignores_index, read_plainly
 from lightning_echo.splitting.splits import Split, find_split, make_stages
 from lightning_echo.splitting.stages import Stages, uncut_stages
 
-__all__ = ["Choice", "choose", "reads_whole_batches", "why_unreadable"]
+__all__ = ["Choice", "choose", "reads_whole_batches"]
 
 _ECHOES_REPEAT = "if the data set augments, its echoes repeat that augmentation, which a StagedDataset can redo for each use"
 
@@ -40,6 +43,7 @@ class Choice:
             are echoed.
         caution: Why a resumed run gets other examples from this data set; empty if no reason is known.
         split: Where the data set is split; None if it is not.
+        holds: What a cache can hold, the earliest cut first; empty if that was not asked.
     """
 
     point: InsertionPoint
@@ -50,54 +54,146 @@ class Choice:
     item_bytes: int
     caution: str = ""
     split: Split | None = None
+    holds: Sequence[Hold] = ()
 
 
-def choose(source: Source, point: InsertionPoint) -> Choice:
+def choose(source: Source, point: InsertionPoint, cache: CacheConfig | None = None) -> Choice:
     """Returns the insertion point to use.
+
+    Examples are read in another process (protecting/elsewhere.py), all in the same one.
 
     Args:
         source: The user's loader.
         point: The point that the user asks for; ``auto`` for the earliest that is possible, from ``before_augmentation`` on.
+        cache: The options of a cache; None: it is not asked what a cache can hold.
 
     Raises:
-        ValueError: The point is impossible with this loader. The message says why, and what to do.
+        ValueError: The point, or the cache, is impossible with this loader. The message says why, and what to do.
+        Exception: The data set itself raises it when it is read, and the user asks for a point, or a cache, that needs this.
     """
     if source.streams:
         return _choose_for_stream(point)
+    is_auto, cuts, reason = point is InsertionPoint.auto, point not in points_from(Needs.examples), ""
+    later = earliest(Needs.examples) if is_auto else point
     if not source.rebuilds or source.own_batches:
-        reason = _why_batches_only(source)
-        if point is InsertionPoint.auto:
-            return _uncut_after_a_look(source, earliest(Needs.batches), reason)
-        if point not in points_from(Needs.batches):
-            raise ValueError(f"{point.option} is impossible here: {reason}. Use {_ways_out(Needs.batches)}")
-        return _uncut_after_a_look(source, point, "")
-    if point in points_from(Needs.examples):
-        return _uncut_after_a_look(source, point, "")
-    try:
-        split = find_split(source.loader.dataset, source.readable_indices, raw=point is earliest(Needs.raw_items))
-    except SplitRefused as refused:
-        if point is not InsertionPoint.auto:
-            raise ValueError(f"{point.option} is impossible here: {refused}") from refused
-        return _uncut_after_a_look(source, earliest(Needs.examples), f"{refused.reason}; {_ECHOES_REPEAT}")
-    except Exception as error:
-        if point is not InsertionPoint.auto or source.readable_index is not None:
-            raise  # if not asked for: perhaps only a worker, or a sampler with other indices, knows how to read an example
-        reason = why_unreadable(source, error)
-        return _uncut_after_a_look(source, earliest(Needs.examples), f"{reason}; {_ECHOES_REPEAT}")
-    return _cut(split, is_asked=point is not InsertionPoint.auto)
+        if not is_auto and point not in points_from(Needs.batches):
+            raise ValueError(f"{point.option} is impossible here: {_why_batches_only(source)}. Use {_ways_out(Needs.batches)}")
+        cuts, later = False, earliest(Needs.batches) if is_auto else point
+        reason = _why_batches_only(source) if is_auto else ""
+    index = source.readable_index
+    if not cuts and index is None and cache is None:
+        return _uncut(later, reason)
+    hold = None if cache is None else (cache.hold, cache.bytes_of())
+    found = read_elsewhere(source.loader, _look, _Asked(point, cuts, index, source.readable_indices, hold))
+    if isinstance(found, NotRead):
+        if index is None and found.error is not None:
+            sampler = type(source.sampler).__name__
+            found = NotRead(f"its sampler ({sampler}) seems to yield no integers: {found.reason}")
+        if cache is not None:
+            holds_found(found)
+        if cuts and not is_auto:
+            raise found.error or ValueError(f"{point.option} is impossible here: {found.reason}. Use {_ways_out(Needs.examples)}")
+        return _uncut(later, reason or (f"{found.reason}; {_ECHOES_REPEAT}" if is_auto else ""))
+    return _chosen(source, point, later, reason, found)
 
 
-def why_unreadable(source: Source, error: Exception) -> str:
-    """Returns why no example can be read in this process, although workers may be able to read it.
+def _chosen(source: Source, point: InsertionPoint, later: InsertionPoint, reason: str, found: _Found) -> Choice:
+    """Returns the choice that follows from what was found.
 
     Args:
-        source: The user's loader. No readable index of it is known.
-        error: What the data set has raised.
+        source: The user's loader.
+        point: The point that the user asks for.
+        later: The point to use if the data set is not split.
+        reason: Why ``auto`` takes that; empty if it is because the data set cannot be split.
+        found: What was found.
     """
-    raised = f"{type(error).__name__}: {error}"
-    if source.prepared_in_workers:
-        return f"no example can be read before worker_init_fn has run ({raised})"
-    return f"its sampler ({type(source.sampler).__name__}) seems to yield no integers, since reading by one raised {raised}"
+    holds, is_auto = holds_found(found.holds), point is InsertionPoint.auto
+    if isinstance(found.split, Split):
+        return replace(_cut(found.split, is_asked=not is_auto), holds=holds)
+    if found.split is not None and not is_auto:
+        raise ValueError(f"{point.option} is impossible here: {found.split}") from found.split
+    if found.split is not None:
+        reason = f"{found.split.reason}; {_ECHOES_REPEAT}"
+    caution = ""
+    if found.ignores_index:
+        caution = (
+            f"{type(source.loader.dataset).__name__} returns what comes next, whatever index it is asked for: "
+            "an example that is read again after a resume is another one"
+        )
+    item_bytes = found.example_bytes * ((source.loader.batch_size or 1) if later.by_batches else 1)
+    return replace(_uncut(later, reason, item_bytes, caution), holds=holds)
+
+
+# --- in the process that reads ---------------------------------------------------------------------------------------
+
+
+class _Asked(NamedTuple):
+    """What is asked of the process that reads a few examples.
+
+    Attributes:
+        point: The point that the user asks for.
+        cuts: Whether the data set is to be split there, if possible.
+        first: An index that may be read; None: none is known.
+        indices: The indices that may be read; None: all.
+        hold: What a cache shall hold, and its bytes; None: there is no cache.
+    """
+
+    point: InsertionPoint
+    cuts: bool
+    first: int | None
+    indices: Any
+    hold: tuple[str, int] | None
+
+
+class _Found(NamedTuple):
+    """What was found by reading a few examples.
+
+    Attributes:
+        split: Where the data set can be split, or why not; None: that was not asked, and the data set is not split.
+        example_bytes: Memory of one example of a data set that is not split, in bytes; 0 if none was read.
+        ignores_index: Whether such a data set returns what comes next, whatever its index.
+        holds: What a cache can hold, or why nothing; empty if that was not asked.
+    """
+
+    split: Split | SplitRefused | None
+    example_bytes: int
+    ignores_index: bool
+    holds: list[Hold] | ValueError
+
+
+def _look(dataset: Any, asked: _Asked) -> _Found:
+    """Reads a few examples, in a process that ends afterwards. An error of the data set that does not come again is none."""
+    try:
+        return _look_once(dataset, asked)
+    except Exception:
+        return _look_once(dataset, asked)
+
+
+def _look_once(dataset: Any, asked: _Asked) -> _Found:
+    is_asked, indices = asked.point is not InsertionPoint.auto, asked.indices
+    split: Split | SplitRefused | None = None
+    if asked.cuts:
+        try:
+            split = find_split(dataset, indices, raw=asked.point is earliest(Needs.raw_items))
+        except SplitRefused as refused:
+            split = refused
+            if is_asked:
+                return _Found(split, 0, False, [])
+    example_bytes, ignores = 0, False
+    if asked.first is not None and not isinstance(split, Split):
+        example_bytes = nbytes(read_plainly(dataset, [asked.first]).examples[0])
+        other = asked.first + 1 if indices is None else indices[-1]  # not by the length: a data set need not have one
+        if other != asked.first and example_bytes <= _MOST_COMPARED_BYTES:
+            ignores = ignores_index(dataset, asked.first, other)
+    holds: list[Hold] | ValueError = []
+    if asked.hold is not None:
+        found = split if isinstance(split, Split) else None
+        make = uncut_stages if found is None else partial(_watched_stages, split=found, is_asked=is_asked)
+        holds = find_holds(dataset, indices, found, asked.hold[0], make, asked.hold[1])
+    return _Found(split, example_bytes, ignores, holds)
+
+
+# --- the kinds of loaders --------------------------------------------------------------------------------------------
 
 
 def _choose_for_stream(point: InsertionPoint) -> Choice:
@@ -128,22 +224,6 @@ def _why_batches_only(source: Source) -> str:
             "sampler for an earlier point, or augment on the device, which is redone for each use"
         )
     return f"{type(loader).__name__} has an __iter__ of its own, which a rebuilt loader would not run"
-
-
-def _uncut_after_a_look(source: Source, point: InsertionPoint, reason: str) -> Choice:
-    """Returns a choice that leaves the data set as it is. If an example can be read, it is examined before."""
-    if (index := source.readable_index) is None:
-        return _uncut(point, reason)
-    dataset, caution = source.loader.dataset, ""
-    example_bytes = nbytes(read_plainly(dataset, [index]).examples[0])
-    indices = source.readable_indices
-    other = index + 1 if indices is None else indices[-1]  # not by the length: a data set need not have one
-    if other != index and example_bytes <= _MOST_COMPARED_BYTES and ignores_index(dataset, index, other):
-        caution = (
-            f"{type(dataset).__name__} returns what comes next, whatever index it is asked for: "
-            "an example that is read again after a resume is another one"
-        )
-    return _uncut(point, reason, example_bytes * (source.loader.batch_size if point.by_batches else 1), caution)
 
 
 def _uncut(point: InsertionPoint, reason: str, item_bytes: int = 0, caution: str = "") -> Choice:

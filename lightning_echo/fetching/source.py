@@ -144,13 +144,13 @@ class Source:
 
     @property
     def prepared_in_workers(self) -> bool:
-        """Whether the data set may need a ``worker_init_fn`` to have run before it can be read."""
+        """Whether a ``worker_init_fn`` may change the data set in each worker."""
         return self.num_workers > 0 and self.loader.worker_init_fn is not None
 
     @property
     def readable_index(self) -> int | None:
-        """An index that the plain loader would read, and that can be read now; None if no such index is known."""
-        if not self.rebuilds or self.own_batches or self.prepared_in_workers:
+        """An index that the plain loader would read; None if no such index is known."""
+        if not self.rebuilds or self.own_batches:
             return None
         sampler = self.sampler
         if type(sampler) is SubsetRandomSampler:

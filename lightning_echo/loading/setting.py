@@ -13,11 +13,11 @@ from torch.utils.data import DistributedSampler
 
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.holding import WHOLE
-from lightning_echo.caching.keys import NoKeysError
+from lightning_echo.caching.keys import Keys, NoKeysError
 from lightning_echo.caching.loader_cache import LoaderCache
 from lightning_echo.caching.node_cache import gathered
 from lightning_echo.caching.nodes.joining import Part
-from lightning_echo.fetching.choice import Choice, choose, why_unreadable
+from lightning_echo.fetching.choice import choose
 from lightning_echo.fetching.index_pipeline import lookahead, rank_key, start_index_pipeline
 from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of, shape_of_stream_worker
 from lightning_echo.fetching.prefetch import DEPTH
@@ -92,8 +92,21 @@ class Setting:
         self.epoch_length = epoch_length if self.source.length is not None else "full_pass"
         if cache is not None and cache.hold == WHOLE and point is InsertionPoint.auto:
             point = earliest(Needs.examples)  # what is held whole does not augment, so that there is nothing to redo
-        self.choice = choose(self.source, point)
-        self.cache = None if cache is None else _loader_cache(cache, self.source, self.choice)
+        if cache is not None:
+            _check_cache(self.source)
+        self.choice = choose(self.source, point, cache)
+        self.cache = None
+        if cache is not None:
+            self.cache = LoaderCache(
+                cache,
+                self.source.loader.dataset,
+                self.source.readable_indices,
+                self.choice.split,
+                self.choice.make_stages,
+                differs_in_workers=self.source.prepared_in_workers,
+                loader=self.source.loader,
+                holds=self.choice.holds,
+            )
         point, distinct = self.choice.point, not self.by_batches and not self.by_streams
         items = self._expected_items()
         sizing = BufferSizing.of(loader, self.choice.item_bytes, point, items, reuse, distinct=distinct)
@@ -336,11 +349,11 @@ class Setting:
         return Part(shares, share, source.num_workers, size, ahead, origin, refusal)
 
 
-def _loader_cache(config: CacheConfig, source: Source, choice: Choice) -> LoaderCache:
-    """Returns the cache of a loader.
+def _check_cache(source: Source) -> None:
+    """Makes sure that a loader can have a cache at all. No example is read.
 
     Raises:
-        ValueError: Its examples cannot be found again, or cannot be read here.
+        ValueError: Its examples cannot be found again.
     """
     if not source.rebuilds:
         what = "the data set is a stream, which has no index"
@@ -351,22 +364,6 @@ def _loader_cache(config: CacheConfig, source: Source, choice: Choice) -> Loader
             "loader, copy a stream to a local disk, or use a DataLoader over a map-style data set"
         )
     try:
-        return LoaderCache(
-            config,
-            source.loader.dataset,
-            source.readable_indices,
-            choice.split,
-            choice.make_stages,
-            differs_in_workers=source.prepared_in_workers,
-        )
+        Keys(source.loader.dataset)
     except NoKeysError as error:
         raise ValueError(f"cache is impossible here: {error}") from error
-    except ValueError:
-        raise
-    except Exception as error:  # the data set's own
-        if source.readable_index is not None:
-            raise
-        reason = why_unreadable(source, error)
-        raise ValueError(
-            f"cache is impossible here: {reason}. Let the data set open its files itself, or leave the cache out"
-        ) from error

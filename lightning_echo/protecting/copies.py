@@ -6,8 +6,8 @@ Transforms can be taken out of that object.
 `ThrowAwayCopies` are deeper. They are for a proof that reads examples before the training, and for an analysis that trains.
 Reading leaves traces:
 
-* A data set, or an object that it holds, may open a file at its first read. Workers must not inherit that file: with fork they
-  disturb each other's reads, with spawn it cannot be pickled.
+* A data set, or an object that it holds, may open a file at its first read. (No worker inherits that of a proof, which runs in a
+  process that ends, see `elsewhere.py`.)
 * Examples that a data set keeps in memory may be edited in place when they are read.
 * Counters and random generators change.
 

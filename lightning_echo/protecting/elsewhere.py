@@ -340,7 +340,7 @@ def _answer_of(process: Any, reader: Connection) -> Any | NotRead:
             return NotRead(f"the process that read examples did nothing for {_STILL_SECONDS:g} seconds")
         if now - began > _SAID_AFTER_SECONDS and not has_said:
             has_said = True
-            LOGGER.warning("Reading a few examples before the training takes more than %d s so far.", _SAID_AFTER_SECONDS)
+            LOGGER.warning("reading a few examples before the training takes more than %d s so far", _SAID_AFTER_SECONDS)
 
 
 def _used_by(process_id: int) -> bytes:

@@ -96,7 +96,7 @@ def _options(thing: Any, *left_out: str) -> str:
 def _examples(source: Source) -> str:
     """Returns a digest of two examples; empty if none can be read here, or if they differ when they are read again."""
     first = source.readable_index
-    if first is None:
+    if first is None or source.prepared_in_workers:
         return ""
     dataset, indices = source.loader.dataset, source.readable_indices
     last = indices[-1] if indices is not None else len(source.sampler) - 1

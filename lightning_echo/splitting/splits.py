@@ -2,8 +2,9 @@
 
 This happens at two times, because workers must not inherit what a proof has touched:
 
-* Before training, `find_split` tries the conventions that the data set may follow, with two examples of each leaf. It returns the
-  first one that proves right, as a `Split`, which is a plain value.
+* Before training, in a process that ends afterwards (``protecting/elsewhere.py``), `find_split` tries the conventions that the
+  data set may follow, with two examples of each leaf. It returns the first one that proves right, as a `Split`, which is a plain
+  value.
 * In each worker, at its first read, `make_stages` makes the stages of the data set as it is then (a ``worker_init_fn`` may have
   changed it). It takes the conventions from the `Split`, and reads nothing.
 """

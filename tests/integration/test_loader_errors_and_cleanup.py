@@ -576,7 +576,7 @@ def test_a_stage_that_is_not_implemented_says_which():
             return 8
 
     with pytest.raises(NotImplementedError, match=r"Half must implement augment\(example\)"):
-        EchoLoader(DataLoader(Half(), batch_size=4), 2)
+        next(iter(EchoLoader(DataLoader(Half(), batch_size=4), 2)))
 
 
 def test_threads_of_the_loader_are_daemons_with_a_name():

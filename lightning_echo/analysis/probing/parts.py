@@ -21,6 +21,7 @@ from lightning_echo.caching.example_store import ExampleStore
 from lightning_echo.fetching.choice import choose
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
+from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.splitting.splits import find_split, make_stages
 from lightning_echo.splitting.staged import batched
@@ -163,7 +164,16 @@ def _load_many(stages: Stages) -> FirstHalf:
 
 
 def cuts(loader: DataLoader[Any]) -> Cuts:
-    """Returns where data echoing can cut the loader's data set."""
+    """Returns where data echoing can cut the loader's data set. Examples are read in another process."""
+    source = Source(loader)
+    found = read_elsewhere(loader, _cuts_there, loader) if source.rebuilds else _cuts_there(None, loader)
+    if not isinstance(found, NotRead):
+        return found
+    possible = points_from(Needs.batches if source.own_batches else Needs.examples)
+    return Cuts(None, None, tuple(point.value for point in possible))
+
+
+def _cuts_there(dataset: Any, loader: DataLoader[Any]) -> Cuts:
     source = Source(loader)
     chosen = choose(source, InsertionPoint.auto)
     needs = chosen.point.properties.needs
@@ -171,19 +181,15 @@ def cuts(loader: DataLoader[Any]) -> Cuts:
     if source.own_batches and source.rebuilds:  # whole batches are echoed, and yet each example is read by its index
         return Cuts(_split(source, raw=True), _split(source, raw=False), points)
     before_augmenting = chosen.make_stages if needs is Needs.split else None
-    if source.prepared_in_workers and before_augmenting is None:
-        return Cuts(None, None, points)  # perhaps only the workers can read the data set
     try:
         of_raw_items = choose(source, earliest(Needs.raw_items))
-    except ValueError:  # the data set cannot be cut after reading
+    except Exception:  # it cannot be cut after reading; or it cannot be read, which the first run will show
         return Cuts(None, before_augmenting, points)
     return Cuts(of_raw_items.make_stages, before_augmenting, (of_raw_items.point.value, *points))
 
 
 def _split(source: Source, *, raw: bool) -> MakeStages | None:
     """Returns what makes the stages of a cut, wherever the loader is echoed; None if there is no such cut."""
-    if source.prepared_in_workers:
-        return None
     try:
         split = find_split(source.loader.dataset, source.readable_indices, raw=raw)
     except Exception:  # it is refused; or the data set cannot be read by the integers that it was tried with

