@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_fro
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.sharing.cluster.ray_cluster import check_ray, place_of_training
 from lightning_echo.sharing.reader.loader_parts import Unit, unit_of
-from lightning_echo.sharing.same_data import print_of
+from lightning_echo.sharing.same_data import print_of, trained_parts
 from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.sharing.starting import payload_of
 from lightning_echo.sharing.taking.attachment import Attachment, Waited
@@ -194,7 +195,14 @@ class LoaderSharing:
         self._waited_before, self._saved_before = self.waited, self.saved_cpu_seconds
         self._counts.missed += 0 if self._attachment is None else self._attachment.missed_late
         place = place_of_training(self.config.name) if self.config.cluster else None
-        data_print = print_of(self._users)
+        data_print = print_of(self._users, self.config.ignore)
+        if trained := trained_parts(data_print):
+            warnings.warn(
+                f"lightning_echo: share={self.config.name!r}: the reader has a copy of {', '.join(trained[:3])}, as it is "
+                "now: it does not see what the training makes of it",
+                UserWarning,
+                stacklevel=2,
+            )
         self._attachment = Attachment(
             self.config,
             lambda: payload_of(self.config, self._users, data_print, place),

@@ -1,52 +1,61 @@
 """Whether two trainings that give the same name have the same data: what is compared, and what differs.
 
-If the data is read by index, this is compared:
+* The fingerprint of all parts of the loader that the reader gets (``loader_parts.py``): what they hold, and their code.
+* If the data is read by index: up to eight examples, spread over the data and read under fixed seeds. Their bytes show other
+  files. They are read in a process that ends, with one thread of torch. An example that differs when it is read again is not
+  compared.
 
-* the chain of data sets: names and lengths,
-* the sampler: class and plain options,
-* two examples, read under fixed seeds. Their bytes show other transforms and other files. An example that differs each time it is
-  read is not compared.
-
-For all other data, classes and plain options are compared, and nothing is read.
-
-Batch size, collate function, ``drop_last``, workers, pinning and all other options of the training are not compared.
+What the user names in ``ShareConfig(ignore=...)`` is not compared. Neither are workers, pinning and all other options of the
+training; nor batch size, collate function and ``drop_last``, unless whole batches are shared.
 """
 
 from __future__ import annotations
 
-import threading
-import time
+import functools
+import importlib
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from lightning_echo.caching.keys import Keys, NoKeysError
+from lightning_echo.caching.node_cache import sample_places
 from lightning_echo.caching.record import digest_of
 from lightning_echo.fetching.source import Source
-from lightning_echo.protecting.randomness import DrawingTrap, preserved_random_states
-from lightning_echo.splitting.prove import read_plainly
+from lightning_echo.log import LOGGER
+from lightning_echo.protecting.copies import throw_away_copy
+from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
+from lightning_echo.protecting.fingerprints.code import LOADED_LATER
+from lightning_echo.protecting.fingerprints.contents import TRAINED, digest_of_texts
+from lightning_echo.protecting.fingerprints.fingerprint import Fingerprint, fingerprint
+from lightning_echo.protecting.randomness import preserved_random_states, seed_all
+from lightning_echo.sharing.reader.loader_parts import Unit, parts_of, unit_of
+from lightning_echo.splitting.staged import read_batch
 
-__all__ = ["difference", "print_of"]
+__all__ = ["difference", "difference_of_code", "in_short", "print_of", "trained_parts"]
 
-_MOST_TEXT = 1000  # characters
-_PLAIN = (bool, int, float, str, type(None))
-_NOT_COMPARED = ("generator", "data_source")
-_CERTAIN = 5  # readings that must be equal if another thread may draw from the random states now and then
-_LISTENING_SECONDS = 0.05  # a thread that draws all the time is noticed in this time
-_READING = threading.Lock()  # trainings in threads of a process must not seed its random states at the same time
+_NAME, _IGNORE, _REST = "data set", "ignored", "the rest"
+_OF_CODE, _EXAMPLE = "@", "example "  # begin the names of texts
+_NOT_COMPARED = ("num_workers", "multiprocessing_context", "generator")
+_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
+_MOST_BYTES = 40_000  # of what is sent in one message
 
 
-def print_of(source: Source) -> dict[str, str]:
-    """Returns what is compared of a loader's data, as texts by name."""
-    if not source.rebuilds:
-        loader = source.loader
-        dataset = getattr(loader, "dataset", None)
-        kinds = [f"{type(each).__name__}({_options(each, 'batch_size')})" for each in (loader, dataset) if each is not None]
-        return {"data set": " over ".join(kinds)[:_MOST_TEXT]}
+def print_of(source: Source, ignore: Sequence[str] = ()) -> dict[str, str]:
+    """Returns what is compared of a loader's data, as texts by name.
+
+    Args:
+        source: The loader.
+        ignore: Names of attributes that are not compared.
+    """
+    unit = unit_of(source)
+    found = fingerprint(_compared(parts_of(source)), [*ignore, *(("batch_size",) if unit is Unit.batch else ())])
     return {
-        "data set": _data_sets(source.loader.dataset)[:_MOST_TEXT],
-        "sampler": _sampler(source)[:_MOST_TEXT],
-        "examples": _examples(source),
+        _NAME: _data_sets(source),
+        **found.held,
+        **{f"{_OF_CODE}{name}": text for name, text in found.code.items()},
+        **(_examples(source) if unit is Unit.indexed else {}),
+        **({_IGNORE: json.dumps(list(ignore))} if ignore else {}),
     }
 
 
@@ -58,60 +67,103 @@ def difference(here: dict[str, str], there: dict[str, str]) -> str:
         there: The `print_of` the reader's data.
 
     Example:
-        >>> difference({"data set": "Images of 10"}, {"data set": "Images of 20"})
-        'its data set is [Images of 10], and that of the reader is [Images of 20]'
+        >>> difference({"data set": "Images of 10", "dataset.p": "0.1"}, {"data set": "Images of 10", "dataset.p": "0.25"})
+        'dataset.p: 0.1 and 0.25'
     """
-    for name, found in here.items():
-        if found and there.get(name) and found != there[name]:
-            if name == "examples":
-                return "its examples are others than those of the reader, read at the same indices under the same seeds"
-            return f"its {name} is [{found}], and that of the reader is [{there[name]}]"
-    return ""
+    ignore = [name for each in (here, there) for name in json.loads(each.get(_IGNORE, "[]"))]
+    if found := _fingerprint_in(here).difference(_fingerprint_in(there), ignore):
+        return found
+    for name in here:
+        if name.startswith(_EXAMPLE) and here[name] != there.get(name, here[name]):
+            return f"{name} is another one, read under the same seeds"
+    if here.get(_REST) != there.get(_REST):
+        return "something that is too long to be named"
+    return "" if here[_NAME] == there[_NAME] else f"{_NAME}: {here[_NAME]} and {there[_NAME]}"
 
 
-def _data_sets(dataset: Any) -> str:
+def in_short(data_print: dict[str, str]) -> dict[str, str]:
+    """Returns a print that fits into a message. What is too long is only compared as a whole."""
+    short: dict[str, str] = {}
+    size = 0
+    left: list[str] = []
+    for name, text in sorted(data_print.items(), key=lambda item: item[0] not in (_NAME, _IGNORE)):
+        size += len(json.dumps([name, text]))
+        if size <= _MOST_BYTES:
+            short[name] = text
+        else:
+            left += name, text
+    return {**short, _REST: digest_of_texts(left)} if left else short
+
+
+def difference_of_code(sent: dict[str, str], parts: dict[str, Any]) -> str:
+    """Returns how the code of this process differs from that of the training that has sent its loader; empty if it does not.
+
+    Args:
+        sent: The `print_of` the training's data.
+        parts: The parts of the loader that have come.
+    """
+    ignore = json.loads(sent.get(_IGNORE, "[]"))
+    there = _fingerprint_in(sent).code
+    for name in there:
+        if name.startswith(LOADED_LATER):
+            with suppress(Exception):  # a module may raise anything: the data set gets it when it reads
+                importlib.import_module(name.removeprefix(LOADED_LATER))
+    return Fingerprint({}, there).difference(Fingerprint({}, fingerprint(_compared(parts), ignore).code))
+
+
+def trained_parts(data_print: dict[str, str]) -> list[str]:
+    """Returns the paths of weights that the training may change, which the reader would not see."""
+    return [name for name, text in data_print.items() if TRAINED in text]
+
+
+def _fingerprint_in(data_print: dict[str, str]) -> Fingerprint:
+    code = {name[len(_OF_CODE) :]: text for name, text in data_print.items() if name.startswith(_OF_CODE)}
+    others = (_NAME, _IGNORE, _REST)
+    held = {name: text for name, text in data_print.items() if not name.startswith((_OF_CODE, _EXAMPLE)) and name not in others}
+    return Fingerprint(held, code)
+
+
+def _compared(parts: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: part for name, part in parts.items() if name not in _NOT_COMPARED}
+    prepare = kept.get("worker_init_fn")
+    if isinstance(prepare, functools.partial) and getattr(prepare.func, "__module__", "").partition(".")[0] in _LIGHTNING:
+        del kept["worker_init_fn"]  # Lightning's own, which seeds: it has the rank in it, and examples are seeded by the reader
+    return kept
+
+
+def _data_sets(source: Source) -> str:
+    dataset = getattr(source.loader, "dataset", None)
+    if not source.rebuilds:
+        return " over ".join(type(each).__name__ for each in (source.loader, dataset) if each is not None)
     try:
-        return ", ".join(f"{name} of {length:,}" for name, length in Keys(dataset).parts)
+        return ", ".join(f"{name} of {length:,}" for name, length in Keys(dataset).parts)[:1000]
     except NoKeysError:
         return type(dataset).__name__
 
 
-def _sampler(source: Source) -> str:
-    sampler = source.sampler
-    return f"{type(sampler).__name__}({_options(sampler)}) of {len(sampler):,}"
+def _examples(source: Source) -> dict[str, str]:
+    """Returns digests of some examples; none if it is not known which indices can be read."""
+    if source.readable_index is None:
+        return {}
+    indices = source.readable_indices
+    at = indices if indices is not None else range(len(source.loader.dataset))
+    chosen = [at[place] for place in sample_places(len(at))]
+    found = read_elsewhere(source.loader, _digests, chosen)
+    if isinstance(found, NotRead):
+        LOGGER.info("examples are not compared with those of other trainings: %s", found.reason)
+        return {}
+    return {f"{_EXAMPLE}{index}": digest for index, digest in zip(chosen, found, strict=True) if digest}
 
 
-def _options(thing: Any, *left_out: str) -> str:
-    """Returns the plain attributes of an object as text; empty for a ``DataLoader``, since each training chooses its options."""
-    if isinstance(thing, DataLoader):
-        return ""
-    plain = {
-        name: value
-        for name, value in getattr(thing, "__dict__", {}).items()
-        if isinstance(value, _PLAIN) and name.strip("_") not in (*_NOT_COMPARED, *left_out)
-    }
-    return ", ".join(f"{name.strip('_')}={value!r}" for name, value in sorted(plain.items()))
-
-
-def _examples(source: Source) -> str:
-    """Returns a digest of two examples; empty if none can be read here, or if they differ when they are read again."""
-    first = source.readable_index
-    if first is None or source.prepared_in_workers:
-        return ""
-    dataset, indices = source.loader.dataset, source.readable_indices
-    last = indices[-1] if indices is not None else len(source.sampler) - 1
-    with _READING:
-        others = threading.active_count() > 1
-        if others and _others_draw():
-            return ""
-        found = {digest_of(read_plainly(dataset, [first, last]).examples) for _ in range(_CERTAIN if others else 2)}
-    return found.pop().hex() if len(found) == 1 else ""
-
-
-def _others_draw() -> bool:
-    """Returns whether another thread draws from the random states all the time, so that it may do so during each reading."""
+def _digests(dataset: Any, indices: Iterable[Any]) -> list[str]:
+    """Returns a digest of each example; an empty text for one that differs when it is read again at once."""
+    dataset = throw_away_copy(dataset)  # this may be the training's process, where no other can be forked
+    found = []
     with preserved_random_states():
-        trap = DrawingTrap()
-        trap.set()
-        time.sleep(_LISTENING_SECONDS)
-        return bool(trap.drawn_from())
+        for index in indices:
+            digests = set()
+            for _ in range(2):
+                seed_all(0)
+                digests.add(digest_of(read_batch(dataset, [index])).hex())
+            found.append(digests.pop() if len(digests) == 1 else "")
+    return found

@@ -17,7 +17,7 @@ from lightning_echo.sharing.reader.process import run_reader, seed_of
 from lightning_echo.sharing.reader.stream_reading import first_item
 from lightning_echo.sharing.same_data import print_of
 from lightning_echo.sharing.share_config import ShareConfig, read_share_config
-from lightning_echo.sharing.starting import fitting_window
+from lightning_echo.sharing.starting import fitting_window, name_of_process
 from lightning_echo.sharing.wire import Gone, new_socket, receive, send
 
 __all__ = ["lines_about", "serve", "shared_readers", "status_of"]
@@ -35,7 +35,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
 
     Args:
         loader: A ``DataLoader`` with the data set, sampler and workers of the trainings. Its batch size does not matter.
-        share: The name, or a `ShareConfig`, of which only ``name`` and ``window`` are used.
+        share: The name, or a `ShareConfig`, of which only ``name``, ``window`` and ``ignore`` are used.
         show: Called every few seconds with a text that says which trainings there are, and where they are.
 
     Raises:
@@ -53,7 +53,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
         raise TypeError("share must be a name or a ShareConfig, got None")
     source = Source(loader)
     check_shareable(config, source)
-    data_print = print_of(source)
+    data_print = print_of(source, config.ignore)
     lock = FileLock(starter_lock_of(config.name))
     if not lock.try_to_hold() or status_of(config.name) is not None:
         lock.release()
@@ -65,6 +65,7 @@ def serve(loader: Any, share: ShareConfig | str, *, show: Callable[[str], None] 
             data_print=data_print,
             window_bytes=fitting_window(config),
             linger_seconds=float("inf"),
+            starter=f"serve in {name_of_process()}",
             when_ready=lock.release,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from numbers import Integral, Real
 from typing import Any
@@ -41,6 +41,9 @@ class ShareConfig:
         cluster: Which nodes share one reader. None: each node has its own. ``"ray"``: one node of the Ray cluster reads, and the
             readers of the other nodes get its examples over Ray. This needs ``behind="wait"``, data that is read by index, and
             trainings that Ray runs. ``wait_for`` and ``window`` then apply to each node.
+        ignore: Names of attributes of the data set, the sampler and the transforms that may differ between the trainings, such as
+            ``("log_dir",)``, or whole paths as an error names them. Every training gets what the data set of the first training
+            makes. Give it to all trainings.
 
     Raises:
         TypeError: An option has a wrong type.
@@ -60,6 +63,7 @@ class ShareConfig:
     restart: bool | str = True
     linger_seconds: float = 30.0
     cluster: str | None = None
+    ignore: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -80,6 +84,8 @@ class ShareConfig:
             raise TypeError(f"share.restart must be True, False or 'pass', got {self.restart!r}")
         if isinstance(self.wait_for, bool) or not isinstance(self.wait_for, Integral) or self.wait_for < 1:
             raise ValueError(f"share.wait_for must be a number of trainings, 1 or more, got {self.wait_for!r}")
+        if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
+            raise TypeError(f'share.ignore must be names of attributes, such as ["log_dir"], got {self.ignore!r}')
         is_time = isinstance(self.linger_seconds, Real) and not isinstance(self.linger_seconds, bool)
         if not is_time or not 0 <= self.linger_seconds < float("inf"):
             raise ValueError(f"share.linger_seconds must be a number of seconds, 0 or more, got {self.linger_seconds!r}")

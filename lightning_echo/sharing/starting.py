@@ -6,13 +6,16 @@ tell a process its rank in a job, or its devices, are removed from its environme
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
@@ -25,7 +28,7 @@ from lightning_echo.sharing.reader.loader_parts import parts_of
 from lightning_echo.sharing.reader.process import READY, Payload
 from lightning_echo.sharing.share_config import ShareConfig
 
-__all__ = ["ReaderError", "fitting_window", "payload_of", "start_reader"]
+__all__ = ["ReaderError", "fitting_window", "name_of_process", "payload_of", "start_reader"]
 
 
 _PROGRAM = "import sys; from lightning_echo.sharing.{}.process import main; main(sys.argv[1], int(sys.argv[2]))"
@@ -54,8 +57,9 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], 
     """
     parts = parts_of(source)
     try:
-        with _main_by_value():
-            data = cloudpickle.dumps(parts)
+        with _main_by_value(), io.BytesIO() as target:
+            _Pickler(target).dump(parts)
+            data = target.getvalue()
     except Exception as error:  # an object of the user's may raise anything when it is pickled
         raise TypeError(
             f"share={config.name!r} is impossible here: the data set, the sampler or worker_init_fn cannot be sent to the "
@@ -76,8 +80,22 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], 
         "print": data_print,
         "expected": 0,
         "cluster": cluster,
+        "starter": name_of_process(),
     }
     return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no type hints
+    """Also sends functions of a script that have a cache (``functools.lru_cache``). There, the cache is empty."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is functools._lru_cache_wrapper and value.__module__ in ("__main__", "__mp_main__"):
+            return _cached_again, (value.__wrapped__, value.cache_parameters())
+        return super().reducer_override(value)
+
+
+def _cached_again(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    return functools.lru_cache(**options)(function)
 
 
 def _by_hand(name: str) -> str:
@@ -96,6 +114,11 @@ def _main_by_value() -> Iterator[None]:
         yield
     finally:
         cloudpickle.unregister_pickle_by_value(main)
+
+
+def name_of_process() -> str:
+    """Returns the name of this training, for people: its program and process."""
+    return f"{os.path.basename(sys.argv[0] or 'python')} (process {os.getpid()})"
 
 
 def fitting_window(config: ShareConfig) -> int:

@@ -323,7 +323,11 @@ def test_a_state_of_a_run_is_refused_under_another_name_or_none():
 
 @pytest.mark.parametrize(
     ("options", "what"),
-    [({"length": 65}, "its data set is"), ({"shuffle": False}, "its sampler is"), ({"offset": 1}, "its examples are others")],
+    [
+        ({"length": 65}, "dataset.length: 65 and 64"),
+        ({"shuffle": False}, r"sampler: \S*SequentialSampler and \S*RandomSampler"),
+        ({"offset": 1}, r"dataset.offset: 1 and 0 .*process \d+, started \d+ s ago by .* \(process \d+\)"),
+    ],
 )
 def test_other_data_under_the_same_name_is_refused_with_what_differs(options, what):
     first = loader_of(Shifted(64), 8)

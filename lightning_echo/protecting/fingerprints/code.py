@@ -172,7 +172,9 @@ def is_installed(module: str, file: str = "") -> bool:
         file: Its file, if the module itself is not loaded.
     """
     top = module.partition(".")[0]
-    if top in _OURS or (top in sys.stdlib_module_names and top not in ("__main__", "__mp_main__")):
+    if top in ("__main__", "__mp_main__"):
+        return False
+    if top in _OURS or top in sys.stdlib_module_names:
         return True
     found = attributes(sys.modules[module]).get("__file__") if module in sys.modules else file
     folders = [sysconfig.get_path(name) for name in ("purelib", "platlib")]

@@ -21,10 +21,23 @@ import torch
 
 from lightning_echo.protecting.objects import is_from_pillow, is_image, is_mapped
 
-__all__ = ["OPENED", "SIMPLE", "Memory", "digest_of_texts", "short", "text_of_atom", "text_of_atoms", "text_of_generator"]
+__all__ = [
+    "OPENED",
+    "SIMPLE",
+    "TRAINED",
+    "Memory",
+    "digest_of_texts",
+    "short",
+    "text_of_atom",
+    "text_of_atoms",
+    "text_of_generator",
+]
 
 OPENED = "open: "
 """Begins the text of what is only compared by its class, since it may be opened or made later."""
+
+TRAINED = " that is trained"
+"""Is in the text of a tensor that takes gradients."""
 
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -158,8 +171,8 @@ class Memory:
 
     def _of_tensor(self, value: torch.Tensor) -> str:
         with torch._C.DisableTorchFunctionSubclass():
-            value = value.detach()
-            what = f"tensor {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+            trained, value = TRAINED if value.requires_grad else "", value.detach()
+            what = f"tensor {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{trained}"
             if value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
                 version = f", version {value._version}" if self._quickly and not value.is_inference() else ""
                 return f"{OPENED}{what} on {value.device}, {value.layout}{version}"

@@ -24,6 +24,7 @@ from lightning_echo.fetching.source import Source
 from lightning_echo.sharing.folder import socket_of
 from lightning_echo.sharing.reader.loader_parts import loader_of
 from lightning_echo.sharing.reader.server import Elsewhere, Server
+from lightning_echo.sharing.same_data import difference_of_code
 from lightning_echo.sharing.wire import new_socket
 
 __all__ = ["READY", "Payload", "left_parent", "main", "run_reader", "seed_of", "serve_payload"]
@@ -37,8 +38,8 @@ class Payload(NamedTuple):
 
     Attributes:
         paths: Its ``sys.path``, since its modules must be found.
-        options: ``window_bytes``, ``linger_seconds``, ``print``; ``expected``: how many trainings a reader had that has died;
-            ``cluster``: where this node is in a cluster whose nodes share one reader.
+        options: ``window_bytes``, ``linger_seconds``, ``print``; ``starter``: who has sent it; ``expected``: how many trainings
+            a reader had that has died; ``cluster``: where this node is in a cluster whose nodes share one reader.
         loader: Parts of the loader, pickled by cloudpickle.
     """
 
@@ -91,7 +92,14 @@ def serve_payload(
         elsewhere: As in `Server`.
         gather_seconds: As in `Server`.
     """
-    source, options = Source(loader_of(cloudpickle.loads(payload.loader), seed_of(name))), payload.options
+    parts, options = cloudpickle.loads(payload.loader), payload.options
+    if differs := difference_of_code(options["print"], parts):
+        raise RuntimeError(
+            f"this process imports modules anew, and then {differs} (the training's, and this one). Set what a module holds "
+            "where it is imported, or give it to the data set as an argument. If it decides nothing about examples, name it: "
+            'ShareConfig(ignore=("log_dir",))'
+        )
+    source = Source(loader_of(parts, seed_of(name)))
 
     def say() -> None:
         os.write(status, READY)
@@ -104,6 +112,7 @@ def serve_payload(
         window_bytes=options["window_bytes"],
         linger_seconds=options["linger_seconds"],
         expected=options["expected"],
+        starter=options["starter"],
         when_ready=say,
         elsewhere=elsewhere,
         gather_seconds=gather_seconds,
@@ -118,6 +127,7 @@ def run_reader(
     window_bytes: int,
     linger_seconds: float,
     expected: int = 0,
+    starter: str = "serve",
     when_ready: Callable[[], None] = lambda: None,
     elsewhere: Elsewhere | None = None,
     gather_seconds: float = 0.0,
@@ -131,6 +141,7 @@ def run_reader(
         window_bytes: Memory for examples, in bytes.
         linger_seconds: How long to stay after the last training has left, in seconds.
         expected: As in `Server`.
+        starter: As in `Server`.
         when_ready: Called when trainings can come.
         elsewhere: As in `Server`.
         gather_seconds: As in `Server`.
@@ -155,6 +166,7 @@ def run_reader(
         linger_seconds=linger_seconds,
         follows=follows,
         expected=expected,
+        starter=starter,
         when_over=partial(_remove, path, made),
         elsewhere=elsewhere,
         gather_seconds=gather_seconds,

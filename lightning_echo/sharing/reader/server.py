@@ -21,7 +21,7 @@ from lightning_echo.sharing.reader.loader_parts import unit_of
 from lightning_echo.sharing.reader.reading import Reading
 from lightning_echo.sharing.reader.stream_reading import StreamReading
 from lightning_echo.sharing.reader.trainings import Training, Trainings
-from lightning_echo.sharing.same_data import difference
+from lightning_echo.sharing.same_data import difference, in_short
 from lightning_echo.sharing.window import Window
 from lightning_echo.sharing.wire import Gone, WireError, check_peer, receive, send
 
@@ -33,6 +33,7 @@ _MOST_FIRST_WAIT_SECONDS = 30.0  # a reader waits at least this long for its fir
 _GRACE_SECONDS = 10.0  # how long it waits for the trainings of a reader that has died
 _GOING_ON_SECONDS = 2.0  # the same, for the first one of them
 _MOST_ITEM = 2**62
+_MOST_TEXT = 2000  # characters
 
 
 class Start(NamedTuple):
@@ -98,6 +99,7 @@ class Server:
         follows: Whether a reader of this name has died. If its trainings still run, they come within a moment. No other training
             enters before them, since this reader must begin where they are.
         expected: How many trainings the dead reader had. Until they are here, nothing is overwritten, for a while.
+        starter: Who has started this reader, for people.
         when_over: Called when no training may come any more.
         elsewhere: Another node that reads; None: this reader reads itself.
         gather_seconds: How long this reader waits for all trainings of the dead reader before it begins. Trainings on other nodes
@@ -115,11 +117,12 @@ class Server:
         linger_seconds: float,
         follows: bool = False,
         expected: int = 0,
+        starter: str = "serve",
         when_over: Callable[[], None] = lambda: None,
         elsewhere: Elsewhere | None = None,
         gather_seconds: float = 0.0,
     ) -> None:
-        self._listener, self._source, self._seed, self._print = listener, source, seed, data_print
+        self._listener, self._source, self._seed, self._print = listener, source, seed, in_short(data_print)
         self._window_bytes, self._linger_seconds = window_bytes, linger_seconds
         self._read: type[Reading | StreamReading] = Reading if unit_of(source).is_replayed else StreamReading
         self._length = len(source.sampler) if self._read is Reading else 0
@@ -133,6 +136,7 @@ class Server:
         self._wake_here, self._wake_there = socket.socketpair()
         self._follows, self._expected, self._when_over = follows, expected, when_over
         self._elsewhere, self._gather_seconds = elsewhere, gather_seconds
+        self._starter, self._is_outdated = starter, False
         self._begun = self._last_left = time.monotonic()
         self._had_training = False
 
@@ -173,6 +177,8 @@ class Server:
     def _is_over(self) -> bool:
         if self._trainings.all:
             return False
+        if self._is_outdated:
+            return True
         patience = self._linger_seconds if self._had_training else max(self._linger_seconds, _MOST_FIRST_WAIT_SECONDS)
         return time.monotonic() - self._last_left > patience
 
@@ -302,7 +308,11 @@ class Server:
         if not isinstance(theirs, dict):
             raise WireError("a print of another kind")
         if differs := difference(theirs, self._print):
-            send(peer.connection, {"refused": differs})
+            if self._had_training and not self._trainings.all and self._linger_seconds < float("inf"):
+                LOGGER.info("ends: a training of this name has other data: %s", differs)
+                self._is_outdated = True  # the training finds the connection closed, and starts another reader
+            else:
+                send(peer.connection, {"refused": differs[:_MOST_TEXT], "whose": self._who()})
             self._drop(peer)
             return
         wish = said["wish"]
@@ -360,9 +370,12 @@ class Server:
             self._reading.close()
             self._reading = None
 
+    def _who(self) -> str:
+        return f"process {os.getpid()}, started {time.monotonic() - self._begun:.0f} s ago by {self._starter}"
+
     def _tell_place(self, peer: _Peer, reading: Reads, place: int, others: int, is_late: bool) -> None:
         descriptor = reading.window.read_only_descriptor()
-        welcome = {"place": place, "others": others, "is_late": is_late, "batch_size": self._batch_size}
+        welcome = {"place": place, "others": others, "is_late": is_late, "batch_size": self._batch_size, "whose": self._who()}
         try:
             send(peer.connection, {"welcome": welcome}, [descriptor])
         except (Gone, BlockingIOError):

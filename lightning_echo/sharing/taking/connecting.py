@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -21,8 +20,9 @@ from typing import NamedTuple
 from lightning_echo.log import LOGGER
 from lightning_echo.sharing.folder import FileLock, socket_of, starter_lock_of
 from lightning_echo.sharing.reader.process import Payload
+from lightning_echo.sharing.same_data import in_short
 from lightning_echo.sharing.share_config import ShareConfig
-from lightning_echo.sharing.starting import ReaderError, start_reader
+from lightning_echo.sharing.starting import ReaderError, name_of_process, start_reader
 from lightning_echo.sharing.window import Window
 from lightning_echo.sharing.wire import Gone, check_peer, new_socket, receive, send
 
@@ -140,8 +140,9 @@ class Connector:
     def __init__(
         self, config: ShareConfig, payload: Callable[[], Payload], data_print: dict[str, str], group: Group, label: str = ""
     ) -> None:
-        self._config, self._payload, self._print, self._group = config, payload, data_print, group
-        self._label = label or f"{os.path.basename(sys.argv[0] or 'python')} (process {os.getpid()})"
+        self._config, self._payload, self._print, self._group = config, payload, in_short(data_print), group
+        self._label = label or name_of_process()
+        self._has_started = False  # the present reader
 
     def connect(self, wish: int | None, *, goes_on: bool, expected: int = 0, is_over: Callable[[], bool] = lambda: False) -> Link:
         """Returns a connection to a reader. If there is none, and no other training starts one, this training starts one.
@@ -166,6 +167,7 @@ class Connector:
                         payload = self._payload()
                         payload.options["expected"] = expected
                         start_reader(self._config.name, payload)
+                        self._has_started = True
                         continue
             if found is not None:
                 connection, pidfd = found
@@ -222,10 +224,15 @@ class Connector:
             message, descriptors = receive(connection)
         if "refused" in message:
             raise SharedDataDiffers(
-                f"share={config.name!r} is the name of other data: {message['refused']}. Trainings that share must have the same "
-                "data set, sampler and transforms; give another name for other data"
+                f"share={config.name!r} is the name of other data: {message['refused']} (here, and in the reader: "
+                f"{message['whose']}). Trainings that share must have the same data set, sampler, transforms and code; give "
+                "another name for other data. If the difference decides nothing about examples, name it in all trainings: "
+                'ShareConfig(ignore=("log_dir",))'
             )
         welcome = message["welcome"]
+        if not self._has_started:
+            LOGGER.info("share=%r: takes examples from the reader that is there: %s", config.name, welcome["whose"])
+        self._has_started = False
         connection.setblocking(False)
         place = Place(welcome["place"], welcome["others"], welcome["is_late"], welcome["batch_size"])
         return Window(descriptors[0], can_write=False), place

@@ -118,7 +118,7 @@ def test_without_a_reader_none_is_started_and_the_relay_hears_of_it(tmp_path_fac
 def test_it_says_where_it_is_and_what_differs(tmp_path):
     actor = Handing("n", "node 1", "10.0.0.1", PRINT)
     assert actor.meet(PRINT) == {"node": "node 1", "where": "10.0.0.1", "differs": ""}
-    differs = "its data set is [letters], and that of the reader is [numbers]"
+    differs = "data set: letters and numbers"
     assert actor.meet({"data set": "letters"})["differs"] == differs
 
 

@@ -1,6 +1,8 @@
 """The reader's side of the socket: whatever a peer sends ends its own connection at most."""
 
 import json
+import os
+import re
 import socket
 import threading
 import time
@@ -157,7 +159,8 @@ def test_other_data_is_refused_with_what_differs(path):
         connection.connect(path)
         send(connection, {"hello": {**HELLO, "print": {"data set": "range of 9"}}})
         message, _ = receive(connection)
-        assert message == {"refused": "its data set is [range of 9], and that of the reader is [range of 8]"}
+        assert message["refused"] == "data set: range of 9 and range of 8"
+        assert re.fullmatch(rf"process {os.getpid()}, started \d+ s ago by serve", message["whose"])
         with pytest.raises((Gone, socket.timeout)):
             receive(connection)
 
