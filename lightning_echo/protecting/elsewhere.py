@@ -331,6 +331,7 @@ def _answer_of(process: Any, reader: Connection) -> Any | NotRead:
             else:
                 return answer.opened()
         if ready:
+            process.join(_ENDS_IN_SECONDS)  # torch raises here what it notices, and not later
             return NotRead(f"the process that read examples has died (exit code {process.exitcode})")
         now, used = time.monotonic(), _used_by(process.pid)
         if used != before or not used:

@@ -60,8 +60,10 @@ class WatchedStages(Stages):
     __slots__ = (
         "_checks_each",
         "_dataset",
+        "_generators",
         "_is_checking",
         "_load_one",
+        "_look_at",
         "_misfits",
         "_stages",
         "_trap",
@@ -80,13 +82,22 @@ class WatchedStages(Stages):
             augment_routes=stages.augment_routes,
         )
         self._stages, self._dataset, self.refusal = stages, dataset, refusal
-        self._trap = DrawingTrap([place.state for place in places_of_generators(dataset)])
+        self._trap, self._generators, self._look_at = DrawingTrap(), 0, 1
+        self._set_trap()
         many = stages.load_many
         self._load_one: Load = stages.load if many is None else lambda index: many([index])[0]
         self._checks_each = False  # whether random states are compared after each example, and not after each batch
         self._is_checking = False  # whether a batch is being loaded whose random states are compared
         self.reads = self._misfits = 0
         self.note = ""
+
+    def _set_trap(self) -> bool:
+        """Watches all generators that the data set has by now. Returns whether there are more of them than before."""
+        before, places = self._generators, places_of_generators(self._dataset, *self._stages.sources)
+        self._generators = len(places)
+        if self._generators > before:
+            self._trap = DrawingTrap([place.state for place in places])
+        return self._generators > before
 
     def begin(self) -> None:
         """Call this before the examples of a batch are loaded, if some of them are kept."""
@@ -95,9 +106,16 @@ class WatchedStages(Stages):
             self._trap.set()
 
     def must_repeat(self) -> bool:
-        """Returns whether random numbers were drawn since `begin`. If so, load all examples of the batch again, one by one."""
-        if self._checks_each or not self._trap.drawn_from():
-            return False
+        """Returns whether random numbers were drawn since `begin`. If so, load all examples of the batch again, one by one.
+
+        A generator may have been made by one of the reads. It is looked for at the 1st, 10th, 100th ... read.
+        """
+        has_new = False
+        while self.reads >= self._look_at:
+            self._look_at *= 10
+            has_new = self._set_trap() or has_new
+        if self._checks_each or not (has_new or self._trap.drawn_from()):
+            return has_new
         self._checks_each = True
         return True
 

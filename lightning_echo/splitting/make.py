@@ -102,6 +102,7 @@ def subset_stages(subset: Subset[Any], inner: Stages) -> Stages:
         redone=inner.redone,
         load_many=None if many is None else (lambda indices: many([subset.indices[index] for index in indices])),
         augment_routes=inner.augment_routes,
+        sources=inner.sources,
     )
 
 
@@ -124,6 +125,7 @@ def concat_stages(concat: ConcatDataset[Any], inside: list[Stages]) -> Stages:
         reused=_without_repeats(name for stages in inside for name in stages.reused),
         redone=_without_repeats(name for stages in inside for name in stages.redone),
         augment_routes=redoes,
+        sources=tuple(source for stages in inside for source in stages.sources),
     )
 
 
@@ -141,6 +143,7 @@ def _named_cut_stages(dataset: AugmentedDataset, inner: Stages) -> Stages:
         redone=(*inner.redone, "augment"),
         load_many=inner.load_many,
         augment_routes=inner.augment_routes,
+        sources=inner.sources,
     )
 
 
@@ -223,6 +226,7 @@ def _transform_stages(leaf: CutLeaf, dataset: Any) -> Stages:
         reused=leaf.reused,
         redone=leaf.redone,
         load_many=_then(load_many, before),
+        sources=(source,),
     )
 
 

@@ -1,9 +1,11 @@
 """The fourth step: the proof that a split is right. What the data set returns and what the two stages return are the same.
 
-A batch of two examples is read twice under the same seeds: once as the plain loader reads it, and once in stages. This shows that
+A batch of two examples is read as the plain loader reads it, and in stages: loaded twice from one copy, the second time under
+other seeds, and then augmented under the seeds of the plain read. This shows that
 
 * both are equal, and drew the same random numbers, so that nothing random is left out or done twice;
-* loading draws no random numbers, neither from the three global generators nor from a generator of the data set;
+* loading draws no random numbers, neither from the three global generators nor from a generator of the data set, even if that is
+  made at the first read, and it makes none from a seed of the process;
 * augmenting needs only a copy of the loaded example, since both examples are loaded before the first one is augmented.
 
 Everything runs on temporary copies, and the global random states are put back.
@@ -16,14 +18,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import get_worker_info
+
 from lightning_echo.protecting.copies import throw_away_copy
 from lightning_echo.protecting.difference import difference
-from lightning_echo.protecting.generators import Place, places_of_generators
+from lightning_echo.protecting.generators import places_of_generators
 from lightning_echo.protecting.memory import nbytes
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.randomness import RandomStates, preserved_random_states, random_states, seed_all
 from lightning_echo.protecting.seeding import seeders
 from lightning_echo.splitting.cut import SplitRefused, leaves
+from lightning_echo.splitting.decoding import decoded
 from lightning_echo.splitting.describe import Description, Role, data_sets_inside, pass_on
 from lightning_echo.splitting.staged import AugmentedDataset, read_batch
 from lightning_echo.splitting.stages import Stages
@@ -173,7 +178,10 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
     with _seeded():
         throw_away = _seeded_copy(dataset)
         stages = make(throw_away)
-        loaded = _load(stages, plain.indices, places_of_generators(throw_away))
+        for example in _load(stages, plain.indices, throw_away):
+            decoded(example)  # which closes its file
+        with _other_seeds():  # once more from the same copy, which may have made a generator by now
+            loaded = _load(stages, plain.indices, throw_away)
         example_bytes = max(map(nbytes, loaded)), max(nbytes(example, is_packed=True) for example in loaded)
         augmented = _augment(stages, plain.indices, loaded)
         where = _where_different(plain, augmented) or _who_drew(plain.states)
@@ -254,21 +262,28 @@ def check_deterministic(dataset: Any, indices: Sequence[Any]) -> int:
     Raises:
         SplitRefused: It does not return the same example each time.
     """
-    reads = []
+    reads, has_drawn = [], False
     for number in range(2):
-        with preserved_random_states():
+        with preserved_random_states(), _worker_seed(_SEED + number):
             seed_all(_SEED + number)
             copied = throw_away_copy(dataset)
             for place, seed in enumerate(seeders(copied).values()):
                 seed(_SEED + 100 * number + place)
+            read_batch(copied, list(indices))
+            places = places_of_generators(copied)
+            before = [place.state() for place in places]
             reads.append(read_batch(copied, list(indices)))
+            has_drawn = has_drawn or difference(before, [place.state() for place in places]) is not None
     for index, first, second in zip(indices, *reads, strict=True):
         if (where := difference(first, second)) is not None:
             raise SplitRefused(f"{_named([index])} is another example when it is read again ({where})")
+    if has_drawn:
+        raise SplitRefused(f"reading {_named(indices)} draws random numbers from a generator that the data set holds")
     return max(nbytes(example, is_packed=True) for example in reads[0])
 
 
-def _load(stages: Stages, indices: list[Any], places: list[Place]) -> list[Any]:
+def _load(stages: Stages, indices: list[Any], dataset: Any) -> list[Any]:
+    places = places_of_generators(dataset, *stages.sources)
     before, private = random_states(), [place.state() for place in places]
     with _only_in_stages(f"loading {_named(indices)}"):
         loaded = [stages.load(index) for index in indices] if stages.load_many is None else stages.load_many(indices)
@@ -316,7 +331,7 @@ def _only_in_stages(doing: str) -> Iterator[None]:
         raise SplitRefused(f"{doing} in stages raised {type(error).__name__}: {error}") from error
 
 
-def _named(indices: list[Any]) -> str:
+def _named(indices: Sequence[Any]) -> str:
     return " and ".join(f"dataset[{index}]" for index in indices)
 
 
@@ -329,6 +344,29 @@ def _seeded() -> Iterator[None]:
     with preserved_random_states():
         seed_all(_SEED)
         yield
+
+
+@contextmanager
+def _other_seeds() -> Iterator[None]:
+    """Seeds what `_seeded` seeds, and a worker, with other numbers. Puts all of it back afterwards."""
+    with preserved_random_states(), _worker_seed(_SEED + 1):
+        seed_all(_SEED + 1)
+        yield
+
+
+@contextmanager
+def _worker_seed(seed: int) -> Iterator[None]:
+    """Gives the worker of this process another seed (``get_worker_info().seed``), if it is a worker."""
+    info = get_worker_info()
+    if info is None:
+        yield
+        return
+    before = info.seed
+    object.__setattr__(info, "seed", seed)  # torch's own class lets nobody set it, by setattr
+    try:
+        yield
+    finally:
+        object.__setattr__(info, "seed", before)
 
 
 def _seeded_copy(dataset: Any) -> Any:

@@ -29,9 +29,10 @@ class Stages:
         reused: What is in ``load``, for people, e.g. ``("load", "Resize")`` or ``("read",)``.
         redone: What is in ``augment``, e.g. ``("RandomResizedCrop", "RandomHorizontalFlip")``; empty if there is nothing in it.
         augment_routes: Whether ``augment`` uses the index.
+        sources: The copies of data sets that ``load`` reads in place of the data sets themselves.
     """
 
-    __slots__ = ("augment", "augment_routes", "load", "load_many", "redone", "reused")
+    __slots__ = ("augment", "augment_routes", "load", "load_many", "redone", "reused", "sources")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Stages:
         redone: tuple[str, ...],
         load_many: LoadMany | None = None,
         augment_routes: bool = False,
+        sources: tuple[Any, ...] = (),
     ) -> None:
         self.load = load
         self.augment = augment
@@ -49,6 +51,7 @@ class Stages:
         self.reused = reused
         self.redone = redone
         self.augment_routes = augment_routes
+        self.sources = sources
 
     @property
     def redoing(self) -> str:
