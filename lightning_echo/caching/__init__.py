@@ -4,7 +4,7 @@ The files, in the order in which they build on each other:
 
 * `cache_config.py`, `free_memory.py`: what a user asks for
 * `keys.py`: which example it is
-* `record.py`: an example as bytes
+* `records/`, `record.py`: an example as bytes, to the bit
 * `arena_file.py`, `arena.py`, `kept.py`, `example_store.py`: where the bytes are
 * `cached_reads.py`: the reads of a worker
 * `holding.py`: what is held of an example

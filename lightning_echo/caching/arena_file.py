@@ -60,7 +60,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_MAGIC = b"lightecho1"
+_MAGIC = b"lightecho2"
 _HEADER = struct.Struct("<10s?5xQQ")  # magic, whether it is on a disk, number of keys, bytes that records may take
 _COUNTS = struct.Struct("<QQQ")  # bytes taken, records, whether it is frozen
 _COUNTS_AT = 64

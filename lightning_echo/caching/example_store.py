@@ -145,8 +145,7 @@ class ExampleStore:
         Raises:
             StaleCacheError: They differ.
         """
-        # If objects of a class cannot be compared, their records can.
-        if (where := difference(held, read)) is not None and _bytes_of(held) != _bytes_of(read):
+        if (where := difference(held, read, takes_apart=True)) is not None:
             raise StaleCacheError(
                 f"example {index!r} is another one now than when it was put into the cache: {where}. A cache needs a data set "
                 "that returns the same before its augmentation each time: leave the cache out, or move what changes after the cut"
@@ -163,7 +162,8 @@ class ExampleStore:
             Whether it was added.
 
         Raises:
-            TypeError: The cache has a name, and the example contains a type that cannot be kept under a name.
+            TypeError: The example would not come out as it is; or the cache has a name, and the example contains a type that
+                cannot be kept under a name.
             Exception: What pickle raises for an example that it cannot write.
         """
         if key in self.arena or self.arena.counts.is_frozen:
@@ -179,7 +179,3 @@ class ExampleStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         ExampleStore.__init__(self, state["arena"], state["name"])
-
-
-def _bytes_of(example: Any) -> bytes:
-    return b"".join(encode(example).parts)

@@ -257,7 +257,7 @@ class LoaderCache:
         if isinstance(read, NotRead):
             return f"its examples cannot be compared: {read.reason}"
         for (index, key), example in zip(chosen, read, strict=True):
-            if (where := difference(store.get(key), example)) is not None:
+            if (where := difference(store.get(key), example, takes_apart=True)) is not None:
                 return f"example {index!r} was another one when it was put there ({where})"
         return ""
 

@@ -8,53 +8,93 @@ followed, because their objects are compared at the place that holds them.
 from __future__ import annotations
 
 import copy
+import copyreg
+import struct
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from lightning_echo.protecting.objects import attributes_of, is_from_pillow, is_image, is_plain, slots_of
+from lightning_echo.protecting.objects import (
+    attributes_of,
+    has_hidden_memory,
+    is_from_pillow,
+    is_image,
+    is_plain,
+    is_standard,
+    overrides,
+    slots_of,
+)
 
 __all__ = ["difference"]
 
-_Pairs = set[tuple[int, int]]
 # The keys under which MONAI notes which transform it has applied. The "id" is the object's address, which differs in each copy.
 _TRACE = {"class", "id", "tracing", "do_transforms"}
+_SIMPLE = (type(None), bool, int, float, str, bytes)
+_PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__")
+_WITH_NOTES = ("numpy", "torch", "pandas")  # objects of these note down in attributes what they have computed from the others
 
 
-def difference(left: Any, right: Any, path: str = "", seen: _Pairs | None = None) -> str | None:
+@dataclass
+class _Way:
+    """How two examples are compared.
+
+    Attributes:
+        exactly: As in `difference`.
+        takes_apart: As in `difference`.
+        pairs: Objects whose attributes are being compared already, by their ids, since a part may refer back to the whole.
+        parted: The same for objects that are taken apart.
+        alive: What was made for a comparison: an id must not be used again.
+    """
+
+    exactly: bool
+    takes_apart: bool
+    pairs: set[tuple[int, int]] = field(default_factory=set)
+    parted: set[tuple[int, int]] = field(default_factory=set)
+    alive: list[Any] = field(default_factory=list)
+
+
+def difference(left: Any, right: Any, *, exactly: bool = False, takes_apart: bool = False) -> str | None:
     """Returns the first difference between two examples, in words; None if there is none.
 
     Args:
         left: Tensors, arrays, images, containers and objects of these, nested.
         right: The other example.
-        path: The path from the whole examples to both parts, for the text.
-        seen: Objects that are being compared already, by their ids, since a part may refer back to the whole.
+        exactly: Whether the right one must be as a copy of the left one: the same bits, and the same attributes in all objects,
+            also those for which ``==`` does not ask.
+        takes_apart: Whether objects that tell nothing about their contents are compared by what pickle would write of them. If
+            not, they differ.
 
     >>> difference({"image": [1.0, float("nan")]}, {"image": [1.0, float("nan")]})
     >>> difference({"image": [1.0, 2.0]}, {"image": [1.0, 3.0]})
     "at ['image'][1]: 2.0 and 3.0"
     """
+    return _between(left, right, "", _Way(exactly, takes_apart))
+
+
+def _between(left: Any, right: Any, path: str, way: _Way) -> str | None:
     if left is right or isinstance(left, weakref.ReferenceType):
         return None
-    seen = set() if seen is None else seen
     if type(left) is not type(right) and not (_is_pillows_own(left) and _is_pillows_own(right)):
         return _at(path, f"a {_name(left)} and a {_name(right)}")
     if isinstance(left, torch.Tensor):
-        return _between_tensors(left, right, path, seen)
+        return _between_tensors(left, right, path, way)
+    if way.exactly and not is_image(left) and (found := _between_attributes(left, right, path, way)) is not None:
+        return found
     if isinstance(left, np.ndarray):
-        return _between_arrays(left, right, path, seen)
+        return _between_arrays(left, right, path, way)
     if isinstance(left, Mapping):
-        return _between_mappings(left, right, path, seen)
+        return _between_mappings(left, right, path, way)
     if isinstance(left, (list, tuple)):
-        return _between_sequences(left, right, path, seen)
+        return _between_sequences(left, right, path, way)
     if is_image(left):
-        return _between_images(left, right, path)
+        return _between_images(left, right, path, way)
     if hasattr(type(left), "__dataclass_fields__") or not _has_own_equality(type(left)):
-        return _between_objects(left, right, path, seen)
-    return _between_values(left, right, path, seen)
+        return _between_objects(left, right, path, way)
+    return _between_values(left, right, path, way)
 
 
 def _at(path: str, text: str) -> str:
@@ -65,19 +105,36 @@ def _name(value: Any) -> str:
     return type(value).__name__
 
 
-def _between_tensors(left: torch.Tensor, right: torch.Tensor, path: str, seen: _Pairs) -> str | None:
-    for what in ("shape", "dtype", "device", "layout"):
+def _between_tensors(left: torch.Tensor, right: torch.Tensor, path: str, way: _Way) -> str | None:
+    for what in ("shape", "dtype", "device", "layout", "requires_grad"):
         if getattr(left, what) != getattr(right, what):
             return _at(path, f"tensors of {what} {getattr(left, what)} and {getattr(right, what)}")
-    metadata = difference(left.__dict__, right.__dict__, f"{path}.__dict__", seen)
-    if metadata is not None:
+    metadata = _between(left.__dict__, right.__dict__, f"{path}.__dict__", way)
+    if metadata is not None or left.is_meta:
         return metadata
-    left, right = _as_plain(left), _as_plain(right)
-    if torch.equal(left, right):
-        return None
-    unequal = (left != right) & ~((left != left) & (right != right))
+    try:
+        return _between_elements(_as_plain(left), _as_plain(right), path, way)
+    except Exception as error:  # a kind of tensor, or a class of the user's, that knows no such comparison
+        return _between_opaque(left, right, path, way, f" ({error})")
+
+
+def _between_elements(left: torch.Tensor, right: torch.Tensor, path: str, way: _Way) -> str | None:
+    if not way.exactly:
+        try:
+            if torch.equal(left, right):
+                return None
+            unequal = (left != right) & ~((left != left) & (right != right))
+        except RuntimeError:  # torch cannot compare all types
+            unequal = (_bytes_of(left) != _bytes_of(right)).any(-1)
+    else:
+        unequal = (_bytes_of(left) != _bytes_of(right)).any(-1)
     count = int(unequal.sum())
     return _at(path, f"tensors that differ in {count} of {left.numel()} elements") if count else None
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of each element, in one dimension more."""
+    return tensor.resolve_conj().resolve_neg().cpu().contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def _as_plain(value: torch.Tensor) -> torch.Tensor:
@@ -89,12 +146,16 @@ def _as_plain(value: torch.Tensor) -> torch.Tensor:
     return value.as_subclass(torch.Tensor)
 
 
-def _between_arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], path: str, seen: _Pairs) -> str | None:
+def _between_arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], path: str, way: _Way) -> str | None:
     for what in ("shape", "dtype"):
         if getattr(left, what) != getattr(right, what):
             return _at(path, f"arrays of {what} {getattr(left, what)} and {getattr(right, what)}")
-    if left.dtype.hasobject or left.dtype.names:
-        return _between_sequences(left.ravel().tolist(), right.ravel().tolist(), path, seen)
+    if way.exactly and left.dtype.metadata != right.dtype.metadata:
+        return _at(path, f"arrays whose types have metadata {left.dtype.metadata} and {right.dtype.metadata}")
+    if left.dtype.hasobject or (left.dtype.names and not way.exactly):
+        return _between_sequences(left.ravel().tolist(), right.ravel().tolist(), path, way)
+    if way.exactly:
+        return None if left.tobytes() == right.tobytes() else _at(path, "arrays of different bytes")
     unequal = np.asarray(left != right)
     if left.dtype.kind in "fcmM":
         unequal = unequal & ~(np.isnat(left) & np.isnat(right) if left.dtype.kind in "mM" else np.isnan(left) & np.isnan(right))
@@ -102,18 +163,18 @@ def _between_arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], pat
     return _at(path, f"arrays that differ in {count} of {left.size} elements") if count else None
 
 
-def _between_mappings(left: Mapping[Any, Any], right: Mapping[Any, Any], path: str, seen: _Pairs) -> str | None:
+def _between_mappings(left: Mapping[Any, Any], right: Mapping[Any, Any], path: str, way: _Way) -> str | None:
     keys = set(left)  # not keys(): a class may return something that is not a set (PyTorch Geometric's storages)
-    if keys != set(right):
+    if keys != set(right) or (way.exactly and list(left) != list(right)):
         return _at(path, f"keys {list(left)} and {list(right)}")
     left_out = {"id"} if keys >= _TRACE else set()
-    return _first(difference(left[key], right[key], f"{path}[{key!r}]", seen) for key in left if key not in left_out)
+    return _first(_between(left[key], right[key], f"{path}[{key!r}]", way) for key in left if key not in left_out)
 
 
-def _between_sequences(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
+def _between_sequences(left: Any, right: Any, path: str, way: _Way) -> str | None:
     if len(left) != len(right):
         return _at(path, f"{_name(left)}s of {len(left)} and {len(right)} elements")
-    return _first(difference(*pair, f"{path}[{place}]", seen) for place, pair in enumerate(zip(left, right, strict=True)))
+    return _first(_between(*pair, f"{path}[{place}]", way) for place, pair in enumerate(zip(left, right, strict=True)))
 
 
 def _is_pillows_own(value: Any) -> bool:
@@ -124,43 +185,95 @@ def _is_pillows_own(value: Any) -> bool:
     return is_image(value) and is_from_pillow(type(value))
 
 
-def _between_images(left: Any, right: Any, path: str) -> str | None:
-    for what in ("mode", "size"):
+def _between_images(left: Any, right: Any, path: str, way: _Way) -> str | None:
+    for what in ("mode", "size", *(("format",) if way.exactly else ())):
         if getattr(left, what) != getattr(right, what):
             return _at(path, f"images of {what} {getattr(left, what)} and {getattr(right, what)}")
-    if left.getpalette() != right.getpalette():
+    if _palette_of(left) != _palette_of(right):
         return _at(path, "images with different palettes")
-    return None if left.tobytes() == right.tobytes() else _at(path, "images with different pixels")
+    if left.tobytes() != right.tobytes():
+        return _at(path, "images with different pixels")
+    return _between(left.info, right.info, f"{path}.info", way) if way.exactly else None
 
 
-def _between_values(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
+def _palette_of(image: Any) -> Any:
+    return image.palette and (image.palette.mode, image.getpalette(image.palette.mode))
+
+
+def _between_values(left: Any, right: Any, path: str, way: _Way) -> str | None:
     """Compares objects of a class that has its own ``==``."""
+    if isinstance(left, np.character):  # for numpy, an empty one is not even equal to itself
+        return None if left.tobytes() == right.tobytes() else _at(path, f"{left!r} and {right!r}")
+    if way.exactly and type(left) is float:
+        return None if struct.pack("<d", left) == struct.pack("<d", right) else _at(path, f"{left!r} and {right!r}")
     try:
         if bool(left == right) or bool(left != left and right != right):
             return None
     except Exception as error:  # the value's own comparison
         if _holds_attributes_only(left):
-            return _between_objects(left, right, path, seen)
-        return _at(path, f"two objects of {_name(left)}, which cannot be compared ({error})")
+            return _between_objects(left, right, path, way)
+        return _between_opaque(left, right, path, way, f" ({error})")
     if _holds_attributes_only(left) and _differs_from_its_copy(left):
-        return _between_objects(left, right, path, seen)
+        return _between_objects(left, right, path, way)
     return _at(path, f"{left!r} and {right!r}")
 
 
-def _between_objects(left: Any, right: Any, path: str, seen: _Pairs) -> str | None:
-    """Compares objects by their contents, if their class compares only by identity."""
-    if (id(left), id(right)) in seen:
+def _between_attributes(left: Any, right: Any, path: str, way: _Way) -> str | None:
+    """Compares all attributes of two objects of a class of the user's, although the class may have its own ``==``."""
+    kind = type(left)
+    if kind in _SIMPLE or is_standard(kind) or kind.__module__.partition(".")[0] in _WITH_NOTES:
         return None
-    seen.add((id(left), id(right)))
-    held, others = attributes_of(left), attributes_of(right)
-    names = getattr(type(left), "__dataclass_fields__", None) or held
+    return _between_members(left, right, path, way, attributes_of(left))
+
+
+def _between_objects(left: Any, right: Any, path: str, way: _Way) -> str | None:
+    """Compares objects by their contents, if their class compares only by identity."""
+    if way.takes_apart and overrides(type(left), object, _PICKLING):
+        return _between_parts(left, right, path, way)
+    names = getattr(type(left), "__dataclass_fields__", None) or attributes_of(left)
     if not names and not hasattr(left, "__dict__") and not slots_of(type(left)):
-        return _at(path, f"two objects of {_name(left)}, which cannot be compared")
-    if held.keys() != others.keys():
+        return _between_opaque(left, right, path, way)
+    found = _between_members(left, right, path, way, names)
+    if found is None and has_hidden_memory(type(left)):  # a generator of random numbers, a partial function
+        return _between_parts(left, right, path, way)
+    return found
+
+
+def _between_members(left: Any, right: Any, path: str, way: _Way, names: Iterable[str]) -> str | None:
+    if (id(left), id(right)) in way.pairs:
+        return None
+    way.pairs.add((id(left), id(right)))
+    if attributes_of(left).keys() != attributes_of(right).keys():
         return _at(path, f"objects of {_name(left)} with different attributes")
     missing = object()
     pairs = ((name, _attribute(left, name, missing), _attribute(right, name, missing)) for name in names)
-    return _first(difference(one, other, f"{path}.{name}", seen) for name, one, other in pairs)
+    return _first(_between(one, other, f"{path}.{name}", way) for name, one, other in pairs)
+
+
+def _between_opaque(left: Any, right: Any, path: str, way: _Way, why: str = "") -> str | None:
+    """Compares objects that tell nothing about their contents."""
+    if way.takes_apart:
+        return _between_parts(left, right, path, way)
+    return _at(path, f"two objects of {_name(left)}, which cannot be compared{why}")
+
+
+def _between_parts(left: Any, right: Any, path: str, way: _Way) -> str | None:
+    """Compares objects by what pickle would write of them."""
+    if (id(left), id(right)) in way.parted:
+        return None
+    way.parted.add((id(left), id(right)))
+    try:
+        parts = _parts_of(left), _parts_of(right)
+    except Exception as error:  # whatever a class raises that cannot be pickled
+        return _at(path, f"two objects of {_name(left)}, which cannot be compared ({error})")
+    way.alive.append(parts)
+    return _between(*parts, path, way)
+
+
+def _parts_of(value: Any) -> Any:
+    reduce = copyreg.dispatch_table.get(type(value))
+    parts = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    return parts if isinstance(parts, str) else [list(part) if isinstance(part, Iterator) else part for part in parts]
 
 
 def _attribute(value: Any, name: str, missing: object) -> Any:

@@ -26,6 +26,7 @@ __all__ = [
     "attributes_of",
     "blank",
     "has_dict",
+    "has_hidden_memory",
     "image_class",
     "is_concat",
     "is_container",
@@ -83,10 +84,10 @@ def _is_made_by_object(kind: type) -> bool:
     From Python 3.12 on ``object`` also makes the instances of classes in C, such as open files. Memory that is not accounted for
     shows that a class is one of them. Python refuses to pickle it for the same reason.
     """
-    return getattr(kind, "__new__") is object.__new__ and not _has_hidden_memory(kind)  # noqa: B009 - mypy compares the signatures
+    return getattr(kind, "__new__") is object.__new__ and not has_hidden_memory(kind)  # noqa: B009 - mypy compares the signatures
 
 
-def _has_hidden_memory(kind: type) -> bool:
+def has_hidden_memory(kind: type) -> bool:
     # A negative offset: the pointer lies before the instance.
     pointers = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
     pointers += sum(len(_slots_in(base)) for base in kind.__mro__)

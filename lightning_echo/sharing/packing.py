@@ -74,7 +74,7 @@ def unpack(kind: int, data: bytearray) -> Any:
         Exception: The data set has raised an exception in the reader. If its type is one of Python's own, this one has the same
             type. Otherwise it is a `SharedReadError`.
     """
-    found = decode(data, trusted=False, is_copy=True)
+    found = decode(data, trusted=False, is_own=True)
     if kind == ERROR:
         raise _error_of(found)
     return found if kind == PLAIN else _as_it_was(found)

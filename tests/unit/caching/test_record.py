@@ -5,16 +5,21 @@ import dataclasses
 import gc
 import math
 import struct
+import subprocess
+import sys
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from torchvision import tv_tensors
 
-from lightning_echo.caching.record import decode, encode, is_whole
+from lightning_echo.caching.record import ChangedError, decode, digest_of, encode, is_whole
+from lightning_echo.caching.records import reading
+from lightning_echo.protecting.difference import difference
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -309,11 +314,20 @@ class TestChecksum:
     def test_any_changed_byte_is_noticed(self):
         data = bytearray(b"".join(map(bytes, encode({"x": torch.arange(5), "y": "a"}, checksum=True).parts)))
         assert is_whole(data)
-        for place in range(4, len(data)):
-            data[place] ^= 1
-            assert not is_whole(data), place
-            data[place] ^= 1
+        for place in range(len(data)):
+            for bit in range(8):
+                data[place] ^= 1 << bit
+                assert not is_whole(data), (place, bit)
+                data[place] ^= 1 << bit
         assert is_whole(data)
+
+    def test_a_shorter_header_makes_no_other_number(self):
+        """The size of the header is a part of what the checksum covers."""
+        data = bytearray(b"".join(map(bytes, encode(123466, checksum=True).parts)))
+        assert decode(data) == 123466
+        data[0] ^= 1
+        assert decode(data) == 12346, "as if nothing were wrong"
+        assert not is_whole(data)
 
     def test_a_record_cut_short_is_noticed(self):
         data = b"".join(map(bytes, encode({"x": torch.arange(5)}, checksum=True).parts))
@@ -381,3 +395,217 @@ def test_a_header_with_more_than_one_form_is_refused():
     header = b'J["list",1] 2'
     with pytest.raises(ValueError, match="ends after 10 of 12"):
         decode(struct.pack("<II", len(header), 0) + header)
+
+
+# --- to the bit, or not at all ----------------------------------------------------------------------------------------
+
+
+def bits_of(number):
+    return struct.unpack("<Q", struct.pack("<d", number))[0]
+
+
+@pytest.mark.parametrize("bits", [0xFFF8000000000000, 0x7FF8000000000123, 0xFFF8000000000007])
+def test_a_number_that_is_none_keeps_its_sign_and_its_payload(bits):
+    number = struct.unpack("<d", struct.pack("<Q", bits))[0]
+    for example in (number, {"x": number}, (number, {1})):
+        found = read_again(example)
+        found = found["x"] if isinstance(found, dict) else found[0] if isinstance(found, tuple) else found
+        assert bits_of(found) == bits
+
+
+@pytest.mark.parametrize("text", ["\ud83d\ude00", "a\ud83d\ude00b\ud800\udc00", "a\U0001f600"])
+def test_surrogates_that_stand_alone_stay_alone(text):
+    for example in (text, {text: [text]}):
+        assert read_again(example) == example
+        assert is_plain(example)
+
+
+def test_a_number_too_long_for_text_is_kept():
+    assert read_again([10**5000]) == [10**5000]
+
+
+@pytest.mark.parametrize("value", ["", "a\0", "\0", "a\0\0b", "\ud83d\ude00", b"", b"a\0", b"\0\0"], ids=repr)
+def test_strings_of_numpy_keep_zeros_at_their_end(value):
+    scalar = np.str_(value) if isinstance(value, str) else np.bytes_(value)
+    found = read_again([scalar])[0]
+    assert type(found) is type(scalar)
+    assert [*found] == [*value], "numpy itself drops zeros where it compares"
+    assert difference(found, scalar) is None
+
+
+@pytest.mark.parametrize("axes", [(2, 0, 1), (1, 0, 2), (2, 1, 0)])
+def test_arrays_lie_in_memory_as_before(axes):
+    array = np.arange(60).reshape(4, 5, 3).transpose(axes)
+    found = read_again(array)
+    assert found.strides == array.strides
+    assert found.tolist() == array.tolist()
+
+
+def with_palette(mode, info):
+    image = Image.new("P", (4, 4))
+    image.putpalette(bytes(range(16 * len(mode))), mode)
+    image.putdata(range(16))
+    image.info.update(info)
+    return image
+
+
+@pytest.mark.parametrize("info", [{}, {"transparency": b"\0\7"}, {"text": PngImagePlugin.iTXt("a", "fr", "k")}], ids=list)
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_a_palette_keeps_its_transparency(mode, info):
+    image = with_palette(mode, info)
+    found = read_again([image])[0]
+    assert (found.palette.mode, found.info) == (mode, info)
+    assert [type(value) for value in found.info.values()] == [type(value) for value in info.values()]
+    assert found.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+
+
+def test_a_sparse_tensor_keeps_whether_it_requires_a_gradient_and_its_attributes():
+    tensor = torch.eye(2).to_sparse().requires_grad_()
+    tensor.note = "left"
+    found = read_again([tensor])[0]
+    assert found.requires_grad
+    assert found.note == "left"
+
+
+def test_metadata_of_a_type_are_kept():
+    array = np.zeros(2, np.dtype("f4", metadata={"unit": "m"}))
+    assert read_again([array])[0].dtype.metadata == {"unit": "m"}
+
+
+class LeavesOut:
+    """Its pickle has not all that it has."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "cache"}
+
+
+class EqualAnyway(LeavesOut):
+    def __eq__(self, other):
+        return self.label == other.label
+
+    __hash__ = None
+
+
+class Noted(list):
+    def __reduce__(self):
+        return Noted, (list(self),)
+
+
+class EmptiedOnTheWay(LeavesOut):
+    def __getstate__(self):
+        return {**vars(self), "cache": None}
+
+
+class CannotComeBack:
+    def __reduce__(self):
+        return int, ("seven",)
+
+
+def noted():
+    made = Noted([1])
+    made.note = 3
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LeavesOut(label=1, cache=2),
+        lambda: EqualAnyway(label=1, cache=2),
+        lambda: EmptiedOnTheWay(label=1, cache=[2]),
+        lambda: np.longlong(3),
+        CannotComeBack,
+        noted,
+    ],
+    ids=["attribute", "equal by ==", "emptied", "another type", "an error", "a list with attributes"],
+)
+def test_what_would_come_out_changed_is_not_written(make):
+    with pytest.raises(ChangedError, match="it would come out changed"):
+        encode({"image": torch.zeros(3), "rest": [make()]})
+
+
+def test_what_leaves_out_nothing_is_written():
+    for example in (LeavesOut(label=1), EqualAnyway(label=1), EmptiedOnTheWay(label=1, cache=None)):
+        assert vars(read_again([example])[0]) == vars(example)
+
+
+class Part(torch.Tensor):
+    """A tensor class of a user's."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda big: big[:3].as_subclass(Part),
+        lambda big: big[:3].requires_grad_(),
+        lambda big: torch.view_as_complex(big.reshape(-1, 2))[:3].conj(),
+    ],
+    ids=["subclass", "gradient", "conjugate"],
+)
+def test_a_part_of_a_large_tensor_takes_no_more_than_its_elements(make):
+    part = make(torch.arange(2.0**18))
+    record = encode([part])
+    found = decode(b"".join(map(bytes, record.parts)))[0]
+    assert record.size < 2000
+    assert type(found) is type(part)
+    assert torch.equal(found, part)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("is_own", [False, True])
+    @pytest.mark.parametrize("place", [1, 2, 3])
+    def test_a_small_part_that_is_kept_keeps_nothing_else(self, place, is_own):
+        example = (torch.zeros(10**6), torch.tensor([7]), np.array([7]), Example(torch.tensor([7]), 1, []))
+        data = b"".join(map(bytes, encode(example).parts))
+        tracemalloc.start()
+        try:
+            kept = [decode(bytearray(data), is_own=is_own)[place] for _ in range(5)]
+            assert tracemalloc.get_traced_memory()[0] < 10**6
+        finally:
+            tracemalloc.stop()
+        assert [int(getattr(part, "image", part)[0]) for part in kept] == [7] * 5
+
+    def test_long_headers_are_not_remembered(self):
+        reading._remembered_maker.cache_clear()
+        for start in range(5):
+            assert read_again([list(range(start, 2000)), torch.tensor(start)])[1].item() == start
+        assert reading._remembered_maker.cache_info().currsize == 0
+        read_again((torch.zeros(3), 7))
+        assert reading._remembered_maker.cache_info().currsize == 1
+
+
+class TestDigests:
+    def test_of_sets_are_the_same_in_all_processes(self):
+        program = (
+            "from lightning_echo.caching.record import digest_of;"
+            "print(digest_of([{'words': set('abcdefgh'), 'more': (frozenset({'x', 'yz', 'z'}), [1])}]).hex())"
+        )
+        found = {
+            subprocess.run(
+                [sys.executable, "-c", program],
+                env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+                text=True,
+                capture_output=True,
+                check=True,
+            ).stdout
+            for seed in ("1", "2")
+        }
+        assert len(found) == 1
+
+    def test_do_not_depend_on_which_strings_are_one_object(self):
+        text = "".join(["some ", "text"])
+        again = "".join(["some ", "text"])
+        assert digest_of([Point({text}, [text, text])]) == digest_of([Point({text}, [text, again])])
+
+    def test_of_unequal_examples_differ(self):
+        examples = [1, 1.0, "1", [1], (1,), {1}, {2}, frozenset({1}), Point(1, {2}), Point(2, {1}), torch.ones(1), np.ones(1)]
+        assert len({digest_of([example]) for example in examples}) == len(examples)
+        assert digest_of(["a", "b"]) != digest_of(["ab"])
+
+    def test_of_an_example_that_refers_to_itself(self):
+        example = [Point(1, 2)]
+        example.append(example)
+        assert digest_of([example]) == digest_of([example])

@@ -2,7 +2,11 @@
 
 import copy
 import dataclasses
+import functools
+import io
+import random
 import re
+import struct
 import weakref
 from collections import namedtuple
 from collections.abc import Mapping, MutableMapping
@@ -334,3 +338,97 @@ def test_objects_that_refer_to_each_other_are_compared_once():
 
     assert difference(Node(1), Node(1)) is None
     assert difference(Node(1), Node(2)) == "at .value: 1 and 2"
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        (functools.partial(int, "1"), functools.partial(int, "1"), functools.partial(int, "2")),
+        (random.Random(1), random.Random(1), random.Random(2)),
+        (io.BytesIO(b"a"), io.BytesIO(b"a"), io.BytesIO(b"b")),
+        (ValueError("a"), ValueError("a"), ValueError("b")),
+    ],
+    ids=["partial function", "generator", "buffer", "exception"],
+)
+def test_what_lies_beside_the_attributes_counts(one, same, other):
+    assert difference([one], [same]) is None
+    assert difference([one], [other]) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.float8_e5m2, torch.uint16, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_tensors_are_compared_that_torch_cannot_compare(dtype):
+    one = torch.zeros(16, dtype=torch.uint8).view(dtype)
+    other = torch.ones(16, dtype=torch.uint8).view(dtype)
+    for exactly in (False, True):
+        assert difference(one, one.clone(), exactly=exactly) is None
+        assert "tensors that differ in" in difference(one, other, exactly=exactly)
+
+
+def test_tensors_without_data_are_compared_by_their_shape():
+    assert difference(torch.empty(3, device="meta"), torch.empty(3, device="meta")) is None
+    assert "shape" in difference(torch.empty(3, device="meta"), torch.empty(4, device="meta"))
+
+
+def test_whether_a_tensor_requires_a_gradient_counts():
+    assert "requires_grad True and False" in difference(torch.zeros(2, requires_grad=True), torch.zeros(2))
+
+
+class TestExactly:
+    @pytest.mark.parametrize("make", EQUAL)
+    def test_made_twice_there_is_no_difference(self, make):
+        assert difference(make(), make(), exactly=True) is None
+
+    @pytest.mark.parametrize(("left", "right", "text"), UNEQUAL, ids=range(len(UNEQUAL)))
+    def test_what_differs_does_so_exactly_too(self, left, right, text):
+        assert difference(left, right, exactly=True) is not None
+
+    def test_bits_count(self):
+        negative = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000000))[0]
+        for make in (lambda x: x, lambda x: torch.tensor([x]), lambda x: np.array([x])):
+            assert difference(make(nan), make(negative)) is None
+            assert difference(make(nan), make(negative), exactly=True) is not None
+            assert difference(make(-0.0), make(0.0)) is None
+            assert difference(make(-0.0), make(0.0), exactly=True) is not None
+
+    def test_attributes_count_for_which_equality_does_not_ask(self):
+        class ByLabel(dict):
+            def __eq__(self, other):
+                return True
+
+            __hash__ = None
+
+        one, other = ByLabel(a=1), ByLabel(a=1)
+        one.note = 3
+        assert difference(one, other) is None
+        assert difference(one, other, exactly=True) == "objects of ByLabel with different attributes"
+        other.note = 4
+        assert difference(one, other, exactly=True) == "at .note: 3 and 4"
+
+    def test_order_and_information_count(self):
+        left, right = image(), image()
+        left.info["dpi"] = 3
+        assert difference(left, right) is None
+        assert difference(left, right, exactly=True) == "at .info: keys ['dpi'] and []"
+        assert difference({"a": 1, "b": 2}, {"b": 2, "a": 1}, exactly=True) == "keys ['a', 'b'] and ['b', 'a']"
+
+
+class Counted:
+    """Notes down what it has computed, and compares by identity."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __getstate__(self):
+        return {"value": self.value}
+
+
+def test_objects_may_be_compared_by_what_their_pickle_would_hold():
+    one, same, other = Counted([1]), Counted([1]), Counted([2])
+    same.computed = 1
+    assert difference(one, same) == "objects of Counted with different attributes"
+    assert difference(one, same, takes_apart=True) is None
+    assert difference(one, other, takes_apart=True) is not None
+    assert difference(object(), object(), takes_apart=True) is None
+    assert difference(torch.Generator(), torch.Generator().manual_seed(3), takes_apart=True) is not None
+    assert "which cannot be compared" in difference([lambda: 0], [lambda: 0], takes_apart=True)

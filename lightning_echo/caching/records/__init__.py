@@ -1,0 +1,4 @@
+"""The two directions of a record: an example is written (`writing.py`), and made of what was written (`reading.py`).
+
+``record.py``, beside this folder, joins them. What one of them can do the other must be able to undo, to the bit.
+"""
