@@ -202,8 +202,8 @@ def _palette_of(image: Any) -> Any:
 
 def _between_values(left: Any, right: Any, path: str, way: _Way) -> str | None:
     """Compares objects of a class that has its own ``==``."""
-    if isinstance(left, np.character):  # for numpy, an empty one is not even equal to itself
-        return None if left.tobytes() == right.tobytes() else _at(path, f"{left!r} and {right!r}")
+    if isinstance(left, (np.str_, np.bytes_)):  # for numpy, an empty one is not even equal to itself
+        return None if [*left] == [*right] else _at(path, f"{left!r} and {right!r}")
     if way.exactly and type(left) is float:
         return None if struct.pack("<d", left) == struct.pack("<d", right) else _at(path, f"{left!r} and {right!r}")
     try:

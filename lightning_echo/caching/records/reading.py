@@ -174,7 +174,7 @@ class _Leaves:
     def scalar(self, at: int, length: int, dtype: str) -> Any:
         kind, data = np.dtype(dtype), self.bytes_at(at, length)
         if kind.kind == "U":  # an array would drop zeros at the end
-            return np.str_(data.decode("utf-32-le" if dtype[0] == "<" else "utf-32-be", "surrogatepass"))
+            return np.str_(data.decode("utf-32-le", "surrogatepass"))
         return np.bytes_(data) if kind.kind == "S" else np.frombuffer(data, kind, 1)[0]
 
     def image(self, at: int, length: int, mode: str, size: list[int], palette: Any, info: Any, form: str | None) -> Any:

@@ -234,7 +234,10 @@ def _is_named(dtype: Any) -> bool:
 def _write_scalar(value: Any, buffers: Buffers) -> list[Any] | None:
     if not _is_named(value.dtype) or type(value) is not np.dtype(value.dtype.str).type:
         return None
-    data = value.tobytes()
+    if isinstance(value, np.str_):  # numpy itself gives an empty string a zero
+        data = value.encode("utf-32-le", "surrogatepass")
+    else:
+        data = bytes.__getitem__(value, slice(None)) if isinstance(value, np.bytes_) else value.tobytes()
     return ["scalar", buffers.add(data), len(data), value.dtype.str]
 
 
