@@ -10,9 +10,9 @@ The bytes are in memory or on a disk. In memory the file is a ``memfd``: it has 
 gone when no process has it any more. All writes use ``pwrite``, which fails if the memory or the disk is full. A store through a
 map would kill the process then. A file on a disk is read with ``pread``, because it may become shorter, or its disk may fail.
 
-**The lock for writing** is a lock of the kernel (``fcntl``), which ends with the process that has it. Such a lock does not
-exclude other threads of the process. It is dropped when the process closes *any* descriptor of the file. So a process has one
-descriptor for each file, and a lock between its threads.
+**The lock for writing** is a lock of the kernel (``fcntl``) on the first byte, which belongs to an open file of this process
+alone: a forked process opens the file once more. So it ends with the process, and stays when somebody closes another descriptor
+of the file. It does not exclude other threads of the process: a lock between threads does.
 
 **The lock of those who have the file.** A file on a disk may outlive its processes. Each process that has the file holds a second
 lock, which all of them share. It belongs to the open file, and so forked processes have it, too. A process that opens the file
@@ -76,8 +76,9 @@ ABSENT, CLAIMED = 0, 1  # words of the index that are not offsets
 ALIGNMENT = 64
 SPARE = 0.1  # if a record does not fit, but more than this share of the budget is free, only this record is left out
 _NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}  # errors of a file system without O_TMPFILE
-_HAVING = struct.Struct("hhqqi")  # C's struct flock: type, whence, first byte, bytes, process
-_HAVING_AT = (1, 1)  # the second byte; the first one is what `locked` locks
+_LOCK = struct.Struct("hhqqi")  # C's struct flock: type, whence, first byte, bytes, process
+_HAVING_AT = (1, 1)  # the second byte
+_WRITING_AT = (0, 1)  # the first byte
 _WORDS_AT_ONCE = 2**20  # of the index, when it is looked over
 
 
@@ -147,6 +148,7 @@ class ArenaFile:
         self.start = _start_of_records(self.keys)
         self.end = self.start + self.budget
         self.threads = threading.Lock()
+        self._own = -1  # a descriptor of an open file that no other process has, for the lock; opened when it is needed
         self.users = 0  # arenas of this process
         self.words: memoryview | _WordsInFile
         if self.in_memory:
@@ -218,14 +220,25 @@ class ArenaFile:
         its body.
         """
         with self.threads:
+            if self._own < 0:
+                self._own = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, 0)
+                fcntl.fcntl(self._own, fcntl.F_OFD_SETLKW, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_WRITING_AT, 0))
                 return change()
             finally:
-                fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, 0)
+                fcntl.fcntl(self._own, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, *_WRITING_AT, 0))
+
+    def renew_locks(self) -> None:
+        """Makes new locks in a forked process. A lock that a thread of the parent had would never be given back."""
+        self.threads = threading.Lock()
+        if self._own >= 0:
+            os.close(self._own)
+            self._own = -1
 
     def close(self) -> None:
-        """Ends the map and closes the descriptor."""
+        """Ends the map and closes the descriptors."""
+        if self._own >= 0:
+            os.close(self._own)
         if isinstance(self.words, memoryview):
             with contextlib.suppress(BufferError):  # a view of a record is still in use: the map ends with that view
                 self.words.release()
@@ -236,17 +249,19 @@ class ArenaFile:
 
 # ---------------------------------------------------------------------- the files that this process has
 
-_open: dict[tuple[int, int], ArenaFile] = {}  # by device and inode: a second descriptor would drop the lock when it is closed
-_opening = threading.Lock()  # for `_open` and what is in it
-_left: deque[tuple[int, int]] = deque()  # files that one arena has left: the next thread that has `_opening` counts them down
+_open: dict[tuple[int, int], ArenaFile] = {}  # by device and inode
+_opening = threading.RLock()  # for `_open` and what is in it; only taken by ``with``, which an interrupt cannot leave locked
+_busy: list[None] = []  # not empty while the thread that has `_opening` is in the middle of something
+_left: deque[tuple[int, int]] = deque()  # files that one arena has left
 
 
 def _renew_locks() -> None:
     """Makes new locks in a forked process: a lock that a thread of the parent had would never be given back."""
     global _opening
-    _opening = threading.Lock()
+    _opening = threading.RLock()
+    _busy.clear()
     for each in _open.values():
-        each.threads = threading.Lock()
+        each.renew_locks()
 
 
 os.register_at_fork(after_in_child=_renew_locks)
@@ -267,17 +282,19 @@ def have(fd: int, *, looks_over: bool = False) -> tuple[ArenaFile, tuple[int, in
     status = os.fstat(fd)
     key = (status.st_dev, status.st_ino)
     with _opening:
-        if (known := _open.get(key)) is None:
-            try:
-                # Must come after `_opening`: another thread that opens the file has `_opening`, and waits until this lock ends.
-                known = _open[key] = ArenaFile(fd, is_alone=looks_over and lock_alone(fd))
-            except BaseException:
+        try:
+            _busy.append(None)
+            if (known := _open.get(key)) is None:
+                try:
+                    known = _open[key] = ArenaFile(fd, is_alone=looks_over and lock_alone(fd))
+                except BaseException:
+                    os.close(fd)
+                    raise
+            elif known.fd != fd:
                 os.close(fd)
-                raise
-        elif known.fd != fd:
-            with known.threads:  # closing a descriptor drops the lock: no thread may have it
-                os.close(fd)
-        known.users += 1
+            known.users += 1
+        finally:
+            _busy.clear()
     _close_left()
     return known, key
 
@@ -285,31 +302,32 @@ def have(fd: int, *, looks_over: bool = False) -> tuple[ArenaFile, tuple[int, in
 def leave(key: tuple[int, int]) -> None:
     """Closes a file that no arena of this process uses any more.
 
-    This function never waits, because it runs when an arena is collected as garbage, and that may happen anywhere: in the middle
-    of `have`, or in a thread that has the lock of a file while the thread that has `_opening` waits for that lock.
+    This function may run anywhere, because it runs when an arena is collected as garbage. In the middle of `have` it only notes
+    down the file. In another thread it waits for `have`, which waits for nothing that such a thread could have.
     """
     _left.append(key)
     _close_left()
 
 
 def _close_left() -> None:
-    """Closes the files that were left. If another thread has `_opening`, that thread does it."""
-    while _left and _opening.acquire(blocking=False):
-        try:
-            while _left:
-                file = _open[key := _left.popleft()]
-                file.users -= 1
-                if not file.users:
-                    del _open[key]
-                    file.close()
-        finally:
-            _opening.release()
+    """Closes the files that were left. If this thread is in the middle of `have`, it does so at the end of that."""
+    with _opening:
+        while _left and not _busy:
+            file = _open[key := _left.popleft()]
+            file.users -= 1
+            if not file.users:
+                del _open[key]
+                file.close()
 
 
 def held_in_memory() -> int:
     """Returns the bytes of records that the arenas of this process hold in memory."""
     with _opening:
-        held: int = sum(_COUNTS.unpack_from(file.view, _COUNTS_AT)[0] for file in _open.values() if file.in_memory)
+        try:
+            _busy.append(None)
+            held: int = sum(_COUNTS.unpack_from(file.view, _COUNTS_AT)[0] for file in _open.values() if file.in_memory)
+        finally:
+            _busy.clear()
     _close_left()
     return held
 
@@ -375,7 +393,7 @@ def open_own(path: str) -> int:
 def lock_alone(fd: int) -> bool:
     """Locks a file if no other process has it. Returns whether it is locked."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _HAVING.pack(fcntl.F_WRLCK, os.SEEK_SET, *_HAVING_AT, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_HAVING_AT, 0))
     except (BlockingIOError, PermissionError):
         return False
     return True
@@ -383,7 +401,7 @@ def lock_alone(fd: int) -> bool:
 
 def _lock_with_others(fd: int) -> None:
     """Takes the lock that all processes with this file share. Waits for a process that looks it over."""
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _HAVING.pack(fcntl.F_RDLCK, os.SEEK_SET, *_HAVING_AT, 0))
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, *_HAVING_AT, 0))
 
 
 def look_over(file: ArenaFile) -> None:

@@ -7,8 +7,9 @@ import fcntl
 import gc
 import multiprocessing
 import os
+import signal
+import sys
 import threading
-import time
 
 import pytest
 
@@ -30,14 +31,6 @@ def in_a_process(target, *args):
     return exitcode
 
 
-def until_somebody_opens():
-    """Waits until a thread has the lock under which files are opened."""
-    deadline = time.monotonic() + PATIENCE
-    while arena_file._opening.acquire(blocking=False):
-        arena_file._opening.release()
-        assert time.monotonic() < deadline
-
-
 def collect_under_the_lock(arena):
     garbage = Arena.create(10, MIB)
     garbage.itself = garbage
@@ -47,7 +40,6 @@ def collect_under_the_lock(arena):
 
     def collect():
         opens.start()
-        until_somebody_opens()  # it waits for this lock, to close its descriptor
         gc.collect()
 
     before = len(arena_file._open)
@@ -113,7 +105,6 @@ def open_in_two_threads(path):
         is_alone = lock_alone(fd)
         if not first_is_alone.is_set():
             first_is_alone.set()
-            until_somebody_opens()
         return is_alone
 
     arena_file.lock_alone = meeting
@@ -143,18 +134,64 @@ def put_one(arena):
 
 def test_an_interrupt_at_the_moment_of_locking_leaves_nothing_locked(monkeypatch):
     """The interrupt's traceback is still there, as in a notebook."""
-    arena, lockf = Arena.create(10, MIB), fcntl.lockf
+    arena, lock = Arena.create(10, MIB), fcntl.fcntl
 
-    def interrupted(fd, kind, *rest):
-        lockf(fd, kind, *rest)
-        if kind == fcntl.LOCK_EX:
+    def interrupted(fd, command, *rest):
+        lock(fd, command, *rest)
+        if command == fcntl.F_OFD_SETLKW:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(fcntl, "lockf", interrupted)
+        patched.setattr(fcntl, "fcntl", interrupted)
         with pytest.raises(KeyboardInterrupt):
             arena.add_lookups(1, 1)
     assert in_a_process(put_one, arena) == 0
     assert bytes(arena.get(1)) == b"x"
     assert arena.put(2, [b"y"])
     assert arena.lookups == (0, 0)
+
+
+def test_a_closed_copy_of_the_descriptor_does_not_end_the_lock():
+    """As when an arena goes to a process of a pool: the copy of its descriptor is closed while another thread may write."""
+    arena, waits = Arena.create(10, MIB), []
+
+    def hold():
+        os.close(os.dup(arena._file.fd))
+        writer = multiprocessing.get_context("fork").Process(target=put_one, args=(arena,))
+        writer.start()
+        writer.join(0.3)
+        waits.append(writer.is_alive())
+        return writer
+
+    writer = arena._file.locked(hold)
+    writer.join(PATIENCE)
+    assert waits == [True], "the other process waits"
+    assert writer.exitcode == 0
+    assert bytes(arena.get(1)) == b"x"
+
+
+def open_while_interrupted():
+    """Interrupts itself at a new place each time, while arenas are made and left."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    for number in range(1500):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 500 * 1e-6)
+            for _ in range(3):
+                Arena.create(10, 4096)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            pass
+    opened = threading.Thread(target=Arena.create, args=(10, 4096), daemon=True)
+    opened.start()
+    opened.join(PATIENCE / 2)
+    os._exit(1 if opened.is_alive() else 0)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="in Python 3.10 an interrupt may come into the middle of a with statement")
+@pytest.mark.filterwarnings("ignore")
+def test_interrupts_while_arenas_are_opened_leave_nothing_locked():
+    assert in_a_process(open_while_interrupted) == 0
