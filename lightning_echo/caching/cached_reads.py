@@ -112,7 +112,7 @@ class CachedReads:
         if get_worker_info() is not None:
             keep_freed_memory()
         self._found: deque[Any] = deque()  # what `look_up` has found and what was not yet taken
-        self._has_said = self._has_said_short = False
+        self._has_said = self._has_said_short = self._holds_nothing = False
         self.reading = ""
         self.stages = Stages(
             self._next,
@@ -161,12 +161,12 @@ class CachedReads:
             read = self._read([indices[place] for place in (*to_read, *audited)])
             for place, example in zip(to_read, read, strict=False):
                 found[place] = example
-                if (key := keys[place]) is None:
+                if (key := keys[place]) is None and not self._holds_nothing:
                     self._say(
                         f"the cache cannot hold example {indices[place]!r}, nor others whose index is no number from 0 on: they "
                         "are read each time"
                     )
-                elif example is not WHOLE:
+                elif key is not None and example is not WHOLE:
                     self._put(key, example)
             for place, example in zip(audited, read[len(to_read) :], strict=True):
                 store.audit(found[place], example, indices[place])
@@ -182,6 +182,8 @@ class CachedReads:
         return [place for number, place in enumerate(missing) if number not in taken]
 
     def _key_of(self, index: Any) -> int | None:
+        if self._holds_nothing:
+            return None
         try:
             return self._keys.of(index)
         except Exception:  # whatever a data set raises that passes the index on: it will do so again when it is read
@@ -294,7 +296,16 @@ class CachedReads:
         """
         arena = self._store.arena
         if not self._digest:
-            self._digest = digest_of(self._read(list(self._check_at)))
+            read = self._read(list(self._check_at))
+            try:
+                self._digest = digest_of(read)
+            except Exception as error:  # whatever pickle raises: such examples cannot be held either
+                self._check_at, self._holds_nothing = (), True
+                self._note = (
+                    "the cache holds nothing: worker_init_fn may give each worker another data set, and examples of type "
+                    f"{type(read[0]).__name__} cannot be compared, so that they are read each time: {error}"
+                )
+                return
             arena.put(arena.keys - 1, [self._digest])
         first = arena.get(arena.keys - 1)
         if first is None:

@@ -229,13 +229,18 @@ class LoaderCache:
     # ------------------------------------------------------------------ is it the same data set?
 
     def _samples(self) -> bytes | None:
-        """Returns a digest of the examples at some places; None if this process cannot read them."""
+        """Returns a digest of the examples at some places; None if this process cannot read them, or pickle cannot write them."""
         if self._differs_in_workers:
             return None
         indices, hold = self._indices, list(self._holds.values())[-1]
         at = [indices[place] for place in sample_places(len(indices))]
         read = self._read(hold, at)
-        return None if isinstance(read, NotRead) else digest_of(read)
+        if isinstance(read, NotRead):
+            return None
+        try:
+            return digest_of(read)
+        except Exception:  # whatever pickle raises for a class of the user's
+            return None
 
     def _fits(self, before: NodeCache, keys: int) -> bool:
         """Returns whether the data set has the examples that a cache holds. Only some of them are compared."""

@@ -13,6 +13,7 @@ import struct
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -234,7 +235,9 @@ def _between_objects(left: Any, right: Any, path: str, way: _Way) -> str | None:
     if not names and not hasattr(left, "__dict__") and not slots_of(type(left)):
         return _between_opaque(left, right, path, way)
     found = _between_members(left, right, path, way, names)
-    if found is None and has_hidden_memory(type(left)):  # a generator of random numbers, a partial function
+    if (
+        found is None and has_hidden_memory(type(left)) and not isinstance(left, FunctionType)
+    ):  # a generator of random numbers, a partial function
         return _between_parts(left, right, path, way)
     return found
 

@@ -393,6 +393,25 @@ def test_a_data_set_that_worker_init_fn_changes_alike_is_held_as_it_is_then():
     loader.close()
 
 
+class Unpicklable(Shifted):
+    def __getitem__(self, index):
+        return {"x": super().__getitem__(index), "name": lambda: index}
+
+
+def without_names(examples):
+    return torch.cat([example["x"] for example in examples])
+
+
+def test_examples_that_pickle_cannot_write_are_read_each_time_where_worker_init_fn_may_change_them():
+    options = {"workers": 2, "worker_init_fn": shift_by_worker, "point": "after_augmentation", "collate": without_names}
+    loader = echo(Unpicklable(), cache={**CACHE, "hold": "whole"}, **options)
+    with pytest.warns(UserWarning, match="the cache holds nothing: worker_init_fn may .* of type dict cannot be compared"):
+        found = epochs(loader, 2)
+    assert sorted(int(value) % 100 for batch in found[1] for value in batch) == list(range(LENGTH))
+    assert loader.cache_counts.examples == 0
+    loader.close()
+
+
 def test_a_data_set_with_more_examples_in_the_workers_is_refused():
     loader = echo(
         Loaded("tensor"),

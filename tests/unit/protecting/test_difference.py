@@ -431,4 +431,3 @@ def test_objects_may_be_compared_by_what_their_pickle_would_hold():
     assert difference(one, other, takes_apart=True) is not None
     assert difference(object(), object(), takes_apart=True) is None
     assert difference(torch.Generator(), torch.Generator().manual_seed(3), takes_apart=True) is not None
-    assert "which cannot be compared" in difference([lambda: 0], [lambda: 0], takes_apart=True)
