@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
+    IterDataPipe,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -252,9 +253,13 @@ def _check_kind(loader: Any) -> None:
 
 
 def _makes_batches_plainly(loader: Any) -> bool:
-    """Whether this is a ``DataLoader`` that makes batches of examples, and is iterated as torch iterates it."""
+    """Whether this is a ``DataLoader`` that makes batches of examples, and is iterated as torch iterates it.
+
+    Data pipes are iterated as they are: torch divides them among its workers only if they are the data set of its loader.
+    """
     return (
         isinstance(loader, DataLoader)
+        and not isinstance(loader.dataset, IterDataPipe)
         and loader.batch_sampler is not None
         and type(loader).__iter__ is DataLoader.__iter__
         and type(loader)._get_iterator is DataLoader._get_iterator

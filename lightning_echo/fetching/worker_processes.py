@@ -15,6 +15,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from lightning_echo.protecting.elsewhere import noting_context
+from lightning_echo.workers.errors import InitThatSaysWhy
 
 __all__ = ["WorkerProcesses"]
 
@@ -29,7 +30,7 @@ class WorkerProcesses:
     """
 
     def __init__(self, worker_init_fn: Any = None) -> None:
-        self.worker_init_fn = worker_init_fn
+        self.worker_init_fn = None if worker_init_fn is None else InitThatSaysWhy(worker_init_fn)
         self._processes: list[Any] = []
 
     def noted_by(self, context: BaseContext | None) -> BaseContext:

@@ -42,9 +42,10 @@ from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.staged import LoadMany
 from lightning_echo.splitting.stages import Stages, unchanged
+from lightning_echo.workers.errors import add_note, raise_sendable
 from lightning_echo.workers.seconds import Report
 
-__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Fetcher", "RepeatedCall", "Request", "add_note", "copies_by_itself"]
+__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Fetcher", "RepeatedCall", "Request", "copies_by_itself"]
 
 NO_LOOKUPS = Lookups()
 _IN_CACHE = object()  # stands for a live example that the cache of the node has in memory, where it stays
@@ -345,6 +346,8 @@ class EchoDataset:
             return self._echo_fetcher.fetch(request)
         except StopIteration as error:  # it must not be passed on, because it would silently end the epoch
             raise RuntimeError("the data set raised StopIteration while an example was read") from error
+        except Exception as error:
+            raise_sendable(error)
 
     def __getitem__(self, index: Any) -> Any:
         return self._echo_fetcher.dataset[index]
@@ -375,18 +378,13 @@ class EchoCollate:
         if examples is None:
             return None, report, *beside
         started = perf_counter()
-        batch = self._collate_fn(examples)
+        try:
+            batch = self._collate_fn(examples)
+        except Exception as error:
+            raise_sendable(error)
         return batch, report._replace(collate=perf_counter() - started), *beside
 
 
 def copies_by_itself(collate_fn: Any) -> bool:
     """Returns whether a collate function is known to copy its input, so that an edit of the batch changes no example."""
     return collate_fn is default_collate and default_collate_fn_map.keys() <= _COPIED_TYPES
-
-
-def add_note(error: Exception, note: str) -> None:
-    """Adds a note to an exception that says which example it is about. Its type and message stay."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    elif error.args and isinstance(error.args[0], str):  # Python 3.10
-        error.args = (f"{error.args[0]} {note}", *error.args[1:])

@@ -30,7 +30,8 @@ from lightning_echo.planning.plans import make_plan, plan_from_state
 from lightning_echo.planning.shape import PlanShape
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.seeding import BATCH, Seeding
-from lightning_echo.workers.dataset import add_note, copies_by_itself
+from lightning_echo.workers.dataset import copies_by_itself
+from lightning_echo.workers.errors import add_note
 from lightning_echo.workers.seconds import Report
 from lightning_echo.workers.stream_reader import StreamReader
 

@@ -13,6 +13,7 @@ import torch
 import torch.multiprocessing
 from loader_cases import epochs, nothing_left_behind, same, take
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from lightning_echo import EchoLoader, EchoStateError
 
@@ -385,6 +386,14 @@ def test_a_stream_that_yields_nothing_is_reported(workers):
     loader = echo(2, Empty(), workers)
     with pytest.raises(RuntimeError, match="the stream yielded no batch in pass 0"):
         list(loader)
+
+
+def test_data_pipes_are_divided_among_the_workers_as_torch_divides_them():
+    pipe = IterableWrapper([torch.tensor([number]) for number in range(48)]).shuffle().sharding_filter()
+    loader = EchoLoader(DataLoader(pipe, BATCH, num_workers=2), 1, seed=0)
+    passes = [[int(number) for batch in loader for number in batch] for _ in range(3)]
+    loader.close()
+    assert [sorted(each) for each in passes] == [list(range(48))] * 3
 
 
 class Failing(IterableDataset):

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 from sharing_runs import Numbers, end_readers, epochs_of, examples, indices, kill_reader, loader_of, rows, together, wait_until
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, get_worker_info
 
 from lightning_echo import EchoLoader
 from lightning_echo.sharing import loader_sharing
@@ -460,6 +460,72 @@ def test_an_exception_of_the_users_own_type_is_named():
     with pytest.raises(SharedReadError, match=r"Broken.*no such file"):
         next(iter(loader))
     loader.close()
+
+
+class FailsToRead(Dataset):
+    def __init__(self, fails, length=40):
+        self.fails, self.length = fails, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self.fails() if index == 16 else torch.tensor(index)
+
+
+class StreamsThose(IterableDataset):
+    def __init__(self, fails):
+        self.dataset = FailsToRead(fails)
+
+    def __iter__(self):
+        return (self.dataset[index] for index in range(len(self.dataset)))
+
+
+FAILING = {
+    "by index": lambda fails: DataLoader(FailsToRead(fails), batch_size=4, num_workers=1),
+    "a stream": lambda fails: DataLoader(StreamsThose(fails), batch_size=4, num_workers=1),
+    "a batch sampler": lambda fails: DataLoader(
+        FailsToRead(fails), batch_sampler=BatchSampler(range(40), 4, False), num_workers=1
+    ),
+    "batch_size=None": lambda fails: DataLoader(StreamsThose(fails), batch_size=None, num_workers=1),
+    "batch_size=None by index": lambda fails: DataLoader(FailsToRead(fails), batch_size=None, num_workers=1),
+}
+
+
+def until_it_fails(loader, kind):
+    """A training that ends with an exception of this kind: the numbers that it got, and the message."""
+    found = []
+    try:
+        for batch in loader:
+            found.extend(batch.reshape(-1).tolist())
+    except kind as error:
+        return found, str(error)
+    finally:
+        loader.close()
+    return found, "ended without an exception"
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_an_exception_of_a_class_of_the_script_reaches_the_training_after_all_batches_before_it(kind):
+    class OfTheScript(ValueError):  # a name finds it nowhere in the process of the reader
+        pass
+
+    def fails():
+        raise OfTheScript("no such file")
+
+    loader = shared(FAILING[kind](fails), restart=False)
+    ((found, message),) = together(lambda: until_it_fails(loader, SharedReadError))
+    assert "OfTheScript: no such file" in message
+    assert found == list(range(16))
+
+
+def test_what_comes_before_an_exception_in_a_batch_of_the_reader_is_delivered():
+    def fails():
+        raise ValueError("no such file")
+
+    starts, joins = (shared(DataLoader(StreamsThose(fails), size, num_workers=1), wait_for=2) for size in (12, 4))
+    (found, _), _ = together(lambda: until_it_fails(joins, ValueError), lambda: until_it_fails(starts, ValueError))
+    assert found == list(range(16))
 
 
 def test_it_is_plain_loaders_that_share_by_index():

@@ -103,9 +103,10 @@ def loader_of(parts: dict[str, Any], seed: int) -> Any:
 
 
 def _is_plain(loader: Any) -> bool:
-    """Whether this is torch's own ``DataLoader``, so that another one with the same options does the same."""
+    """Whether this is torch's own ``DataLoader`` without batches, so that another one with the same options does the same."""
     return (
         isinstance(loader, DataLoader)
+        and loader.batch_sampler is None
         and type(loader).__iter__ is DataLoader.__iter__
         and type(loader)._get_iterator is DataLoader._get_iterator
     )

@@ -30,7 +30,8 @@ from lightning_echo.sharing.packing import pack, pack_error
 from lightning_echo.sharing.reader.worker_start import WorkerStart
 from lightning_echo.sharing.window import CHUNK, Closed, Ring, TooLargeError, Window
 from lightning_echo.splitting.stages import uncut_stages
-from lightning_echo.workers.dataset import EchoDataset, add_note
+from lightning_echo.workers.dataset import EchoDataset
+from lightning_echo.workers.errors import InitThatSaysWhy, add_note
 
 __all__ = ["Chunk", "Preparation", "Reading", "chunks", "distance_of", "order_of"]
 
@@ -155,11 +156,16 @@ class Preparation:
 
     def _put(self, item: int, index: Any, example: Any) -> None:
         assert self._ring is not None
+        note = f"(example {index!r} of the data set)"
         try:
             kind, parts, size = pack(example)
+        except Exception as error:  # what is not plain, and what the user's own objects raise when they are looked at
+            self._put_error(item, error, note)
+            return
+        try:
             self._ring.put(item, kind, parts, size)
-        except (TypeError, TooLargeError) as error:
-            self._put_error(item, error, f"(example {index!r} of the data set)")
+        except TooLargeError as error:
+            self._put_error(item, error, note)
 
     def _put_error(self, item: int, error: Exception, note: str) -> None:
         assert self._ring is not None
@@ -209,7 +215,7 @@ class Reading:
                 collate_fn=_as_it_is,
                 num_workers=loader.num_workers,
                 prefetch_factor=_PREFETCHED_CHUNKS,
-                worker_init_fn=WorkerStart(sockets, loader.worker_init_fn),
+                worker_init_fn=InitThatSaysWhy(WorkerStart(sockets, loader.worker_init_fn)),
                 multiprocessing_context=loader.multiprocessing_context,
             )
         )

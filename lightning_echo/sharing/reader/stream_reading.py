@@ -14,11 +14,13 @@ from __future__ import annotations
 import struct
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_echo.fetching.sampler_order import tell_pass
 from lightning_echo.fetching.source import Source
@@ -29,7 +31,8 @@ from lightning_echo.sharing.packing import END, ERROR, Packed, pack, pack_error
 from lightning_echo.sharing.reader.loader_parts import Unit, unit_of
 from lightning_echo.sharing.reader.worker_start import WorkerStart
 from lightning_echo.sharing.window import Closed, Ring, TooLargeError, Window
-from lightning_echo.workers.dataset import add_note
+from lightning_echo.workers.dataset import EchoDataset
+from lightning_echo.workers.errors import add_note
 
 __all__ = ["At", "StreamReading", "first_item", "first_pass"]
 
@@ -122,7 +125,7 @@ class StreamReading:
         else:
             options |= {"batch_size": None, "sampler": None if source.reads_stream else loader.sampler}
         return DataLoader(
-            loader.dataset,
+            _telling(loader.dataset),
             num_workers=loader.num_workers,
             worker_init_fn=self._workers.worker_init_fn,
             multiprocessing_context=self._workers.noted_by(loader.multiprocessing_context) if loader.num_workers else None,
@@ -172,7 +175,10 @@ class StreamReading:
                     return
                 cpu_nanoseconds, items = several
                 ring.note_prepared(len(items), time.perf_counter_ns() - began, cpu_nanoseconds)
-                yield from items
+                for item in items:
+                    yield item
+                    if item.kind == ERROR:
+                        return
         except Exception as error:  # an error of the user's code goes to every training, unless a worker has died
             if lost := self._workers.lost(1.0):
                 raise lost from error
@@ -206,6 +212,63 @@ class StreamReading:
 # ---------------------------------------------------------------------- in the workers
 
 
+class _Failed(NamedTuple):
+    """Stands in the place of what could not be read. torch would send no exception whose class it does not find by its name."""
+
+    error: Packed
+
+
+def _failed(error: Exception) -> _Failed:
+    add_note(error, f"\n\n{''.join(traceback.format_exception(error))}")
+    return _Failed(_joined(pack_error(error)))
+
+
+@dataclass
+class _Known:
+    """The user's data set, as a `Fetcher` that is asked for nothing else."""
+
+    dataset: Any
+
+    def fetch(self, request: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+
+def _telling(dataset: Any) -> Any:
+    """Returns a data set that reads the user's, and returns a `_Failed` in place of an exception."""
+    return (_TellingStream if isinstance(dataset, IterableDataset) else _Telling)(_Known(dataset))
+
+
+class _Telling(EchoDataset):
+    """See `_telling`; for data that is read by index."""
+
+    def __getitems__(self, request: Any) -> Any:
+        dataset = self._echo_fetcher.dataset
+        try:
+            many = getattr(dataset, "__getitems__", None)
+            return list(many(request) if many else [dataset[index] for index in request])
+        except Exception as error:
+            return _failed(error)
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self._echo_fetcher.dataset[index]
+        except Exception as error:
+            return _failed(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._echo_fetcher,)
+
+
+class _TellingStream(_Telling, IterableDataset[Any]):
+    """The same for a stream. An exception is its last item."""
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._echo_fetcher.dataset
+        except Exception as error:
+            yield _failed(error)
+
+
 class _Pack:
     """A collate function that makes packed items from what the data set has read."""
 
@@ -214,12 +277,17 @@ class _Pack:
         self._before = 0  # processor time of this process when the last items were ready
 
     def __call__(self, read: Any) -> tuple[int, list[Packed]]:
-        if self._unit is Unit.streamed:
-            items = [_packed(example) for example in read]
-        else:
-            items = [_packed(list(read) if self._unit is Unit.examples_of_batch else self._users(read))]
+        items = [_packed(example) for example in read] if self._unit is Unit.streamed else [self._packed_batch(read)]
         before, self._before = self._before, time.process_time_ns()
         return self._before - before, items
+
+    def _packed_batch(self, read: Any) -> Packed:
+        if self._unit is Unit.batch and not isinstance(read, _Failed):
+            try:
+                read = self._users(read)
+            except Exception as error:
+                read = _failed(error)
+        return _packed(read)
 
 
 class _Packing:
@@ -239,8 +307,13 @@ class _Packing:
 
 def _packed(item: Any) -> Packed:
     """Returns an item as bytes in one piece, which a worker can send. If the item cannot be shared, it is the error."""
+    if isinstance(item, _Failed):
+        return item.error
     try:
-        kind, parts, size = pack(item)
-    except TypeError as error:
-        return pack_error(error)
-    return Packed(kind, (b"".join(parts),), size)
+        return _joined(pack(item))
+    except Exception as error:  # what is not plain, and what the user's own objects raise when they are looked at
+        return _joined(pack_error(error))
+
+
+def _joined(packed: Packed) -> Packed:
+    return Packed(packed.kind, (b"".join(packed.parts),), packed.size)

@@ -185,12 +185,14 @@ def test_a_rebuilt_loader_reads_what_is_requested_of_the_users_data_set():
 
 
 def test_a_rebuilt_loader_keeps_the_options_of_the_users():
-    workers = WorkerProcesses(worker_init_fn=print)
+    started = []
+    workers = WorkerProcesses(worker_init_fn=started.append)
     context = multiprocessing.get_context("spawn")
     loader = rebuilt(workers, num_workers=2, prefetch_factor=3, timeout=5, pin_memory=True, multiprocessing_context=context)
     assert (loader.num_workers, loader.prefetch_factor, loader.timeout, loader.pin_memory) == (2, 3, 5, True)
     assert loader.multiprocessing_context.get_start_method() == "spawn"
-    assert loader.worker_init_fn is print
+    loader.worker_init_fn(1)
+    assert started == [1]
 
 
 def test_a_rebuilt_loader_has_the_users_generator_or_one_of_its_own_so_that_making_its_iterator_draws_nothing():
