@@ -154,7 +154,7 @@ class Server:
         try:
             while not self._is_over():
                 for key, _ in self._selector.select(_LOOK_SECONDS):
-                    act: Callable[[], None] = key.data
+                    act: Callable[[], object] = key.data
                     act()
                 self._move_low()
                 if len(self._trainings.entered) < len(self._trainings.all):
@@ -208,7 +208,7 @@ class Server:
         connection.setblocking(False)
         peer = _Peer(connection, pid)
         self._peers[connection.fileno()] = peer
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(peer))
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._hear, peer))
         try:
             peer.pidfd = os.pidfd_open(pid) if pid else -1
         except OSError:  # it has ended already, or is in another PID namespace: its socket tells when it ends
@@ -233,25 +233,26 @@ class Server:
                 self._move_low()
                 if len(self._trainings.entered) < len(self._trainings.all):
                     self._let_enter()
-                elif not self._trainings.all and self._elsewhere is not None:
-                    self._end_reading()  # the other node would wait for this one
+                elif not self._trainings.all:
+                    self._end_reading()  # nobody takes what it reads, and another node would wait for this one
 
     # ------------------------------------------------------------------ what they say
 
-    def _hear(self, peer: _Peer) -> None:
-        """Answers one message. A wrong message ends its connection."""
+    def _hear(self, peer: _Peer) -> bool:
+        """Answers one message. A wrong message ends its connection. Returns whether there was a message."""
         if peer.closed:
-            return
+            return False
         try:
             message, _ = receive(peer.connection)
             self._answer(peer, message)
         except BlockingIOError:
-            return
+            return False
         except (Gone, OSError):
             self._drop(peer)
         except (WireError, KeyError, TypeError, ValueError) as error:
             LOGGER.warning("process %s sends what is no message: %s", peer.pid, error)
             self._drop(peer)
+        return True
 
     def _answer(self, peer: _Peer, message: dict[str, Any]) -> None:
         if "at" in message:
@@ -315,6 +316,9 @@ class Server:
                 send(peer.connection, {"refused": differs[:_MOST_TEXT], "whose": self._who()})
             self._drop(peer)
             return
+        for other in [each for each in self._peers.values() if each.training is not None]:
+            while self._hear(other):  # who has left before this one came is not at work
+                pass
         wish = said["wish"]
         peer.training = Training(
             pid=peer.pid,

@@ -314,3 +314,34 @@ def test_who_enters_after_what_another_node_has_fetched_is_told_that_it_comes_la
     comes(server, group="a", wish=wish)
     assert told == [(first, is_late)]
     ended(server)
+
+
+def test_who_has_left_before_another_one_comes_is_not_at_work_whatever_it_has_not_been_heard_of(tmp_path):
+    path = str(tmp_path / "s")
+    listener = new_socket()
+    listener.bind(path)
+    listener.listen()
+    source = Source(DataLoader(range(64), num_workers=1))
+    server = Server(listener, source, seed=0, data_print={"data set": "range of 64"}, window_bytes=8192, linger_seconds=0.2)
+    hello = {**HELLO, "print": {"data set": "range of 64"}, "wait_for": 1}
+    thread = threading.Thread(target=server.run)
+    first, second = new_socket(), new_socket()
+    for connection in (first, second):
+        connection.settimeout(15)
+        connection.connect(path)
+    send(first, {"hello": hello})
+    thread.start()
+    welcome, descriptors = receive(first)
+    assert welcome["welcome"]["place"] == 0
+    for item in range(1, 60):
+        send(first, {"at": item, "need": 0})
+    first.shutdown(socket.SHUT_RDWR)  # the forked worker holds the socket open
+    first.close()
+    send(second, {"hello": {**hello, "group": "another"}})
+    welcome, more = receive(second)
+    second.shutdown(socket.SHUT_RDWR)
+    second.close()
+    thread.join(30)
+    for descriptor in (*descriptors, *more):
+        os.close(descriptor)
+    assert (welcome["welcome"]["place"], welcome["welcome"]["others"]) == (0, 0)
