@@ -71,6 +71,8 @@ from lightning_echo.training.training_echo import TrainingEcho
 
 __all__ = ["EchoCallback"]
 
+_OF_EXAMPLES = {f"echo/{name}" for name in ("fresh_examples", "echoed_examples", "effective_factor", "examples_per_second")}
+
 
 class EchoCallback(DecidesFactor, pl.Callback):
     """Echoes the loader that a Trainer trains on; measures, logs and decides.
@@ -375,7 +377,7 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self._last_step = step
         fresh, echoed = self._meter.count(self._loader)
         counts = {"echo/factor": self._factor, "echo/fresh_examples": fresh, "echo/echoed_examples": echoed}
-        log_metrics(trainer, {**counts, **self._meter.part_metrics(self._loader)})
+        log_metrics(trainer, self._known({**counts, **self._meter.part_metrics(self._loader)}))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._meter.timer.pause()
@@ -408,9 +410,13 @@ class EchoCallback(DecidesFactor, pl.Callback):
         self.reports.append(report)
         self._last = lately, recommended
         of_parts = {**self._meter.part_metrics(loader, passes=True), **metrics_of_parts(measures.caches)}
-        log_metrics(trainer, {**report.logged(), **of_parts}, epoch)
+        log_metrics(trainer, self._known({**report.logged(), **of_parts}), epoch)
         if decision is not None:
             self._apply(trainer, observation, decision)
+
+    def _known(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Returns the metrics that are known. Where a batch could not be counted, no number of examples is."""
+        return {name: value for name, value in metrics.items() if not self._meter.has_unknown_sizes or name not in _OF_EXAMPLES}
 
     def _decide_within_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, moment: Moment) -> None:
         last = self._asking.first_after_steps if moment is Moment.early else None

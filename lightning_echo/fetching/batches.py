@@ -18,7 +18,7 @@ The plan says for each step which batch is delivered. A batch that was read is h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from lightning_echo.protecting.aliases import LentBatch, rebuild, separate
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.workers.seconds import Report
 
-__all__ = ["BatchEcho", "BatchUse", "LiveBatch", "LiveBatchEcho", "RequestedReader", "UseToCome", "count_examples"]
+__all__ = ["BatchEcho", "BatchUse", "LiveBatch", "LiveBatchEcho", "RequestedReader", "UseToCome", "count_examples", "size_of"]
 
 Read = Callable[[int], tuple[Any, Report]]
 
@@ -246,7 +246,15 @@ class LiveBatch:
 
 
 def count_examples(batch: Any) -> int:
-    """Returns the number of examples in a batch of unknown form. The first of these rules that fits decides:
+    """Returns the number of examples in a batch of unknown form, see `size_of`. A batch that cannot be asked is one example."""
+    size = size_of(batch)
+    return 1 if size is None else size
+
+
+def size_of(batch: Any) -> int | None:
+    """Returns the number of examples in a batch of unknown form; None if the batch raises an error when it is asked.
+
+    Counting may end no training. The first of these rules that fits decides:
 
     1. For a tensor, it is the size of the first dimension.
     2. An object may have the number as ``batch_size`` (PyTorch Geometric, DGL, TensorDict; for a graph with several types of
@@ -256,6 +264,13 @@ def count_examples(batch: Any) -> int:
     5. For a list or tuple, it is the length.
     6. Anything else is one example.
     """
+    try:
+        return _size_of(batch)
+    except Exception:  # the batch's own code: a property, a lazy member, a mapping
+        return None
+
+
+def _size_of(batch: Any) -> int:
     if isinstance(batch, torch.Tensor):  # first, since asking for a Mapping costs more than all the rest
         return len(batch) if batch.ndim else 1
     if _may_state(batch):
@@ -308,5 +323,12 @@ def _first_size(batch: Any) -> int | None:
     else:
         if _may_state(batch) and (stated := _stated_by(batch)) is not None:
             return stated
-        parts = batch.values() if isinstance(batch, Mapping) else vars(batch).values() if is_dataclass(batch) else ()
+        parts = batch.values() if isinstance(batch, Mapping) else _fields_of(batch)
     return next((found for part in parts if (found := _first_size(part)) is not None), None)
+
+
+def _fields_of(batch: Any) -> list[Any]:
+    """Returns the fields of an instance of a dataclass, also of one with slots; of other objects, nothing."""
+    if not is_dataclass(batch) or isinstance(batch, type):
+        return []
+    return [getattr(batch, each.name) for each in fields(batch) if hasattr(batch, each.name)]

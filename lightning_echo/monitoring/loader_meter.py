@@ -100,8 +100,9 @@ class LoaderMeter:
         If no batch counts, it returns the seconds measured before, or `NOT_KNOWN` if there are none.
         """
         spent = loader.seconds - self._seconds_before
-        if spent.examples and spent.batches:
-            batch_size = (loader.counts.delivered - self._examples_before) / (loader.delivered_batches - self._batches_before)
+        batches = loader.delivered_batches - self._batches_before
+        if spent.examples and spent.batches and batches > 0:  # a stream that is resumed may report what it has read again
+            batch_size = (loader.counts.delivered - self._examples_before) / batches
             self.seconds_per_batch = SecondsPerBatch(
                 source=spent.source / spent.examples * batch_size,
                 rest=spent.rest / spent.batches,

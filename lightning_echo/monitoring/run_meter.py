@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from lightning_echo.fetching.batches import count_examples
+from lightning_echo.fetching.batches import size_of
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.measuring.cost import PipelineCosts
 from lightning_echo.measuring.metrics import IdleFraction, JobSteps
@@ -33,6 +33,7 @@ from lightning_echo.monitoring.run_counts import Examples, RunCounts
 from lightning_echo.monitoring.share_meter import ShareMeter, ShareUse
 from lightning_echo.saved import FieldError, entry
 from lightning_echo.training.collection import Echoed, EchoLoaders, leaves_of, parts_at_leaves, parts_of
+from lightning_echo.training.rank_zero import rank_zero_info
 
 __all__ = ["EpochMeasures", "RunMeter"]
 
@@ -76,6 +77,7 @@ class RunMeter:
         world_size: Number of ranks.
         nodes: The node that each rank runs on, as the Trainer numbers them.
         cores: Cores of this node for each of its ranks.
+        has_unknown_sizes: Whether a batch could not be counted, so that the numbers of examples are too small.
     """
 
     def __init__(self) -> None:
@@ -84,6 +86,7 @@ class RunMeter:
         self.part_counts: dict[str, RunCounts] = {}
         self._at_epoch_start: Examples | None = None  # the totals at the start of the epoch
         self._stretch_start = 0  # the number of the epoch's steps before the present stretch
+        self.has_unknown_sizes = False
         self._not_echoed = 0  # examples delivered on this rank by a loader that is not echoed
         self._loader_meters: dict[str, LoaderMeter] = {}
         self._cache_meter, self._share_meter = CacheMeter(), ShareMeter()
@@ -170,7 +173,14 @@ class RunMeter:
         self._has_stepped = True
         if loader is None and batch is not None:
             parts = parts_at_leaves(self._train_dataloader, batch)
-            self._not_echoed += sum(count_examples(part) for part in parts if part is not None)
+            sizes = [size_of(part) for part in parts if part is not None]
+            if None in sizes and not self.has_unknown_sizes:
+                self.has_unknown_sizes = True
+                rank_zero_info(
+                    "lightning_echo: examples are not counted, because a batch raises an error when it is asked for its size; "
+                    "give it a batch_size"
+                )
+            self._not_echoed += sum(size or 0 for size in sizes)
         for name, part in parts_of(loader).items():
             self._loader_meters[name].end_step(part)
 
