@@ -72,6 +72,7 @@ def encode(example: Any, *, checksum: bool = False, key: int = 0) -> Record:
         Exception: What pickle raises for an example that it cannot write.
 
     Example:
+        >>> import torch
         >>> record = encode({"image": torch.arange(6).reshape(2, 3), "label": 7})
         >>> decode(b"".join(record.parts))
         {'image': tensor([[0, 1, 2],

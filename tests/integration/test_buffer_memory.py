@@ -269,7 +269,7 @@ def test_a_size_is_settled_before_it_is_logged(memory: Memory) -> None:
     each = nbytes(Scans()[0]) / KIB
 
     class TakesMemory(pl.Callback):
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             memory.free = 10 * 12 * each
 
     memory.free, logger = 10 * 20 * each, Remembering()

@@ -169,9 +169,9 @@ KINDS = {
     **{
         f"loader by {kind}": Kind(partial(loader_state, kind), partial(load_into_loader, kind), may_lack=may_lack)
         for kind, may_lack in {
-            "index": r"passes_over|stream|trainer|epoch_goes_on|.*uses_left",
-            "memory": r"passes_over|stream|trainer|epoch_goes_on|.*uses_left",
-            "batches": r"passes_over|stream|trainer|epoch_goes_on|.*uses_left",
+            "index": r"order_by|passes_over|stream|trainer|epoch_goes_on|.*uses_left",
+            "memory": r"order_by|passes_over|stream|trainer|epoch_goes_on|.*uses_left",
+            "batches": r"order_by|passes_over|stream|trainer|epoch_goes_on|.*uses_left",
             "stream": r"passes_over|trainer|epoch_goes_on|.*uses_left|stream\.workers\.0\.stream\.at",
         }.items()
     },

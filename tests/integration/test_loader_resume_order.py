@@ -91,7 +91,9 @@ def test_what_a_sampler_of_torchs_chooses_from_is_part_of_its_order():
 
 def test_weights_may_change():
     state = after(1, {"sampler": WeightedRandomSampler(torch.ones(LENGTH), LENGTH)})
-    echo({"sampler": WeightedRandomSampler(torch.rand(LENGTH), LENGTH)}).load_state_dict(state)
+    resumed = echo({"sampler": WeightedRandomSampler(torch.rand(LENGTH), LENGTH)})
+    resumed.load_state_dict(state)
+    assert resumed.delivered_batches == 1
 
 
 @pytest.mark.parametrize("by_batches", [False, True])

@@ -70,6 +70,7 @@ def attach(module: EchoDataModule, *callbacks: Any, status: TrainerStatus = Trai
     """Attaches a Trainer that is in its fit, before its first epoch."""
     state = SimpleNamespace(fn=TrainerFn.FITTING, status=status)
     told = {"state": state, "callbacks": callbacks, "optimizers": [], "reload_dataloaders_every_n_epochs": 0}
+    told["strategy"] = SimpleNamespace(process_dataloader=lambda loader: loader)
     module.trainer = trainer_at(length=math.inf, epochs=(0, 0, 0), **told)
     return module.trainer
 
