@@ -15,6 +15,8 @@ hooks of other callbacks, which may run code on one rank only (`EchoCallback._co
 * in ``on_train_batch_end``: the counts, every ``log_every_n_steps``; steps and decision, when a controller decides in an epoch;
 * in ``on_train_epoch_end``: counts, steps, seconds, caches; with a controller the logged metrics and the decision.
 
+With a cache, a loader itself has one more, at the first batch of an epoch: whether the data has changed. No hook runs there.
+
 Hooks of validation, of saving, of exceptions and of the end of a ``fit`` have none.
 
 ====================== ======================================================================================

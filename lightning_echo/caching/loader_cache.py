@@ -113,9 +113,9 @@ class LoaderCache:
         """
         self._opened = self._opened_for = self._partitioned = None
         if (name := self._config.name) is None:
-            return "the data set has changed: the cache begins anew"
+            return "the data set has changed: the cache is emptied"
         self._config = replace(self._config, name=None)
-        return f"the data set has changed: the cache {name!r} keeps what it was, and this run goes on with a cache of its own"
+        return f"the data set has changed: the cache {name!r} is kept as it was, and this run continues with a cache of its own"
 
     def open(self, part: Part | None = None, *, together: bool = True) -> str:
         """Opens the cache of the node, unless it is open.
@@ -139,7 +139,7 @@ class LoaderCache:
             return ""
         before, lost = self._opened, ""
         if before is not None and not self._fits(before, keys):
-            before, lost = None, "the data set is another one now: the cache begins anew"
+            before, lost = None, "the data set is another one now: the cache is emptied"
         if together and is_distributed():
             identity = Identity(type(self._dataset).__qualname__, keys, self._samples())
             if self._config.partitioned and part is not None:

@@ -331,4 +331,6 @@ def _fields_of(batch: Any) -> list[Any]:
     """Returns the fields of an instance of a dataclass, also of one with slots; of other objects, nothing."""
     if not is_dataclass(batch) or isinstance(batch, type):
         return []
-    return [getattr(batch, each.name) for each in fields(batch) if hasattr(batch, each.name)]
+    held = getattr(batch, "__dict__", {})
+    slots = [each.name for each in fields(batch) if each.name not in held and hasattr(batch, each.name)]
+    return [*held.values(), *(getattr(batch, name) for name in slots)]

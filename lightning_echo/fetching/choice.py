@@ -135,7 +135,7 @@ class _Asked(NamedTuple):
         cuts: Whether the data set is to be split there, if possible.
         first: An index that may be read; None: none is known.
         indices: The indices that may be read; None: all.
-        hold: What a cache shall hold, and its bytes; None: there is no cache.
+        hold: What a cache is asked to hold, and its bytes; None without a cache.
     """
 
     point: InsertionPoint

@@ -433,7 +433,7 @@ class EchoRun:
                 raise EchoStateError(
                     f"the state was saved within a pass, with {other_order}: in another order the rest of that pass would repeat "
                     "examples and leave others out. Resume with the same sampler, or from a state that was saved where a pass "
-                    "had ended, or start anew without the loader's state. Without a DistributedSampler, EchoLoader divides the "
+                    "had ended, or restart without the loader's state. Without a DistributedSampler, EchoLoader divides the "
                     "data itself, and then continues with any number of ranks"
                 )
         elif length not in (state.layout.length, state.new_length) and state.delivered:

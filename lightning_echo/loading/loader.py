@@ -473,7 +473,7 @@ class EchoLoader:
 
         The beginning of an epoch does this by itself if it sees that the data was changed: attributes, members of lists and
         dicts, arrays and tensors of the data set and of all that it holds. Call this after a change that cannot be seen, such as
-        other files under the same paths, or within an epoch. Counts and the place in the pass stay. A cache begins anew. All
+        other files under the same paths, or within an epoch. Counts and the place in the pass stay. A cache is emptied. All
         ranks must call it together.
         """
         self._run.refresh()

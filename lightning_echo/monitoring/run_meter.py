@@ -197,6 +197,8 @@ class RunMeter:
         self._count_delivered(loader)
         for counts in self._all_counts():
             counts.add_up()
+        if loader is None and self.world_size > 1:
+            self.has_unknown_sizes = self.largest(int(self.has_unknown_sizes)) > 0
         return self.totals
 
     def part_metrics(self, loader: Echoed | None, *, passes: bool = False) -> dict[str, float]:

@@ -45,7 +45,7 @@ from lightning_echo.log import LOGGER
 __all__ = ["NotRead", "noting_context", "read_elsewhere"]
 
 _FORKS = sys.platform not in ("win32", "darwin")  # macOS can fork, but its system libraries cannot be used afterwards
-_STILL_SECONDS = 60.0  # a process that uses no processor and reads nothing for so long has stopped for good
+_STILL_SECONDS = 60.0  # a process that uses no processor and reads nothing for so long will not continue
 _LOOK_SECONDS = 1.0  # between two looks at a process that has not answered
 _SAID_AFTER_SECONDS = 30.0
 _ENDS_IN_SECONDS = 5.0  # as torch waits for a worker
@@ -201,7 +201,7 @@ class _Asked:
         self._send(prepared, get_worker_info().dataset)  # type: ignore[union-attr]
 
     def in_child(self, dataset: Any) -> None:
-        """Answers in a forked child that is no worker."""
+        """Answers in a forked child that is not a worker."""
         for number in (signal.SIGTERM, signal.SIGINT):  # the training's own handlers are for the training
             signal.signal(number, signal.SIG_DFL)
         torch.set_num_threads(1)  # as in a worker: the threads that it had are not there
@@ -222,7 +222,7 @@ def _begin() -> None:
         return
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, int(signal.SIGKILL))
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # it was closed meanwhile, may not be opened again, or is no connection
+        with suppress(OSError):  # it was closed, may not be opened again, or is not a connection
             descriptor = int(name)
             kind = os.fstat(descriptor).st_mode
             if stat.S_ISREG(kind):

@@ -183,7 +183,7 @@ def test_a_data_set_that_grows_begins_a_new_cache_and_says_so(workers, caplog):
     with pytest.warns(UserWarning, match="a pass has 32 examples now"), caplog.at_level("INFO", "lightning_echo"):
         grown = epochs(loader, 2)
     assert sorted(index for batch in grown[-1] for index in batch[:, 0].tolist()) == list(range(32))
-    assert "the cache begins anew" in caplog.text
+    assert "the cache is emptied" in caplog.text
     assert loader.cache_counts.examples == 32
     loader.close()
 
@@ -469,7 +469,7 @@ def test_after_a_reload_what_is_held_is_not_read_again_but_for_the_samples_and_t
 def test_after_a_reload_with_another_list_the_cache_begins_anew(names):
     read, said = followed(Files(list(range(LENGTH))), Files(names))
     assert set(names) <= set(read)
-    assert any("the data set is another one now: the cache begins anew" in one for one in said)
+    assert any("the data set is another one now: the cache is emptied" in one for one in said)
 
 
 def test_the_same_data_set_object_with_another_list_is_found_by_the_audit():

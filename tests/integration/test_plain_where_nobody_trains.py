@@ -131,3 +131,45 @@ def test_auto_hears_the_plain_length_from_a_hook_that_asks_for_it() -> None:
     trainer(max_epochs=2, callbacks=[callback]).fit(model, datamodule=Data(length=LENGTH))
     assert lengths == [4, 4]
     assert model.steps == [8, 8]
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_with_several_ranks_an_evaluation_is_refused_with_the_loader_to_pass(stage: str, monkeypatch: Any) -> None:
+    """Lightning divides plain loaders alone: each rank would get all examples, and a prediction would have each of them twice."""
+    monkeypatch.setattr("lightning_echo.loading.loader.world", lambda: (2, 0))
+    monkeypatch.setattr(pl.Trainer, "distributed_sampler_kwargs", {"num_replicas": 2, "rank": 0})
+    with pytest.raises(RuntimeError, match=rf"'{stage}', .*among the 2 ranks: pass the plain loader there \(its \.loader\)"):
+        getattr(trainer(limit_val_batches=1.0), stage)(Looks(), echo_loader())
+
+
+def test_a_second_echo_loader_of_the_model_s_own_is_echoed_in_a_step() -> None:
+    """It is not the loader that the Trainer trains on, so that the step is the loop that it is for."""
+
+    class Draws(Recorder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = echo_loader()
+            self.drawn: set[int] = set()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 0:
+                self.drawn = {int(index) for each in self.own for index in each["index"]}
+            return super().training_step(batch, batch_idx)
+
+    model = Draws()
+    trainer(max_epochs=1, callbacks=[EchoCallback(summary=False)]).fit(model, datamodule=Data(length=LENGTH))
+    assert 0 < len(model.drawn) < LENGTH
+    assert model.own.counts.delivered == LENGTH
+
+
+def test_a_loader_that_is_needed_during_the_sanity_check_is_echoed() -> None:
+    """A model that asks there how long the run will be makes Lightning ask for the training loader."""
+
+    class Asks(Recorder):
+        def on_sanity_check_start(self) -> None:
+            assert self.trainer.estimated_stepping_batches == 8
+
+    model, data = Asks(), EchoDataModule(Data(length=LENGTH), 4, insertion_point="after_augmentation", seed=3)
+    trainer(max_epochs=2, limit_val_batches=1.0, num_sanity_val_steps=1).fit(model, datamodule=data)
+    assert data.loader.counts.delivered == 2 * LENGTH
+    assert data.loader.counts.echoed > LENGTH

@@ -85,7 +85,7 @@ def test_auto_is_a_controller_with_its_defaults() -> None:
 
 
 def test_the_callback_comes_before_all_others_from_setup_on() -> None:
-    """Lightning goes on through the list while setup moves the callback in it: no other may be called twice or not at all."""
+    """Lightning iterates over the list while setup moves the callback in it: no other may be called twice or not at all."""
     called: list[pl.Callback] = []
 
     class Other(pl.Callback):

@@ -61,7 +61,7 @@ def from_json(text: bytes, body: Body) -> Any:
     """Returns the example of a record whose header is this text.
 
     Raises:
-        ValueError: The text is no header.
+        ValueError: The text is not a header.
     """
     make = _remembered_maker if len(text) <= _MOST_REMEMBERED else _maker
     return make(text)(body)
@@ -194,7 +194,7 @@ _READERS: dict[str, Callable[..., Any]] = {
 
 
 def _value(form: list[Any], leaves: _Leaves) -> Any:
-    """Returns the value of a form that is a list. A form that is no list is itself the value."""
+    """Returns the value of a form that is a list. A form that is not a list is the value itself."""
     tag = form[0]
     if tag == "tuple":
         return tuple([_value(part, leaves) if type(part) is list else part for part in form[1:]])

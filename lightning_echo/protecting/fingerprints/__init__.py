@@ -10,7 +10,7 @@ What is compared of an object:
 * functions: defaults and enclosed variables;
 * random generators: the class, and a seed that somebody has chosen. Not the state;
 * open files, connections, locks, loggers, and objects of other libraries that do not consist of attributes: only the class. An
-  object that is opened later (None before) is no difference.
+  object that is opened later (None before) is not a difference.
 
 What is compared of code: the byte code and the constants of the methods and functions that reading can reach, and the values of
 class attributes and module globals that this code names. Of installed packages only the version counts.

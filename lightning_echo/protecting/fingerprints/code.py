@@ -1,6 +1,6 @@
 """The code that makes examples, and the module globals and class attributes that it names, as texts by name.
 
-It begins with the classes and functions that a data set holds, and goes on with what their code names. Of a class counts what
+It begins with the classes and functions that a data set holds, and continues with what their code names. Of a class counts what
 reading can reach: special methods, what a class of an installed package calls (a method that it has, too), and whatever the code
 that is reached names. If that code calls ``getattr``, everything counts.
 """

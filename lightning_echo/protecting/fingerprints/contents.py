@@ -178,7 +178,7 @@ class Memory:
                 return f"{OPENED}{what} on {value.device}, {value.layout}{version}"
             if not value.numel():
                 return what
-            if self._quickly and not value.ndim and value.is_shared():
+            if self._quickly and not value.ndim and value.is_shared():  # type: ignore[no-untyped-call]
                 return f"{what} in shared memory"  # a word that tells running workers something, as a stream's epoch does
             where = ""
             if self._quickly and not value.is_inference():

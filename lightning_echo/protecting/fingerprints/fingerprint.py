@@ -34,7 +34,7 @@ class Fingerprint(NamedTuple):
     def difference(self, other: Fingerprint, ignore: Iterable[str] = ()) -> str:
         """Returns the first difference, as `first_difference` does.
 
-        Of code, only names that both have are compared: a module that is imported later is no difference.
+        Of code, only names that both have are compared: a module that is imported later is not a difference.
         """
         common = {name: text for name, text in self.code.items() if name in other.code}
         common_there = {name: other.code[name] for name in common}
@@ -86,7 +86,7 @@ def glance(parts: Mapping[str, Any], ignore: Iterable[str] = ()) -> dict[str, st
 def first_difference(here: Mapping[str, str], there: Mapping[str, str], ignore: Iterable[str] = ()) -> str:
     """Returns the first difference of two mappings of texts, in words; empty if there is none.
 
-    What is only opened later (a file, a connection) is no difference.
+    What is only opened later (a file, a connection) is not a difference.
 
     Args:
         here: What one process has found.

@@ -30,7 +30,7 @@ from lightning_echo.protecting.objects import is_made_of_attributes
 __all__ = ["Walk", "attributes", "full_name", "members_of_class", "module_of"]
 
 _FEW = 32  # members of a container that get a text each
-_MOST_MEMBERS = 20_000  # members of a container that are looked at, if they are no plain values
+_MOST_MEMBERS = 20_000  # members of a container that are looked at, if they are not plain values
 _MOST_OBJECTS = 1_000_000
 _DEEP = 40
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, types.MappingProxyType)

@@ -95,7 +95,7 @@ def serve_payload(
     parts, options = cloudpickle.loads(payload.loader), payload.options
     if differs := difference_of_code(options["print"], parts):
         raise RuntimeError(
-            f"this process imports modules anew, and then {differs} (the training's, and this one). Set what a module holds "
+            f"this process imports modules again, and then {differs} (the training's, and this one). Set what a module holds "
             "where it is imported, or give it to the data set as an argument. If it decides nothing about examples, name it: "
             'ShareConfig(ignore=("log_dir",))'
         )

@@ -1,5 +1,6 @@
 """Whole batches are kept while uses are left, handed out so that edits do no harm, and read again where they are lost."""
 
+import dataclasses
 import weakref
 from collections import Counter, UserDict
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_echo.fetching.batches import BatchEcho, RequestedReader, count_examples
+from lightning_echo.fetching.batches import BatchEcho, RequestedReader, count_examples, size_of
 from lightning_echo.fetching.requests import BatchedOrder, BatchRequests, Step
 from lightning_echo.planning.each_plan import EachPlan
 from lightning_echo.planning.order import SequentialOrder
@@ -227,3 +228,25 @@ def test_uses_are_spread_over_the_run():
     adjacent = sum(a == b for a, b in pairwise(positions))
     assert adjacent < 100
     assert set(Counter(positions[10:290]).values()) <= {1, 2, 3}
+
+
+@dataclasses.dataclass
+class Extended:
+    """A batch to which other code adds its tensors."""
+
+    name: str
+
+
+def test_attributes_that_are_not_fields_of_a_dataclass_count_too():
+    batch = Extended("scans")
+    batch.x = torch.zeros(5, 3)
+    assert count_examples(batch) == 5
+
+
+def test_a_batch_that_cannot_be_asked_has_no_size_and_counts_as_one_example():
+    class Lazy:
+        @property
+        def batch_size(self):
+            raise OSError
+
+    assert (size_of(Lazy()), count_examples(Lazy())) == (None, 1)

@@ -55,7 +55,7 @@ def test_a_spawned_worker_gets_the_data_set_too(options):
             DataLoader(Prepared(), worker_init_fn=prepare, multiprocessing_context="spawn", **options), first
         )
         assert reader == prepared_by != os.getpid()
-    else:  # what cannot be sent there is not read, and that is no error
+    else:  # what cannot be sent there is not read, and that is not an error
 
         class Local(Prepared):
             pass

@@ -82,7 +82,7 @@ def scaled(factor):
 
 
 def made(source, **names):
-    """The function ``made`` of a source text, as if a module were read anew."""
+    """The function ``made`` of a source text, as if a module were imported again."""
     namespace = {"__name__": "script", "Dataset": Dataset, "functools": functools, "types": types, **names}
     exec(textwrap.dedent(source), namespace)
     return namespace["made"]
