@@ -165,11 +165,15 @@ def test_a_second_echo_loader_of_the_model_s_own_is_echoed_in_a_step() -> None:
 def test_a_loader_that_is_needed_during_the_sanity_check_is_echoed() -> None:
     """A model that asks there how long the run will be makes Lightning ask for the training loader."""
 
+    steps = []
+
     class Asks(Recorder):
-        def on_sanity_check_start(self) -> None:
-            assert self.trainer.estimated_stepping_batches == 8
+        def on_validation_start(self) -> None:
+            if self.trainer.sanity_checking:
+                steps.append(self.trainer.estimated_stepping_batches)
 
     model, data = Asks(), EchoDataModule(Data(length=LENGTH), 4, insertion_point="after_augmentation", seed=3)
     trainer(max_epochs=2, limit_val_batches=1.0, num_sanity_val_steps=1).fit(model, datamodule=data)
+    assert steps == [8]
     assert data.loader.counts.delivered == 2 * LENGTH
     assert data.loader.counts.echoed > LENGTH

@@ -420,3 +420,13 @@ def test_a_large_array_costs_less_than_a_second():
     assert time.process_time() - began < 2.0
     labels[12345] = 1
     assert before.difference(fingerprint({"x": labels}))
+
+
+@pytest.mark.parametrize(("shared", "shape", "is_seen"), [(True, (), False), (False, (), True), (True, (2,), True)])
+def test_one_number_in_shared_memory_is_not_looked_at_between_epochs(shared, shape, is_seen):
+    """It tells running workers something, as the epoch of a Hugging Face stream does: new workers would be started each time."""
+    word = torch.zeros(shape)
+    holder = types.SimpleNamespace(word=word.share_memory_() if shared else word)
+    before = glance({"dataset": holder})
+    word += 1
+    assert (glance({"dataset": holder}) != before) == is_seen
