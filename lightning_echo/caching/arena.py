@@ -20,9 +20,10 @@ import errno
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,19 +35,35 @@ from lightning_echo.caching.arena_file import (
     SPARE,
     WORD_BYTES,
     ArenaCounts,
+    ArenaError,
     aligned,
     formatted,
     have,
     leave,
     new_file,
+    open_of_process,
     open_own,
 )
 from lightning_echo.caching.free_memory import free_memory_bytes
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "ArenaAddress"]
 
 _GROWTH_STEP_BYTES = 64 * 2**20  # free memory is asked for before each of these
 _FULL_ERRORS = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG}
+
+
+class ArenaAddress(NamedTuple):
+    """Where other processes of a machine find an arena.
+
+    Attributes:
+        pid: A process that has it.
+        fd: The descriptor of that process.
+        token: Random bytes in the arena. The process may have ended, and its number may belong to another one.
+    """
+
+    pid: int
+    fd: int
+    token: bytes
 
 
 class Arena:
@@ -308,24 +325,31 @@ class Arena:
     # ------------------------------------------------------------------ other processes
 
     @property
-    def address(self) -> tuple[int, int]:
-        """Process and descriptor. With these, other processes of this user and machine can open it while this process lives."""
-        return os.getpid(), self._file.fd
+    def address(self) -> ArenaAddress:
+        """Where other processes of this user and machine find it while this process lives."""
+        return ArenaAddress(os.getpid(), self._file.fd, self._file.token)
 
     @classmethod
-    def attach(cls, address: tuple[int, int], *, reserve_bytes: int = 0) -> Arena:
+    def attach(cls, address: ArenaAddress, *, reserve_bytes: int = 0) -> Arena:
         """Opens the arena that another process has, in memory or in a file.
 
         Raises:
             OSError: The process is not there, or not to be seen from here (another container).
-            ArenaError: What is there is no arena.
+            ArenaError: What is there is not this arena: another process has the number now.
         """
-        pid, fd = address
-        return cls(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), reserve_bytes=reserve_bytes)
+        arena = cls(open_of_process(address.pid, address.fd), reserve_bytes=reserve_bytes)
+        if arena._file.token != address.token:
+            raise ArenaError(f"process {address.pid} has another cache there")
+        return arena
 
     def __reduce__(self) -> tuple[Callable[..., Arena], tuple[Any, ...]]:
-        """Sends a worker process the way to attach, and not the records."""
-        return _received, (reduction.DupFd(self._file.fd), self._reserve)
+        """Returns the way to attach, and not the records. A process that is being started inherits the descriptor.
+
+        Any other pickle may be read by several processes, or by none, so it must keep nothing open.
+        """
+        if get_spawning_popen() is not None:
+            return _inherited, (DupFd(self._file.fd), self._reserve)
+        return _attached, (self.address, self._reserve, self.keys)
 
     def __copy__(self) -> Arena:
         return self
@@ -334,5 +358,16 @@ class Arena:
         return self
 
 
-def _received(sent: Any, reserve_bytes: int) -> Arena:
+def _inherited(sent: Any, reserve_bytes: int) -> Arena:
     return Arena(sent.detach(), reserve_bytes=reserve_bytes)
+
+
+def _attached(address: ArenaAddress, reserve_bytes: int, keys: int) -> Arena:
+    """Returns the arena of a pickle. If that cannot be reached any more, it is one that holds nothing, so that all is read."""
+    try:
+        return Arena.attach(address, reserve_bytes=reserve_bytes)
+    except (OSError, ArenaError) as error:
+        arena = Arena.create(keys, 0)
+        arena.freeze()
+        arena.shortage = f"process {address.pid}, which has its examples, is gone or cannot be reached from here ({error})"
+        return arena

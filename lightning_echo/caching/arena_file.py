@@ -54,6 +54,7 @@ __all__ = [
     "leave",
     "lock_alone",
     "new_file",
+    "open_of_process",
     "open_own",
     "write",
 ]
@@ -62,6 +63,7 @@ T = TypeVar("T")
 
 _MAGIC = b"lightecho2"
 _HEADER = struct.Struct("<10s?5xQQ")  # magic, whether it is on a disk, number of keys, bytes that records may take
+_TOKEN_AT, _TOKEN_BYTES = 32, 16  # random bytes, which no other arena has
 _COUNTS = struct.Struct("<QQQ")  # bytes taken, records, whether it is frozen
 _COUNTS_AT = 64
 _LOOKUPS = struct.Struct("<QQ")  # hits, misses
@@ -124,6 +126,7 @@ class ArenaFile:
         keys: Number of keys.
         budget: Bytes that the records may take.
         note: What was noted when the file was made.
+        token: Random bytes, which no other arena has.
         words: The index: a word by key.
         start: Where the records begin.
         end: Where the records end if all of the budget is taken.
@@ -139,9 +142,10 @@ class ArenaFile:
         header = os.pread(fd, _HEADER_BYTES, 0).ljust(_HEADER_BYTES, b"\0")
         magic, on_disk, self.keys, self.budget = _HEADER.unpack_from(header)
         if magic != _MAGIC:
-            raise ArenaError("this file is no cache of lightning_echo, or one of another version: give another path or name")
+            raise ArenaError(_no_arena())
         length, checksum = _NOTE.unpack_from(header, _NOTE_AT)
         self.note = header[_NOTE_AT + _NOTE.size :][:length]
+        self.token = header[_TOKEN_AT:][:_TOKEN_BYTES]
         if checksum != zlib.crc32(self.note, zlib.crc32(header[: _HEADER.size])):
             raise ArenaError(_damaged("its header is not what was written"))
         self.fd, self.in_memory = fd, not on_disk
@@ -359,6 +363,7 @@ def formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: byt
         start = _start_of_records(keys)
         os.ftruncate(fd, start + budget_bytes)
         os.posix_fallocate(fd, 0, start)  # mapped bytes must have space: without it, reading them could kill the process
+        write(fd, [os.urandom(_TOKEN_BYTES)], _TOKEN_AT)
         write(fd, [_COUNTS.pack(0, 0, False)], _COUNTS_AT)
         write(fd, [_NOTE.pack(len(note), zlib.crc32(note, zlib.crc32(header))), note], _NOTE_AT)
         write(fd, [header], 0)
@@ -388,6 +393,23 @@ def open_own(path: str) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def open_of_process(pid: int, number: int) -> int:
+    """Opens a file that another process has open, and returns its descriptor.
+
+    Args:
+        pid: The process.
+        number: Its descriptor of the file.
+
+    Raises:
+        OSError: The process or its descriptor is not there, or cannot be seen from here.
+        ArenaError: The descriptor is one of something else, such as a device, which must not be opened.
+    """
+    path = f"/proc/{pid}/fd/{number}"
+    if not S_ISREG(os.stat(path).st_mode):
+        raise ArenaError(_no_arena())
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
 def lock_alone(fd: int) -> bool:
@@ -432,6 +454,10 @@ def look_over(file: ArenaFile) -> None:
         raise ArenaError(_damaged("a record is where there should be none"))  # the next one would be written over it
     has_room = file.budget - taken > SPARE * file.budget
     write(file.fd, [_COUNTS.pack(taken, records, frozen and not has_room)], _COUNTS_AT)
+
+
+def _no_arena() -> str:
+    return "this file is no cache of lightning_echo, or one of another version: give another path or name"
 
 
 def _damaged(what: str) -> str:

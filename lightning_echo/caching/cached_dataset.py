@@ -5,9 +5,10 @@ none. The stages after the cut draw the same numbers after a lookup as after a r
 moves the global random states. So they are put back before the example is finished.
 
 The constructor opens the cache in the process that calls it. The processes that get the data set from this one have the same
-cache: workers, forked or spawned, and ranks that are started with it. The ranks do not agree on anything, because one rank may
-make a data set that the others do not make. So if each rank makes its own `CachedDataset`, each has its own cache. If the cache
-has a name, these ranks use its file together.
+cache: workers, forked or spawned, ranks that are started with it, and tasks of a process pool. If it is pickled (in a checkpoint)
+and loaded after that process has ended, its examples are read, and nothing is kept. The ranks do not agree on anything, because
+one rank may make a data set that the others do not make. So if each rank makes its own `CachedDataset`, each has its own cache.
+If the cache has a name, these ranks use its file together.
 """
 
 from __future__ import annotations

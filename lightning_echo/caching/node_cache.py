@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from lightning_echo.caching.arena import Arena
-from lightning_echo.caching.arena_file import held_in_memory
+from lightning_echo.caching.arena import Arena, ArenaAddress
+from lightning_echo.caching.arena_file import ArenaError, held_in_memory
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.example_store import ExampleStore
 from lightning_echo.caching.free_memory import free_memory_bytes
@@ -105,8 +105,8 @@ class Address(NamedTuple):
     """
 
     hold: str
-    arena: tuple[int, int]
-    tally: tuple[int, int]
+    arena: ArenaAddress
+    tally: ArenaAddress
     name: str | None = None
 
 
@@ -223,6 +223,7 @@ class NodeCache:
 
         Raises:
             OSError: That process is not there, or cannot be seen from here (another container).
+            ArenaError: Another process has its number here (another container).
         """
         hold, arena, tally, name = address
         return cls(Arena.attach(arena, reserve_bytes=_reserve()), Arena.attach(tally), hold, name)
@@ -381,7 +382,7 @@ def _attached(address: Address | None, make: Callable[[], NodeCache]) -> tuple[N
     assert address is not None  # its rank has not failed
     try:
         return NodeCache.attach(address), ""
-    except OSError as error:
+    except (OSError, ArenaError) as error:
         return make(), f"it cannot reach that of its node ({error})"
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from lightning_echo.caching import arena as arena_module
 from lightning_echo.caching import arena_file
-from lightning_echo.caching.arena import Arena
+from lightning_echo.caching.arena import Arena, ArenaAddress
 from lightning_echo.caching.arena_file import ArenaError
 
 MIB = 2**20
@@ -221,18 +221,19 @@ class TestSeveralProcesses:
     def test_a_process_of_the_same_user_finds_it_by_its_address(self):
         arena = Arena.create(10, MIB)
         program = (
-            "from lightning_echo.caching.arena import Arena\n"
+            "from lightning_echo.caching.arena import Arena, ArenaAddress\n"
             f"arena = Arena.attach({arena.address!r})\n"
             "assert arena.put(5, [b'from outside'])\n"
         )
         subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env={**os.environ})
         assert bytes(arena.get(5)) == b"from outside"
 
-    def test_an_address_of_nothing(self):
+    def test_an_address_of_nothing(self, tmp_path):
         with pytest.raises(OSError, match="No such file"):
-            Arena.attach((os.getpid(), 10**6))
-        with open(os.devnull) as other, pytest.raises(ArenaError, match="no cache of lightning_echo"):
-            Arena.attach((os.getpid(), other.fileno()))
+            Arena.attach(ArenaAddress(os.getpid(), 10**6, b""))
+        for path in (os.devnull, tmp_path / "other"):
+            with open(path, "w") as other, pytest.raises(ArenaError, match="no cache of lightning_echo"):
+                Arena.attach(ArenaAddress(os.getpid(), other.fileno(), b""))
 
     def test_the_last_one_that_goes_takes_the_memory_along(self):
         arena = Arena.create(10, MIB)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from lightning_echo.caching import arena, node_cache
+from lightning_echo.caching.arena import ArenaAddress
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.kept import Contents
 from lightning_echo.caching.node_cache import CacheCounts, NodeCache
@@ -107,9 +108,9 @@ def test_a_process_that_is_gone_cannot_be_attached_to():
         "from lightning_echo.caching.cache_config import CacheConfig\n"
         "from lightning_echo.caching.node_cache import NodeCache\n"
         "address = NodeCache.make(CacheConfig('1MiB'), 'raw', 10).address\n"
-        "print(*address.arena)"
+        "print(address.arena.pid, address.arena.fd)"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60).stdout
-    arena = tuple(map(int, told.split()[-2:]))
+    arena = ArenaAddress(*map(int, told.split()[-2:]), b"")
     with pytest.raises(FileNotFoundError):
         NodeCache.attach(node_cache.Address("raw", arena, arena))
