@@ -32,7 +32,8 @@ from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.prove import check_deterministic, prove_single_loads
-from lightning_echo.splitting.splits import Split, find_split, make_decoding, make_stages, prove_decoding
+from lightning_echo.splitting.sizes import size_of_examples
+from lightning_echo.splitting.splits import Split, find_split, make_decoding, make_stages, prove_decoding, weighed
 from lightning_echo.splitting.stages import Stages, uncut_stages
 
 __all__ = ["AUTO", "LOADED", "RAW", "WHOLE", "Hold", "find_holds", "holds_found", "holds_of", "measured", "quickest", "read_held"]
@@ -57,7 +58,7 @@ class Hold:
         name: ``"raw"``, ``"loaded"`` or ``"whole"``.
         make: A function that gets a data set and the stages of the insertion point, and returns the `Held`. It is sent to the
             workers.
-        example_bytes: Bytes that one example takes in the cache, estimated from a few examples.
+        example_bytes: Bytes that one example takes in the cache: the mean of a few examples that are spread over the data.
         what: What is held, for people.
         is_of_point: Whether the insertion point reuses exactly what is held.
         seconds: Seconds to read one example up to what is held; 0 if that was not measured (see `measured`).
@@ -151,11 +152,12 @@ def holds_found(found: list[Hold] | ValueError | NotRead) -> list[Hold]:
 
 def _whole(dataset: Any, indices: Sequence[Any]) -> Hold:
     try:
-        size = check_deterministic(dataset, [indices[0], indices[-1]])
+        of_two = check_deterministic(dataset, [indices[0], indices[-1]])
         prove_single_loads(dataset, uncut_stages, [indices[0], indices[-1]])
     except SplitRefused as refused:
         raise WholeRefused(refused.reason) from refused
-    return Hold(WHOLE, _make_whole, size + _RECORD_BYTES, "what __getitem__ returns", is_of_point=True)
+    size = size_of_examples(dataset, uncut_stages, indices) or of_two
+    return Hold(WHOLE, _make_whole, size.packed + _RECORD_BYTES, "what __getitem__ returns", is_of_point=True)
 
 
 def _make_whole(dataset: Any, stages: Stages) -> Held:
@@ -165,7 +167,9 @@ def _make_whole(dataset: Any, stages: Stages) -> Held:
 def _split_hold(dataset: Any, indices: Sequence[Any] | None, split: Split | None, kind: str, *, is_asked: bool) -> Hold:
     ends = range(len(dataset)) if indices is None else indices
     is_of_point = split is not None and split.raw == (kind == RAW)
-    found = split if is_of_point and split is not None else find_split(dataset, indices, raw=kind == RAW)
+    found = split
+    if found is None or not is_of_point:
+        found = weighed(dataset, find_split(dataset, indices, raw=kind == RAW), indices)
     prove_single_loads(dataset, partial(_stages_of, split=found), [ends[0], ends[-1]])
     if is_of_point:
         return Hold(kind, _make_of_point, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), is_of_point=True)

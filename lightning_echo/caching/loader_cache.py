@@ -44,6 +44,8 @@ from lightning_echo.splitting.stages import Stages
 __all__ = ["LoaderCache"]
 
 _MOST_SEARCHED = 100_000  # keys: so many are searched for examples that are held
+_WEIGHED = 8  # examples that were read before the start to estimate how much room one takes
+_FAR_MORE = 1.5  # times what was estimated, so that it is said
 _NOT_PARTITIONED = "cache.partitioned=True changes nothing here, since {}: each node has a cache of its own"
 
 
@@ -316,8 +318,29 @@ class LoaderCache:
         if self._opened is None or self._config.path is not None or not self._hold.is_of_point:
             return None
         counts = self._opened.counts
-        held = counts.examples if counts.is_full else counts.size // self._hold.example_bytes
+        held = counts.examples if counts.is_full else counts.size // self._example_bytes
         return max(self._opened.keys - held, 0)
+
+    @property
+    def _example_bytes(self) -> int:
+        """Bytes that an example takes: as those that it holds do, if these are more than those of the estimate."""
+        assert self._opened is not None
+        counts = self._opened.counts
+        return counts.bytes // counts.examples if counts.examples > _WEIGHED else self._hold.example_bytes
+
+    @property
+    def more_bytes(self) -> int:
+        """Mean bytes of the examples that it holds, if this is far more than was estimated before the start; otherwise 0."""
+        if self._opened is None or self._example_bytes < _FAR_MORE * self._hold.example_bytes:
+            return 0
+        return self._example_bytes
+
+    def correction(self) -> str:
+        """Returns one line for people if examples take far more than was estimated before the start; otherwise empty."""
+        if not (more := self.more_bytes):
+            return ""
+        estimated = bytes_in_words(self._hold.example_bytes)
+        return f"an example takes more than was estimated: {bytes_in_words(more)}, not {estimated}; {self._what_it_holds()}"
 
     def add_lookups(self, hits: int, misses: int, received: int = 0, waited_seconds: float = 0.0) -> None:
         """Counts fresh examples that were delivered.
@@ -337,11 +360,16 @@ class LoaderCache:
         """Returns one line about the cache, for people; empty if it was said already."""
         if self._has_said or self._opened is None:
             return ""
-        self._has_said = True
+        self._has_said, hold = True, self._hold
+        each = bytes_in_words(self._example_bytes)
+        return f"cache: holds [{hold.what}] ({hold.name}), {each} per example; {self._what_it_holds()}"
+
+    def _what_it_holds(self) -> str:
+        assert self._opened is not None
         # Two indices may lead to the same example, and there may be examples to which no index leads.
-        hold, counts, length = self._hold, self._opened.counts, min(self._opened.keys, len(self._indices))
+        counts, length = self._opened.counts, min(self._opened.keys, len(self._indices))
         nodes, size = (1, counts.size) if self._partitioned is None else (self._partitioned.nodes, self._partitioned.size)
-        share = min(size // hold.example_bytes / max(length, 1), 1.0)
+        share = min(size // self._example_bytes / max(length, 1), 1.0)
         saves = "nothing is read from the second pass on"
         if share < 1:
             saves = f"from the second pass on {1 - share:.0%} are read, which makes reading {1 / (1 - share):.2g} times faster"
@@ -350,10 +378,7 @@ class LoaderCache:
             where += f" on {nodes} nodes"
         if self._config.name is not None:
             where = f" in {file_of(self._config)}, where {counts.examples:,} are already,"
-        return (
-            f"cache: holds [{hold.what}] ({hold.name}), {bytes_in_words(hold.example_bytes)} per example; "
-            f"{bytes_in_words(size)}{where} hold {share:.0%} of {length:,} examples: {saves}"
-        )
+        return f"{bytes_in_words(size)}{where} hold {share:.0%} of {length:,} examples: {saves}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for another process. That process opens a cache of its own."""

@@ -30,6 +30,7 @@ from lightning_echo.caching.example_store import ExampleStore
 from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.caching.kept import Contents, file_of, open_kept
 from lightning_echo.protecting.memory import bytes_in_words
+from lightning_echo.splitting.sizes import sample_places
 
 __all__ = [
     "Address",
@@ -49,7 +50,6 @@ Value = TypeVar("Value")
 
 _LARGEST_RESERVE_BYTES = 2**31
 _RESERVED_SHARE = 0.2  # of the memory that is free when the cache is made
-_SAMPLES = 8
 _NODE_NUMBERS = ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -319,18 +319,6 @@ def nodes_of(places: Sequence[Place]) -> list[int]:
         met[place.machine, local] = earlier + 1
         result.append(nodes.setdefault((place.machine, earlier), len(nodes)))
     return result
-
-
-def sample_places(count: int) -> list[int]:
-    """Returns the places of up to eight samples among ``count`` examples, from the first to the last one.
-
-    Example:
-        >>> sample_places(15), sample_places(3)
-        ([0, 2, 4, 6, 8, 10, 12, 14], [0, 1, 2])
-    """
-    if count <= _SAMPLES:
-        return list(range(count))
-    return [place * (count - 1) // (_SAMPLES - 1) for place in range(_SAMPLES)]
 
 
 class _Opened(NamedTuple):

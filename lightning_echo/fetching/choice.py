@@ -18,7 +18,8 @@ from lightning_echo.protecting.memory import nbytes
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.prove import ignores_index, read_plainly
-from lightning_echo.splitting.splits import Split, find_split, make_stages
+from lightning_echo.splitting.sizes import size_of_examples
+from lightning_echo.splitting.splits import Split, find_split, make_stages, weighed
 from lightning_echo.splitting.stages import Stages, uncut_stages
 
 __all__ = ["Choice", "choose", "reads_whole_batches"]
@@ -150,7 +151,7 @@ class _Found(NamedTuple):
 
     Attributes:
         split: Where the data set can be split, or why not; None: that was not asked, and the data set is not split.
-        example_bytes: Memory of one example of a data set that is not split, in bytes; 0 if none was read.
+        example_bytes: Memory of the largest example that was read, of a data set that is not split, in bytes; 0 if none was read.
         ignores_index: Whether such a data set returns what comes next, whatever its index.
         holds: What a cache can hold, or why nothing; empty if that was not asked.
     """
@@ -174,7 +175,7 @@ def _look_once(dataset: Any, asked: _Asked) -> _Found:
     split: Split | SplitRefused | None = None
     if asked.cuts:
         try:
-            split = find_split(dataset, indices, raw=asked.point is earliest(Needs.raw_items))
+            split = weighed(dataset, find_split(dataset, indices, raw=asked.point is earliest(Needs.raw_items)), indices)
         except SplitRefused as refused:
             split = refused
             if is_asked:
@@ -185,6 +186,8 @@ def _look_once(dataset: Any, asked: _Asked) -> _Found:
         other = asked.first + 1 if indices is None else indices[-1]  # not by the length: a data set need not have one
         if other != asked.first and example_bytes <= _MOST_COMPARED_BYTES:
             ignores = ignores_index(dataset, asked.first, other)
+            spread = size_of_examples(dataset, uncut_stages, indices)
+            example_bytes = max(example_bytes, 0 if spread is None else spread.largest)
     holds: list[Hold] | ValueError = []
     if asked.hold is not None:
         found = split if isinstance(split, Split) else None

@@ -211,6 +211,7 @@ class EchoRun:
 
     def _follow_changes(self) -> None:
         """Ends the workers, and forgets what is no longer true, if the data was changed since they were started."""
+        self._says.once(self._setting.correction(self.factor.value))
         self.notice_changes()
         changed, self._changed = self._changed, Changed()
         if (cache := self._setting.cache) is not None and any(gathered(bool(changed.examples))):  # the ranks open it together

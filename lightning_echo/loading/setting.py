@@ -189,7 +189,10 @@ class Setting:
         choice, what = self.choice, "batches" if self.by_batches else "examples"
         cached = None if self.cache is None or self.by_batches else self.cache.not_held
         held = self.buffer_size if cached is None else min(cached, self.buffer_size)
-        memory = f", {choice.item_bytes * held / 2**20:.3g} MiB" if choice.item_bytes else ""
+        item_bytes = choice.item_bytes
+        if self.cache is not None and cached is not None:  # a live example is what the cache holds
+            item_bytes = max(item_bytes, self.cache.more_bytes)
+        memory = f", {item_bytes * held / 2**20:.3g} MiB" if item_bytes else ""
         if memory and held < self.buffer_size:
             memory += " beside the cache"
         rule = ", echoes from all of them" if self.reuse is Reuse.memory else ""
@@ -199,6 +202,11 @@ class Setting:
             f"{choice.point}, factor {factor:g}: reuse [{', '.join(choice.reused)}], redo [{', '.join(choice.redone)}]; "
             f"{self.buffer_size:,} live {what}{memory}{rule}; {self.source.num_workers} workers"
         )
+
+    def correction(self, factor: float) -> str:
+        """Returns one line for people if the data that was read so far shows that an estimate was wrong; otherwise empty."""
+        line = "" if self.cache is None else self.cache.correction()
+        return line and f"{line}; {self.describe(factor)}"
 
     def remark(self) -> str:
         """Returns what else the user should know. It is appended to `describe` once."""

@@ -23,13 +23,13 @@ from torch.utils.data import get_worker_info
 from lightning_echo.protecting.copies import throw_away_copy
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.generators import places_of_generators
-from lightning_echo.protecting.memory import nbytes
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.randomness import RandomStates, preserved_random_states, random_states, seed_all
 from lightning_echo.protecting.seeding import seeders
 from lightning_echo.splitting.cut import SplitRefused, leaves
 from lightning_echo.splitting.decoding import decoded
 from lightning_echo.splitting.describe import Description, Role, data_sets_inside, pass_on
+from lightning_echo.splitting.sizes import ExampleSize, size_of
 from lightning_echo.splitting.staged import AugmentedDataset, read_batch
 from lightning_echo.splitting.stages import Stages
 
@@ -159,7 +159,7 @@ def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
 # --- the proof -----------------------------------------------------------------------------------------------------
 
 
-def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, again: bool = True) -> tuple[int, int]:
+def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, again: bool = True) -> ExampleSize:
     """Checks that stages return what the data set returns by itself.
 
     Args:
@@ -170,7 +170,7 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
             example is read for the first time (MONAI's ``PersistentDataset``, which later finds the example on disk).
 
     Returns:
-        The bytes of the largest reused example, live and packed (see `nbytes`).
+        What the reused examples weigh.
 
     Raises:
         SplitRefused: The stages return something else, or one cannot run without the other.
@@ -182,11 +182,11 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
             decoded(example)  # which closes its file
         with _other_seeds():  # once more from the same copy, which may have made a generator by now
             loaded = _load(stages, plain.indices, throw_away)
-        example_bytes = max(map(nbytes, loaded)), max(nbytes(example, is_packed=True) for example in loaded)
+        size = size_of(*loaded)
         augmented = _augment(stages, plain.indices, loaded)
         where = _where_different(plain, augmented) or _who_drew(plain.states)
     if where is None:
-        return example_bytes
+        return size
     second = read_plainly(dataset, plain.indices)
     where_again = difference(plain.examples, second.examples)
     if where_again is None:
@@ -249,7 +249,7 @@ def prove_single_loads(dataset: Any, make: Callable[[Any], Stages], indices: Seq
                 )
 
 
-def check_deterministic(dataset: Any, indices: Sequence[Any]) -> int:
+def check_deterministic(dataset: Any, indices: Sequence[Any]) -> ExampleSize:
     """Checks that a data set returns the same example each time, whatever the random states are.
 
     Args:
@@ -257,7 +257,7 @@ def check_deterministic(dataset: Any, indices: Sequence[Any]) -> int:
         indices: The indices to read.
 
     Returns:
-        The bytes of the largest example, packed (see `nbytes`).
+        What the examples weigh.
 
     Raises:
         SplitRefused: It does not return the same example each time.
@@ -279,7 +279,7 @@ def check_deterministic(dataset: Any, indices: Sequence[Any]) -> int:
             raise SplitRefused(f"{_named([index])} is another example when it is read again ({where})")
     if has_drawn:
         raise SplitRefused(f"reading {_named(indices)} draws random numbers from a generator that the data set holds")
-    return max(nbytes(example, is_packed=True) for example in reads[0])
+    return size_of(*reads[0])
 
 
 def _load(stages: Stages, indices: list[Any], dataset: Any) -> list[Any]:

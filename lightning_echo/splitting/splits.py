@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,10 @@ from lightning_echo.splitting.cut import Cut, ReadRefused, SplitRefused, candida
 from lightning_echo.splitting.describe import Convention, describe
 from lightning_echo.splitting.make import make
 from lightning_echo.splitting.prove import indices_to_read, prove, prove_equal_loads, read_plainly
+from lightning_echo.splitting.sizes import ExampleSize, size_of_examples, sizes_joined
 from lightning_echo.splitting.stages import Stages
 
-__all__ = ["Split", "find_split", "make_decoding", "make_stages", "prove_decoding"]
+__all__ = ["Split", "find_split", "make_decoding", "make_stages", "prove_decoding", "weighed"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Split:
         example_bytes: Estimated memory of one reused example (or raw item), in bytes: the largest of those that were read.
         conventions: The conventions of the leaves, in the order in which they are met.
         raw: Whether the data set is split after reading. If not, it is split before its augmentation.
-        packed_bytes: The same as ``example_bytes``, packed (see `nbytes`).
+        packed_bytes: What one takes in a cache, in bytes: their mean, packed (see `nbytes`).
     """
 
     reused: tuple[str, ...]
@@ -143,8 +144,22 @@ def find_split(dataset: Any, indices: Sequence[Any] | None = None, *, raw: bool 
         if not sizes:
             raise SplitRefused("it holds no example to prove a split on")
         stages = make(cut(description, tuple(chosen.values()), raw=raw), dataset)
-        live_bytes, packed_bytes = map(max, zip(*sizes, strict=True))
-        return Split(stages.reused, stages.redone, live_bytes, tuple(chosen.values()), raw, packed_bytes)
+        size = sizes_joined(sizes)
+        return Split(stages.reused, stages.redone, size.largest, tuple(chosen.values()), raw, size.packed)
+
+
+def weighed(dataset: Any, split: Split, indices: Sequence[Any] | None = None) -> Split:
+    """Returns the same split with the sizes of examples that are spread over the data. A proof knows only the first and the last.
+
+    Args:
+        dataset: The data set that was split.
+        split: Where it was split.
+        indices: The indices that can be read; None: all.
+    """
+    size = size_of_examples(dataset, partial(make_stages, conventions=split.conventions, raw=split.raw), indices)
+    if size is None:
+        return split
+    return replace(split, example_bytes=max(split.example_bytes, size.largest), packed_bytes=size.packed)
 
 
 @contextmanager
@@ -160,7 +175,7 @@ def _refused(raw: bool) -> Iterator[None]:
 
 def _first_proved(
     dataset: Any, tries: Iterator[tuple[Convention, Cut]], indices: Sequence[Any]
-) -> tuple[Convention, tuple[int, int]]:
+) -> tuple[Convention, ExampleSize]:
     """Returns the first convention whose cut proves right, and what `prove` returns."""
     plain = read_plainly(dataset, list(dict.fromkeys(indices)))
     refusals: dict[Convention, SplitRefused] = {}

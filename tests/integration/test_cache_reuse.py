@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -168,3 +170,42 @@ def test_the_line_about_a_loader_says_what_is_live_beside_the_cache(monkeypatch:
     left = 2000 - int(1.5 * 2**20) // (1024 + 128)  # a record has 128 bytes more
     assert said("1.5MiB", 1992).startswith(f"{left / 1024:.3g} MiB beside the cache, echoes")
     assert said("1.5MiB", 40).startswith("0.0391 MiB, echoes")
+
+
+class Unlike(Dataset[torch.Tensor]):
+    """Some of its examples have 64 KiB, the others 64 bytes."""
+
+    def __init__(self, large: Callable[[int], bool]) -> None:
+        self.large = large
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(2**16 if self.large(index) else 64, dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return 400
+
+
+@pytest.mark.parametrize("size", [None, "2MiB"], ids=["without a cache", "beside a cache"])
+def test_memory_is_not_that_of_the_first_and_the_last_example(size: str | None) -> None:
+    cache = None if size is None else {"size": size, "hold": "whole"}
+    plain = DataLoader(Unlike(lambda index: 0 < index < 399), 8, shuffle=True, collate_fn=len)
+    loader = EchoLoader(plain, 2, insertion_point="after_augmentation", seed=1, cache=cache, buffer_size=64)
+    assert len(list(loader)) == 50
+    assert " 64 live examples, 4 MiB, echoes" in repr(loader)
+
+
+def test_what_is_read_corrects_an_estimate_and_this_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lightning_echo")
+    plain = DataLoader(Unlike(lambda index: index % 57 != 0 and index != 399), 8, shuffle=True, collate_fn=len)
+    options: dict[str, Any] = {"insertion_point": "after_augmentation", "reuse": "memory", "buffer_size": 196, "seed": 1}
+    loader = EchoLoader(plain, 2, cache={"size": "16MiB", "hold": "whole"}, **options)
+    for _ in range(3):
+        assert len(list(loader)) == 50
+    assert loader.cache_counts is not None
+    held = loader.cache_counts.examples
+    said = [message for message in caplog.messages if "more than was estimated" in message]
+    assert len(said) == 1
+    for line in (said[0], repr(loader)):
+        mebibytes = float(re.search(r"196 live examples, ([\d.]+) MiB beside the cache", line)[1])  # type: ignore[index]
+        assert mebibytes == pytest.approx(min(400 - held, 196) / 16, rel=0.1)
+    assert "an example takes more than was estimated: 6" in said[0]

@@ -139,9 +139,9 @@ class Pictures(StagedDataset):
 def test_the_bytes_of_a_hold_are_about_those_that_the_arena_takes(dataset):
     hold = holds_of(dataset, None, None, "auto")[0]
     arena = Arena.create(len(dataset), 2**22)
-    largest = len(dataset) - 1
-    assert ExampleStore(arena).put(largest, hold.make(dataset, uncut_stages(dataset)).stages.load(largest))
-    assert arena.counts.bytes == pytest.approx(hold.example_bytes, rel=0.01, abs=128)
+    store, load = ExampleStore(arena), hold.make(dataset, uncut_stages(dataset)).stages.load
+    assert all(store.put(index, load(index)) for index in range(len(dataset)))
+    assert arena.counts.bytes / len(dataset) == pytest.approx(hold.example_bytes, rel=0.01, abs=128)
 
 
 class TestQuickest:
