@@ -61,6 +61,7 @@ class Hold:
         example_bytes: Bytes that one example takes in the cache: the mean of a few examples that are spread over the data.
         what: What is held, for people.
         is_of_point: Whether the insertion point reuses exactly what is held.
+        split: Where the data set is cut; None: whole examples are held.
         seconds: Seconds to read one example up to what is held; 0 if that was not measured (see `measured`).
     """
 
@@ -69,6 +70,7 @@ class Hold:
     example_bytes: int
     what: str
     is_of_point: bool
+    split: Split | None = None
     seconds: float = 0.0
 
 
@@ -172,14 +174,14 @@ def _split_hold(dataset: Any, indices: Sequence[Any] | None, split: Split | None
         found = weighed(dataset, find_split(dataset, indices, raw=kind == RAW), indices)
     prove_single_loads(dataset, partial(_stages_of, split=found), [ends[0], ends[-1]])
     if is_of_point:
-        return Hold(kind, _make_of_point, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), is_of_point=True)
+        return Hold(kind, _make_of_point, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), True, found)
     refusal = (ReadRefused if kind == RAW else SplitRefused) if is_asked else None
     if split is None:
         make = partial(_make_before, split=found, refusal=refusal)
     else:
         prove_decoding(dataset, found, split, indices)
         make = partial(_make_raw_before_load, raw=found, loaded=split, refusal=refusal)
-    return Hold(kind, make, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), is_of_point=False)
+    return Hold(kind, make, found.packed_bytes + _RECORD_BYTES, ", ".join(found.reused), False, found)
 
 
 def _stages_of(dataset: Any, split: Split) -> Stages:

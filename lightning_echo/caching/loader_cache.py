@@ -3,12 +3,14 @@
 Workers start and end, and a reload makes new loaders, but the examples stay. When the loader starts its workers:
 
 1. The ranks of a node find out whether they have the same data set, and open one cache together (``node_cache.py``).
-2. After a reload, the old cache is used on if the new data set has the examples that it holds. Up to eight of them are compared.
+2. After a reload, the old cache is used on if the new data set has the examples that it holds. What they are made from is
+   compared (``records/made_from.py``), and up to eight of them.
 3. The workers get what they need for their reads (`Caching`).
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +27,7 @@ from lightning_echo.caching.node_cache import (
     CacheCounts,
     Identity,
     NodeCache,
+    difference_from_rank_0,
     gathered,
     is_distributed,
     nodes_of,
@@ -34,9 +37,13 @@ from lightning_echo.caching.node_cache import (
 )
 from lightning_echo.caching.nodes.joining import Part, Partitioned, Rounds, join
 from lightning_echo.caching.record import digest_of
+from lightning_echo.caching.records.made_from import MadeFrom, made_from
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
+from lightning_echo.protecting.fingerprints.changes import Changes
+from lightning_echo.protecting.fingerprints.fingerprint import Fingerprint
 from lightning_echo.protecting.memory import bytes_in_words
+from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.fallback import WHOLE
 from lightning_echo.splitting.splits import Split
 from lightning_echo.splitting.stages import Stages
@@ -92,7 +99,9 @@ class LoaderCache:
             )
         self._holds = {hold.name: hold for hold in holds}
         self._opened: NodeCache | None = None
-        self._opened_for: Any = None  # the data set
+        self._readers: tuple[Any, ...] = ()  # the data sets whose examples it holds
+        self._fingerprint = Fingerprint({}, {})  # of what its records are made from
+        self._changes = Changes(dict)
         self._partitioned: Partitioned | None = None
         self._message = ""  # about the file that was opened
         self._has_said = False
@@ -105,19 +114,52 @@ class LoaderCache:
 
     def follow(self, before: LoaderCache) -> None:
         """Takes the place of another loader's cache. What that cache holds stays, if it fits."""
-        self._opened, self._opened_for, self._partitioned = before._opened, before._opened_for, before._partitioned
+        self._opened, self._partitioned = before._opened, before._partitioned
+        self._readers, self._fingerprint, self._changes = before._readers, before._fingerprint, before._changes
+        self._changes.watch(self._watched)
 
-    def forget(self) -> str:
+    def forget(self, change: str = "") -> str:
         """Forgets all examples, because the data has changed. `open` then makes another cache.
+
+        Args:
+            change: What has changed, if that is known.
 
         Returns:
             A message for the user.
         """
-        self._opened = self._opened_for = self._partitioned = None
+        self._opened = self._partitioned = None
+        return self._begin_again(f"the data set has changed{change and f' ({change})'}")
+
+    def _begin_again(self, why: str) -> str:
         if (name := self._config.name) is None:
-            return "the data set has changed: the cache is emptied"
+            return f"{why}: the cache is emptied"
         self._config = replace(self._config, name=None)
-        return f"the data set has changed: the cache {name!r} is kept as it was, and this run continues with a cache of its own"
+        return f"{why}: the cache {name!r} is kept as it was, and this run continues with a cache of its own"
+
+    def change(self) -> str:
+        """Returns what was set on the data since the cache was opened, in words; empty if it is another data set, see `open`."""
+        if self._opened is None or self._opened.hold not in self._holds:
+            return ""
+        if not self._has_same_readers(self._made_from(None).readers):
+            return ""
+        try:
+            return self._changes.look().data
+        except SplitRefused as refused:
+            return refused.reason
+
+    def note_own(self) -> None:
+        """Notes what reading itself changes. Call it when the first batch is there."""
+        self._changes.note_own()
+
+    def _has_same_readers(self, readers: Sequence[Any]) -> bool:
+        return len(readers) == len(self._readers) and all(map(operator.is_, readers, self._readers))
+
+    def _watched(self) -> dict[str, Any]:
+        return self._made_from(self._hold).parts
+
+    def _made_from(self, hold: Hold | None) -> MadeFrom:
+        prepare = self._loader.worker_init_fn if self._differs_in_workers else None
+        return made_from(self._dataset, None if hold is None else hold.split, worker_init_fn=prepare)
 
     def open(self, part: Part | None = None, *, together: bool = True) -> str:
         """Opens the cache of the node, unless it is open.
@@ -137,21 +179,25 @@ class LoaderCache:
             RuntimeError: Another rank could not make the cache.
         """
         self._message, keys = "", Keys(self._dataset).count
-        if self._opened is not None and self._opened_for is self._dataset and self._opened.keys == keys:
+        readers, before, lost = self._made_from(None).readers, self._opened, ""
+        is_same = before is not None and before.hold in self._holds and self._has_same_readers(readers)
+        if before is not None and is_same and before.keys == keys:
             return ""
-        before, lost = self._opened, ""
-        if before is not None and not self._fits(before, keys):
-            before, lost = None, "the data set is another one now: the cache is emptied"
+        if before is not None and (different := self._difference(before, keys)):
+            before, lost = None, self._begin_again(f"the data set is another one now ({different})")
         if together and is_distributed():
-            identity = Identity(type(self._dataset).__qualname__, keys, self._samples())
+            made_from = self._made_from(list(self._holds.values())[-1]).fingerprint()
+            identity = Identity(type(self._dataset).__qualname__, keys, self._samples(), made_from.digest())
+            difference = difference_from_rank_0(made_from)
             if self._config.partitioned and part is not None:
-                opened, message = self._open_partitioned(identity, part, before)
+                opened, message = self._open_partitioned(identity, difference, part, before)
             else:
-                opened, message = open_together(identity, lambda: self._make(keys), before)
+                opened, message = open_together(identity, lambda: self._make(keys), before, difference)
         else:
             opened = before or self._make(keys)
             message = _NOT_PARTITIONED.format("there is one process") if self._config.partitioned else ""
-        self._opened, self._opened_for = opened, self._dataset
+        self._opened, self._readers = opened, readers
+        self._look_from_now_on(is_before=opened is before)
         if self._opened is not before and self._hold.example_bytes > self._opened.counts.size:
             lost = lost or (
                 f"the cache of {bytes_in_words(self._opened.counts.size)} holds nothing: an example takes "
@@ -159,7 +205,17 @@ class LoaderCache:
             )
         return "; ".join(filter(None, (lost, message, self._message)))
 
-    def _open_partitioned(self, identity: Identity, part: Part, before: NodeCache | None) -> tuple[NodeCache, str]:
+    def _look_from_now_on(self, *, is_before: bool) -> None:
+        """Notes what the records are made from, to see later whether that has changed."""
+        source = self._made_from(self._hold)
+        if not is_before:  # else the records are made from what was noted then
+            self._fingerprint = source.fingerprint()
+        self._changes = Changes(self._watched, ignore=source.ignore)
+        self._changes.begin()
+
+    def _open_partitioned(
+        self, identity: Identity, difference: str, part: Part, before: NodeCache | None
+    ) -> tuple[NodeCache, str]:
         """Opens the cache of the node, and joins it with those of the other nodes. Returns it, and a message for the user."""
         config, keys = self._config, Keys(self._dataset)
         sizes = gathered((place_of_process(), config.bytes_of()))
@@ -167,9 +223,9 @@ class LoaderCache:
         of_job = sum(sizes[nodes.index(node)][1] for node in range(max(nodes) + 1))
         # All nodes must use the same hold, although each may have measured another one as the best.
         name = gathered(self._quickest(of_job).name if torch.distributed.get_rank() == 0 else "")[0]
-        opened, message = open_together(identity, lambda: NodeCache.make(config, name, keys.count), before)
-        size = self._holds[opened.hold].example_bytes
-        joined = join(opened, keys, identity, part, size, has_own_cache=bool(message), before=self._partitioned)
+        opened, message = open_together(identity, lambda: NodeCache.make(config, name, keys.count), before, difference)
+        size, own = self._holds[opened.hold].example_bytes, bool(message)
+        joined = join(opened, keys, identity, part, size, difference=difference, has_own_cache=own, before=self._partitioned)
         self._partitioned = joined
         is_said = joined is None and torch.distributed.get_rank() == 0
         return opened, message or (_NOT_PARTITIONED.format("the job has one node") if is_said else "")
@@ -244,11 +300,14 @@ class LoaderCache:
         except Exception:  # whatever pickle raises for a class of the user's
             return None
 
-    def _fits(self, before: NodeCache, keys: int) -> bool:
-        """Returns whether the data set has the examples that a cache holds. Only some of them are compared."""
-        if before.keys != keys or before.hold not in self._holds or type(self._dataset) is not type(self._opened_for):
-            return False
-        return not self._first_difference(before)
+    def _difference(self, before: NodeCache, keys: int) -> str:
+        """Returns, in words, how the data set differs from that whose examples a cache holds; empty if it does not."""
+        if before.keys != keys:
+            return f"{before.keys:,} examples, and now {keys:,}"
+        if (hold := self._holds.get(before.hold)) is None:
+            return f"{before.hold!r} examples are held, and now {' or '.join(map(repr, self._holds))} can be"
+        now = self._made_from(hold).fingerprint()
+        return self._fingerprint.difference(now) or self._first_difference(before)
 
     def _first_difference(self, cache: NodeCache) -> str:
         """Returns, in words, the first difference between the data set and a cache. Only some examples are compared."""
@@ -331,7 +390,9 @@ class LoaderCache:
     @property
     def more_bytes(self) -> int:
         """Mean bytes of the examples that it holds, if this is far more than was estimated before the start; otherwise 0."""
-        if self._opened is None or self._example_bytes < _FAR_MORE * self._hold.example_bytes:
+        if self._opened is None or self._opened.hold not in self._holds:  # another loader's, see `follow`
+            return 0
+        if self._example_bytes < _FAR_MORE * self._hold.example_bytes:
             return 0
         return self._example_bytes
 
@@ -382,4 +443,5 @@ class LoaderCache:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for another process. That process opens a cache of its own."""
-        return {**vars(self), "_opened": None, "_opened_for": None, "_partitioned": None}
+        nothing = {"_opened": None, "_readers": (), "_partitioned": None, "_changes": Changes(dict)}
+        return {**vars(self), **nothing}

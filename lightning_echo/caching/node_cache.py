@@ -29,6 +29,7 @@ from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.example_store import ExampleStore
 from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.caching.kept import Contents, file_of, open_kept
+from lightning_echo.protecting.fingerprints.fingerprint import Fingerprint
 from lightning_echo.protecting.memory import bytes_in_words
 from lightning_echo.splitting.sizes import sample_places
 
@@ -38,6 +39,7 @@ __all__ = [
     "Identity",
     "NodeCache",
     "Place",
+    "difference_from_rank_0",
     "gathered",
     "is_distributed",
     "nodes_of",
@@ -274,11 +276,13 @@ class Identity(NamedTuple):
         kind: Its class.
         keys: Number of its examples, see `Keys`.
         samples: Digest of some of its examples. None if this process can read none: then it counts as different from all others.
+        made_from: Digest of the fingerprint of all that decides what its examples are.
     """
 
     kind: str
     keys: int
     samples: bytes | None
+    made_from: str = ""
 
     def is_like(self, other: Identity) -> bool:
         """Returns whether both are the same data set, as far as can be seen."""
@@ -326,13 +330,16 @@ class _Opened(NamedTuple):
     error: str
 
 
-def open_together(identity: Identity, make: Callable[[], NodeCache], before: NodeCache | None = None) -> tuple[NodeCache, str]:
+def open_together(
+    identity: Identity, make: Callable[[], NodeCache], before: NodeCache | None = None, difference: str = ""
+) -> tuple[NodeCache, str]:
     """Returns the cache of this node. In a job of several ranks, all of them must call this function together.
 
     Args:
         identity: What data set this rank has.
         make: Makes the cache, on the first rank of the node that has this data set.
         before: The cache that this rank had until now, if it still fits.
+        difference: What `difference_from_rank_0` has returned.
 
     Returns:
         The cache, and a message for the user if this rank does not share it with others of its node; else an empty string.
@@ -362,8 +369,22 @@ def open_together(identity: Identity, make: Callable[[], NodeCache], before: Nod
     if cache is None:
         cache, reason = _attached(opened[leader].address, make)
     else:
-        reason = "its data set is another one than that of the ranks before it" if rank != here[0] else ""
+        where = f" ({difference})" if difference else ""
+        reason = f"its data set is another one than that of the ranks before it{where}" if rank != here[0] else ""
     return cache, f"rank {rank} has a cache of its own: {reason}" if reason else ""
+
+
+def difference_from_rank_0(made_from: Fingerprint) -> str:
+    """Returns how the data of this rank differs from that of rank 0, in words; empty if it does not. All ranks call it together.
+
+    Args:
+        made_from: The fingerprint of what the examples of this rank are made from.
+    """
+    if len(set(gathered(made_from.digest()))) == 1:
+        return ""
+    of_rank_0 = gathered(made_from if torch.distributed.get_rank() == 0 else None)[0]
+    assert of_rank_0 is not None
+    return of_rank_0.difference(made_from)
 
 
 def _attached(address: Address | None, make: Callable[[], NodeCache]) -> tuple[NodeCache, str]:

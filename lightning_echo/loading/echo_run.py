@@ -89,6 +89,7 @@ class EchoRun:
         self._conditions: Conditions | None = None
         source = self._setting.source
         self._changes, self._changed = Changes(source.watched_parts, source.watched_sampler), Changed()
+        self._compared: Pipeline | None = None  # the pipeline after whose start the data of the cache was compared
         self.delivery.reset()
         self.factor.restart()
 
@@ -185,6 +186,9 @@ class EchoRun:
         self.predecessor = self.beginning.before = None
         if is_alone and self.is_at_start:
             self._succeed(predecessor, before)
+        self._says.once(self._setting.correction(self.factor.value))
+        self.notice_changes()
+        self._empty_cache()
         if not self.delivery.progress.resuming:
             self._follow_changes()
         self.delivery.begin_epoch(self.length(), keeps_length=keeps_length)
@@ -209,14 +213,30 @@ class EchoRun:
         if self._setting.cache is not None:
             self._says.once(self._setting.cache.forget())
 
+    def _note_own(self) -> None:
+        """Notes what reading itself has changed, when the first batch is there."""
+        self._changes.note_own()
+        if self._setting.cache is not None:
+            self._setting.cache.note_own()
+
+    def _empty_cache(self) -> None:
+        """Empties the cache if the data was changed since it was opened. All ranks call this function together."""
+        if (cache := self._setting.cache) is None:
+            return
+        started = self._pipeline.started
+        is_due = started is None or started is not self._compared or bool(self._changed.data)  # a look may take a second
+        if started is not None and not self._setting.source.watched_parts():
+            is_due = False  # its workers live on, and see no change
+        self._compared = started
+        changed = cache.change() if is_due else ""
+        if any(gathered(bool(changed))):
+            self._says.once(cache.forget(changed))
+            if self._pipeline.started is not None:
+                self.close()
+
     def _follow_changes(self) -> None:
-        """Ends the workers, and forgets what is no longer true, if the data was changed since they were started."""
-        self._says.once(self._setting.correction(self.factor.value))
-        self.notice_changes()
+        """Ends the workers if the data was changed since they were started."""
         changed, self._changed = self._changed, Changed()
-        if (cache := self._setting.cache) is not None and any(gathered(bool(changed.examples))):  # the ranks open it together
-            self._says.once(cache.forget())
-            self.close()
         if self._has_other_length() or changed.order:
             self._begin_next_pass(changed.order)
         elif changed.data and self._setting.sharing is not None:
@@ -283,7 +303,7 @@ class EchoRun:
                 self.close()
             raise
         if started is None:
-            self._changes.note_own()
+            self._note_own()
         if delivery.note and not self._has_noted:
             self._has_noted = True
             self.warn(delivery.note)
@@ -522,6 +542,7 @@ class EchoRun:
             **vars(self),
             "_pipeline": self._pipeline.resting(self.delivery.batches),
             "predecessor": None,
+            "_compared": None,
             "beginning": Beginning(),
         }
 

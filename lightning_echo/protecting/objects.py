@@ -6,6 +6,7 @@ files, and objects whose class has a copying rule of its own.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import mmap
 import struct
@@ -35,6 +36,7 @@ __all__ = [
     "is_in_main_memory",
     "is_made_of_attributes",
     "is_mapped",
+    "is_of_lightning",
     "is_plain",
     "is_safe_to_copy",
     "is_standard",
@@ -48,6 +50,7 @@ __all__ = [
 LOADING_TYPES = (Dataset, Sampler, DataLoader)  # these are copied part by part, whatever they hold
 COPY_HOOKS = ("__deepcopy__", "__reduce__", "__reduce_ex__")  # with these, a class says how its objects are copied
 
+_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 _POINTER_BYTES = struct.calcsize("P")
 _LONG = 256  # containers with more members hold samples, and no open files
 _CONTAINERS = (list, tuple, set, dict, OrderedDict, defaultdict, Counter, deque)
@@ -232,6 +235,12 @@ def _accepts(method: Any, count: int) -> bool:
     except (TypeError, ValueError):  # ValueError: built in, without a signature
         return False
     return True
+
+
+def is_of_lightning(function: Any) -> bool:
+    """Returns whether a ``worker_init_fn`` is Lightning's own, which seeds the workers of one rank."""
+    module = getattr(getattr(function, "func", None), "__module__", None) or ""
+    return isinstance(function, functools.partial) and module.partition(".")[0] in _LIGHTNING
 
 
 def is_subset(dataset: Any) -> TypeGuard[Subset[Any]]:

@@ -11,7 +11,6 @@ training; nor batch size, collate function and ``drop_last``, unless whole batch
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 from collections.abc import Iterable, Sequence
@@ -28,6 +27,7 @@ from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
 from lightning_echo.protecting.fingerprints.code import LOADED_LATER
 from lightning_echo.protecting.fingerprints.contents import TRAINED, digest_of_texts
 from lightning_echo.protecting.fingerprints.fingerprint import Fingerprint, fingerprint
+from lightning_echo.protecting.objects import is_of_lightning
 from lightning_echo.protecting.randomness import preserved_random_states, seed_all
 from lightning_echo.sharing.reader.loader_parts import Unit, parts_of, unit_of
 from lightning_echo.splitting.staged import read_batch
@@ -37,7 +37,6 @@ __all__ = ["difference", "difference_of_code", "in_short", "print_of", "trained_
 _NAME, _IGNORE, _REST = "data set", "ignored", "the rest"
 _OF_CODE, _EXAMPLE = "@", "example "  # begin the names of texts
 _NOT_COMPARED = ("num_workers", "multiprocessing_context", "generator")
-_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 _MOST_BYTES = 40_000  # of what is sent in one message
 
 
@@ -125,9 +124,8 @@ def _fingerprint_in(data_print: dict[str, str]) -> Fingerprint:
 
 def _compared(parts: dict[str, Any]) -> dict[str, Any]:
     kept = {name: part for name, part in parts.items() if name not in _NOT_COMPARED}
-    prepare = kept.get("worker_init_fn")
-    if isinstance(prepare, functools.partial) and getattr(prepare.func, "__module__", "").partition(".")[0] in _LIGHTNING:
-        del kept["worker_init_fn"]  # Lightning's own, which seeds: it has the rank in it, and examples are seeded by the reader
+    if is_of_lightning(kept.get("worker_init_fn")):
+        del kept["worker_init_fn"]  # it has the rank in it, and examples are seeded by the reader
     return kept
 
 

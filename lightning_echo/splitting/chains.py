@@ -26,7 +26,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["ComposePart", "Transform", "chained", "cut_chain", "is_deterministic", "names_of", "recorder_like"]
+__all__ = [
+    "ComposePart",
+    "Transform",
+    "chained",
+    "cut_chain",
+    "is_deterministic",
+    "members_before_cut",
+    "names_of",
+    "recorder_like",
+]
 
 Transform = Callable[..., Any]
 
@@ -80,6 +89,12 @@ def cut_chain(transform: Transform | None) -> tuple[list[Transform], list[Transf
     transforms = [] if transform is None else _taken_apart(transform)
     cut = next((number for number, single in enumerate(transforms) if not is_deterministic(single)), len(transforms))
     return transforms[:cut], transforms[cut:]
+
+
+def members_before_cut(transform: Transform | None) -> list[Transform]:
+    """Returns the transforms before the first random one, without MONAI's ``Compose`` around them."""
+    before, _ = cut_chain(transform)
+    return [member for each in before for member in (each.members if isinstance(each, ComposePart) else [each])]
 
 
 def is_deterministic(transform: Transform) -> bool:
@@ -163,13 +178,15 @@ class ComposePart:
         end: The number of the member after the last one; None: all members that follow.
 
     Attributes:
-        names: The names of the members.
+        members: The members.
+        names: Their names.
         is_before_cut: Whether this is the part before the cut.
     """
 
     def __init__(self, compose: Any, start: int, end: int | None) -> None:
         self._compose, self._start, self._end = compose, start, end
-        self.names = _member_names(compose.transforms[start:end])
+        self.members = compose.transforms[start:end]
+        self.names = _member_names(self.members)
         self.is_before_cut = end is not None
 
     def __call__(self, value: Any) -> Any:

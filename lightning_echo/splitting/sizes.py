@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from lightning_echo.protecting.copies import throw_away_copy
@@ -18,6 +19,7 @@ from lightning_echo.splitting.stages import Stages
 __all__ = ["ExampleSize", "sample_places", "size_of", "size_of_examples", "sizes_joined"]
 
 _SAMPLES = 8
+_MOST_SECONDS = 0.5  # no further example is read after that: a slow source must not make the start slow
 
 
 class ExampleSize(NamedTuple):
@@ -45,7 +47,7 @@ def sample_places(count: int) -> list[int]:
 
 
 def size_of_examples(dataset: Any, make: Callable[[Any], Stages], indices: Sequence[Any] | None = None) -> ExampleSize | None:
-    """Reads up to eight examples from a temporary copy of a data set; None if none can be read.
+    """Reads up to eight examples from a temporary copy of a data set, for half a second; None if none can be read.
 
     Args:
         dataset: A map-style data set. One without a length is not read.
@@ -56,7 +58,10 @@ def size_of_examples(dataset: Any, make: Callable[[Any], Stages], indices: Seque
     with suppress(Exception), preserved_random_states():  # whatever the data set raises
         indices = range(len(dataset)) if indices is None else indices
         stages = make(throw_away_copy(dataset))
-        for place in sample_places(len(indices)):
+        places, started = sample_places(len(indices)), perf_counter()
+        for place in (*places[::3], *places[1::3], *places[2::3]):  # those that are read are spread, too
+            if perf_counter() - started > _MOST_SECONDS:
+                break
             with suppress(Exception):
                 sizes.append(size_of(_loaded(stages, indices[place])))
     return sizes_joined(sizes) if sizes else None

@@ -53,6 +53,7 @@ class _Member(NamedTuple):
     place: Place
     part: Part
     identity: Identity
+    difference: str
     has_own_cache: bool
 
 
@@ -185,6 +186,7 @@ def join(
     part: Part,
     example_bytes: int,
     *,
+    difference: str,
     has_own_cache: bool,
     before: Partitioned | None = None,
 ) -> Partitioned | None:
@@ -196,6 +198,7 @@ def join(
         identity: What data set this rank has.
         part: What this rank tells the others about itself.
         example_bytes: About how many bytes one held example takes.
+        difference: How the data of this rank differs from that of rank 0; empty if no difference is known.
         has_own_cache: Whether this rank could not share the cache of its node.
         before: How this rank took part until now, with another data set.
 
@@ -206,12 +209,13 @@ def join(
         ValueError: The nodes cannot be joined.
         RuntimeError: There is no memory, or no connection.
     """
-    members: list[_Member] = gathered(_Member(place_of_process(), part, identity, has_own_cache))
+    members: list[_Member] = gathered(_Member(place_of_process(), part, identity, difference, has_own_cache))
     nodes = nodes_of([member.place for member in members])
     leaders = [nodes.index(node) for node in range(max(nodes) + 1)]
     if len(leaders) == 1:
         return None
-    if reason := reason_against([member.part for member in members], [member.identity for member in members]):
+    differences = [member.difference for member in members]
+    if reason := reason_against([member.part for member in members], [member.identity for member in members], differences):
         raise ValueError(f"{_OPTION} is impossible here: {reason}")
     if own := [rank for rank, member in enumerate(members) if member.has_own_cache]:
         raise ValueError(f"{_OPTION} is impossible here: rank {own[0]} cannot reach the cache of its node")
@@ -230,8 +234,13 @@ def join(
     return Partitioned(board, nodes[me], here.index(me), node_of_share, group, capacities, cache, keys, sizes, part)
 
 
-def reason_against(parts: Sequence[Part], identities: Sequence[Identity]) -> str:
-    """Returns why the nodes of these ranks cannot be joined; empty if they can."""
+def reason_against(parts: Sequence[Part], identities: Sequence[Identity], differences: Sequence[str]) -> str:
+    """Returns why the nodes of these ranks cannot be joined; empty if they can.
+
+    Args:
+        parts, identities: Those of the ranks.
+        differences: How the data of each rank differs from that of rank 0, as far as that is known.
+    """
     for rank, part in enumerate(parts):
         if part.refusal:
             return part.refusal
@@ -254,8 +263,8 @@ def reason_against(parts: Sequence[Part], identities: Sequence[Identity]) -> str
         if not identity.is_like(identities[0]):
             return (
                 f"rank {rank} has another data set than rank 0 ({identity.kind} of {identity.keys:,} examples, and "
-                f"{identities[0].kind} of {identities[0].keys:,}; eight samples were compared), so that an example of one would "
-                "be taken for that of the other"
+                f"{identities[0].kind} of {identities[0].keys:,}; {differences[rank] or 'eight samples were compared'}), so that "
+                "an example of one would be taken for that of the other"
             )
     return ""
 

@@ -11,11 +11,9 @@ is compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple
-
-from torch.utils.data import Subset
 
 from lightning_echo.protecting.fingerprints.fingerprint import first_difference, glance
 
@@ -29,12 +27,10 @@ class Changed(NamedTuple):
 
     Attributes:
         data: Of the data set, or of ``collate_fn``.
-        examples: The same without the indices of a ``Subset``, which change no example.
         order: Of a sampler of torch's.
     """
 
     data: str = ""
-    examples: str = ""
     order: str = ""
 
 
@@ -44,16 +40,26 @@ class Changes:
     Args:
         parts: Returns what decides the examples, by name: ``"dataset"`` and others. It is empty if nothing is to be compared.
         sampler: Returns what decides the order, by name. It may be empty.
+        ignore: Attributes that do not count, see `fingerprint`.
 
     Attributes:
         seconds: Seconds that the last look has taken.
     """
 
-    def __init__(self, parts: Callable[[], Mapping[str, Any]], sampler: Callable[[], Mapping[str, Any]]) -> None:
-        self._parts, self._sampler, self.seconds = parts, sampler, 0.0
+    def __init__(
+        self,
+        parts: Callable[[], Mapping[str, Any]],
+        sampler: Callable[[], Mapping[str, Any]] = dict,
+        ignore: Iterable[str] = (),
+    ) -> None:
+        self._parts, self._sampler, self._ignore, self.seconds = parts, sampler, tuple(ignore), 0.0
         self._known: dict[str, str] = {}  # the data when the workers were started
         self._known_order: dict[str, str] = {}  # the sampler then
         self._own: set[str] = set()  # paths that reading itself changes
+
+    def watch(self, parts: Callable[[], Mapping[str, Any]]) -> None:
+        """Looks from now on at the same data as another loader has it."""
+        self._parts = parts
 
     @property
     def why_slow(self) -> str:
@@ -84,12 +90,10 @@ class Changes:
         if not self._known:
             return Changed()
         now, order = self._look()
-        data = first_difference(self._known, now, self._own)
-        ignore = [*self._own, *(["dataset.indices"] if isinstance(self._parts()["dataset"], Subset) else [])]
-        return Changed(data, data and first_difference(self._known, now, ignore), first_difference(self._known_order, order))
+        return Changed(first_difference(self._known, now, self._own), first_difference(self._known_order, order))
 
     def _look(self) -> tuple[dict[str, str], dict[str, str]]:
         started, parts = perf_counter(), self._parts()
-        found = (glance(parts), glance(self._sampler(), ignore=("data_source", "dataset"))) if parts else ({}, {})
+        found = (glance(parts, self._ignore), glance(self._sampler(), ignore=("data_source", "dataset"))) if parts else ({}, {})
         self.seconds = perf_counter() - started
         return found

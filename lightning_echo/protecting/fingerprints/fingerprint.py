@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from lightning_echo.protecting.fingerprints.code import Code
+from lightning_echo.protecting.fingerprints.code import LOADED_LATER, Code
 from lightning_echo.protecting.fingerprints.contents import OPENED, digest_of_texts
 from lightning_echo.protecting.fingerprints.walk import Walk
 
@@ -28,8 +28,10 @@ class Fingerprint(NamedTuple):
     code: dict[str, str]
 
     def digest(self) -> str:
-        """Returns the whole fingerprint as 16 characters."""
-        return digest_of_texts([part for texts in self for item in texts.items() for part in item])
+        """Returns the fingerprint as 16 characters. What may be opened or imported later does not count."""
+        held = [item for item in self.held.items() if item[1] != "None" and not item[1].startswith(OPENED)]
+        code = [item for item in self.code.items() if not item[0].startswith(LOADED_LATER)]
+        return digest_of_texts([part for item in (*held, *code) for part in item])
 
     def difference(self, other: Fingerprint, ignore: Iterable[str] = ()) -> str:
         """Returns the first difference, as `first_difference` does.

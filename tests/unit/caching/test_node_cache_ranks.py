@@ -58,6 +58,7 @@ def test_a_digest_changes_with_any_byte_and_with_the_order():
 def test_data_sets_are_alike_in_class_number_and_samples_and_if_samples_could_be_read():
     mine = Identity("Images", 10, b"same")
     assert mine.is_like(Identity("Images", 10, b"same"))
-    for other in (Identity("Texts", 10, b"same"), Identity("Images", 11, b"same"), Identity("Images", 10, b"other")):
+    others = (Identity("Texts", 10, b"same"), Identity("Images", 11, b"same"), Identity("Images", 10, b"other"))
+    for other in (*others, Identity("Images", 10, b"same", "other")):
         assert not mine.is_like(other)
     assert not Identity("Images", 10, None).is_like(Identity("Images", 10, None))

@@ -1,0 +1,198 @@
+"""No record of a cache is taken for an example of other data: after a reload, in a second `fit`, and in the next job."""
+
+import gc
+import os
+from contextlib import nullcontext
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+from torchvision.transforms import v2
+from trainer_runs import trainer
+
+from lightning_echo import CacheConfig, EchoCallback, EchoLoader, StagedDataset
+
+LENGTH, BATCH_SIZE, CHANGED = 200, 8, (13, 77, 140)  # none of these is among eight that are spread over the data
+
+
+class Labelled(Dataset):
+    """An example is [index, label]."""
+
+    def __init__(self, labels=None, **attributes):
+        self.labels = list(range(LENGTH)) if labels is None else labels
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return torch.tensor([index, self.labels[index]])
+
+
+def labels_of(epoch):
+    """The labels, of which a few are others in each epoch."""
+    return [1000 * epoch + index if index in CHANGED else index for index in range(LENGTH)]
+
+
+def loader_of(data, workers=0):
+    return DataLoader(data, BATCH_SIZE, shuffle=True, num_workers=workers)
+
+
+class Reloaded(pl.LightningDataModule):
+    """Makes a data set with other pseudo labels each time that it is asked."""
+
+    def __init__(self, workers, first=0):
+        super().__init__()
+        self.workers, self.asked = workers, first
+
+    def train_dataloader(self):
+        data = Labelled(labels_of(self.asked))
+        self.asked += 1
+        return loader_of(data, self.workers)
+
+
+class Listens(pl.LightningModule):
+    """Remembers what it was trained on in each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.epochs = torch.nn.Linear(1, 1), {}
+
+    def training_step(self, batch, batch_idx):
+        self.epochs.setdefault(self.current_epoch, []).extend(map(tuple, batch.tolist()))
+        return self.layer(batch[:, :1].float()).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def stale(seen, epoch):
+    labels = labels_of(epoch)
+    return [example for example in seen if example[1] != labels[example[0]]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("hold", ["whole"])
+def test_a_new_data_set_in_each_epoch_is_the_one_that_is_delivered(factor, workers, hold):
+    model, options = Listens(), {"insertion_point": "after_augmentation", "cache": CacheConfig("4MiB", hold)}
+    run = trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1, callbacks=[EchoCallback(factor=factor, seed=0, **options)])
+    with pytest.warns(UserWarning, match=r"dataset\.labels: .*the cache is emptied"):
+        run.fit(model, Reloaded(workers))
+    assert {epoch: stale(seen, epoch) for epoch, seen in model.epochs.items()} == {0: [], 1: [], 2: []}
+    assert len(model.epochs[2]) == LENGTH
+
+
+def test_one_callback_in_two_trainings_delivers_the_data_of_each():
+    callback = EchoCallback(factor=1, seed=0, insertion_point="after_augmentation", cache=CacheConfig("4MiB", "whole"))
+    for first, changed in ((0, nullcontext()), (5, pytest.warns(UserWarning, match=r"dataset\.labels: .*the cache is emptied"))):
+        model = Listens()
+        with changed:
+            trainer(max_epochs=2, callbacks=[callback]).fit(model, Reloaded(0, first))
+        assert {epoch: stale(seen, first) for epoch, seen in model.epochs.items()} == {0: [], 1: []}
+
+
+def flipped(example):
+    return (example[0], example[1] + int(torch.randint(2, ())))
+
+
+class Image(Dataset):
+    """As torchvision's data sets are: with transforms of which the first are not random."""
+
+    def __init__(self, transform):
+        self.transform, self.reads, self.memo = transform, 0, {}
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        self.reads += 1
+        self.memo[index] = self.reads
+        return self.transform(torch.full((1, 8, 8), float(index))), index
+
+
+def hits_after(loaders, cache="4MiB"):
+    """The hits that each of several loaders has, one after the other; each takes the place of the one before."""
+    found, before = [], None
+    for loader in loaders:
+        echoed = EchoLoader(loader, 1, insertion_point="before_augmentation", cache=cache, seed=0)
+        if before is not None:
+            echoed.follow(before)
+        counts = (0, 0) if before is None else (before.cache_counts.hits, before.cache_counts.misses)
+        list(echoed)
+        found.append(echoed.cache_counts.hits - counts[0] if echoed.cache_counts.misses == counts[1] else 0)
+        before = echoed
+    before.close()
+    return found
+
+
+def test_another_augmentation_empties_no_cache():
+    images = [Image(v2.Compose([v2.Resize(4), v2.RandomCrop(size)])) for size in (2, 3)]
+    assert hits_after(map(loader_of, images)) == [0, LENGTH]
+    staged = [StagedDataset.of(Labelled(), augment=augment) for augment in (flipped, tuple)]
+    assert hits_after(map(loader_of, staged)) == [0, LENGTH]
+
+
+def test_another_transform_before_the_cut_does():
+    images = [Image(v2.Compose([v2.Resize(size), v2.RandomCrop(2)])) for size in (4, 6)]
+    with pytest.warns(UserWarning, match=r"dataset\.transform\[0\]\.size.*the cache is emptied"):
+        assert hits_after(map(loader_of, images)) == [0, 0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_made_anew_over_data_that_reading_changes_goes_on_with_its_cache(workers):
+    image = Image(v2.RandomCrop(2))
+    subsets = [Subset(image, range(start, start + 40)) for start in (0, 0, 0)]
+    assert hits_after(loader_of(subset, workers) for subset in subsets) == [0, 40, 40]
+
+
+def set_label(data):
+    data.labels[13] = 1000
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(LENGTH))], ids=["itself", "in a subset"])
+def test_a_label_set_in_place_reaches_a_loader_made_anew_over_the_same_data(wrap, persistent):
+    data, before = Labelled(), None
+    for label in (13, 1000):
+        data.labels[13] = label
+        loader = DataLoader(wrap(data), BATCH_SIZE, num_workers=2, persistent_workers=persistent)
+        echoed = EchoLoader(loader, 1, insertion_point="after_augmentation", cache={"size": "4MiB", "hold": "whole"}, seed=0)
+        if before is not None:
+            echoed.follow(before)
+        assert {tuple(example) for batch in echoed for example in batch.tolist()} >= {(13, label)}
+        before = echoed
+    before.close()
+
+
+def test_nor_is_a_label_missed_that_was_set_while_no_worker_ran():
+    data = Labelled()
+    echoed = EchoLoader(loader_of(data, 2), 1, cache={"size": "4MiB", "hold": "whole"}, seed=0)
+    list(echoed)
+    echoed.close()
+    data.labels[13] = 1000
+    assert [13, 1000] in [example for batch in echoed for example in batch.tolist()]
+    echoed.close()
+
+
+def job(path, data, passes=1, workers=0):
+    """Returns the examples that a job gets, and its counts. A second job would be another process."""
+    cache = CacheConfig("4MiB", "whole", path=str(path), name="train")
+    loader = EchoLoader(loader_of(data, workers), 1, insertion_point="after_augmentation", cache=cache, seed=0)
+    seen = [tuple(example) for _ in range(passes) for batch in loader for example in batch.tolist()]
+    counts = loader.cache_counts
+    loader.close()
+    del loader
+    gc.collect()
+    return seen, counts
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_job_with_edited_labels_neither_reads_the_file_of_the_right_job_nor_fills_it(tmp_path, workers):
+    for epoch in (0, 1, 0, 1):
+        seen, _ = job(tmp_path, Labelled(labels_of(epoch)), 2, workers)
+        assert stale(seen, epoch) == []
+    seen, counts = job(tmp_path, Labelled(labels_of(0)))
+    assert (stale(seen, 0), counts.misses) == ([], 0)
+    assert len(os.listdir(tmp_path)) == 2
