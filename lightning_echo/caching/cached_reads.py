@@ -35,6 +35,7 @@ from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.randomness import preserved_random_states
 from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.fallback import WHOLE, WatchedStages
+from lightning_echo.splitting.staged import examples_in
 from lightning_echo.splitting.stages import Augment, Stages, unchanged
 
 __all__ = ["CachedReads", "Caching", "Held", "keep_freed_memory"]
@@ -235,16 +236,10 @@ class CachedReads:
         if stages.load_many is None:
             return [self._load_one(stages, index) for index in indices]
         try:
-            read = list(stages.load_many(indices))
+            return examples_in(stages.load_many(indices), indices)
         except Exception:
             self.reading = f"reading examples {indices!r} of the data set in one call"
             raise
-        if len(read) != len(indices):
-            raise ValueError(
-                f"__getitems__ of the data set returned {len(read)} examples for {len(indices)} indices: "
-                "it must return one for each"
-            )
-        return read
 
     def _load_one(self, stages: WatchedStages, index: Any) -> Any:
         try:

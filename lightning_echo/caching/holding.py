@@ -28,6 +28,7 @@ from lightning_echo.caching.cached_reads import Held
 from lightning_echo.protecting.copies import throw_away_copy
 from lightning_echo.protecting.elsewhere import NotRead
 from lightning_echo.protecting.randomness import preserved_random_states
+from lightning_echo.splitting.calls import whole_batch
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.fallback import WatchedStages
@@ -36,7 +37,20 @@ from lightning_echo.splitting.sizes import size_of_examples
 from lightning_echo.splitting.splits import Split, find_split, make_decoding, make_stages, prove_decoding, weighed
 from lightning_echo.splitting.stages import Stages, uncut_stages
 
-__all__ = ["AUTO", "LOADED", "RAW", "WHOLE", "Hold", "find_holds", "holds_found", "holds_of", "measured", "quickest", "read_held"]
+__all__ = [
+    "AUTO",
+    "LOADED",
+    "RAW",
+    "WHOLE",
+    "Hold",
+    "find_holds",
+    "holds_found",
+    "holds_of",
+    "measured",
+    "no_hold",
+    "quickest",
+    "read_held",
+]
 
 AUTO, RAW, LOADED, WHOLE = HOLDS
 _TIMED = 3  # examples
@@ -128,11 +142,20 @@ def find_holds(
         dataset, indices, split, name: As in `holds_of`.
         make_stages, size: As in `measured`.
     """
+    every = range(len(dataset)) if indices is None else indices
+    why, _ = whole_batch(dataset, indices)
+    if why:
+        return no_hold(why)
     try:
         holds = holds_of(dataset, indices, split, name)
     except ValueError as refused:
         return refused
-    return measured(dataset, holds, make_stages, range(len(dataset)) if indices is None else indices, size)
+    return measured(dataset, holds, make_stages, every, size)
+
+
+def no_hold(why: str) -> ValueError:
+    """Returns the error if no example can be held at all."""
+    return ValueError(f"cache is impossible here: {why}. Mend that, or leave the cache out")
 
 
 def holds_found(found: list[Hold] | ValueError | NotRead) -> list[Hold]:
@@ -143,7 +166,7 @@ def holds_found(found: list[Hold] | ValueError | NotRead) -> list[Hold]:
         Exception: The data set itself has raised it when it was read.
     """
     if isinstance(found, NotRead):
-        raise found.error or ValueError(f"cache is impossible here: {found.reason}. Mend that, or leave the cache out")
+        raise found.error or no_hold(found.reason)
     if isinstance(found, ValueError):
         raise found
     return found

@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from lightning_echo.caching.cache_config import CacheConfig
-from lightning_echo.caching.holding import Hold, find_holds, holds_found
+from lightning_echo.caching.holding import Hold, find_holds, holds_found, no_hold
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
 from lightning_echo.protecting.memory import nbytes
+from lightning_echo.splitting.calls import needs_one_call, whole_batch
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.prove import ignores_index, read_plainly
 from lightning_echo.splitting.sizes import size_of_examples
 from lightning_echo.splitting.splits import Split, find_split, make_stages, weighed
+from lightning_echo.splitting.staged import batched
 from lightning_echo.splitting.stages import Stages, uncut_stages
 
 __all__ = ["Choice", "choose", "reads_whole_batches"]
@@ -82,10 +84,11 @@ def choose(source: Source, point: InsertionPoint, cache: CacheConfig | None = No
         cuts, later = False, earliest(Needs.batches) if is_auto else point
         reason = _why_batches_only(source) if is_auto else ""
     index = source.readable_index
-    if not cuts and index is None and cache is None:
+    if not cuts and index is None and cache is None and (later.by_batches or batched(source.loader.dataset) is None):
         return _uncut(later, reason)
     hold = None if cache is None else (cache.hold, cache.bytes_of())
-    found = read_elsewhere(source.loader, _look, _Asked(point, cuts, index, source.readable_indices, hold))
+    asked = _Asked(point, cuts, index, source.readable_indices, hold, source.loader.collate_fn)
+    found = read_elsewhere(source.loader, _look, asked)
     if isinstance(found, NotRead):
         if index is None and found.error is not None:
             sampler = type(source.sampler).__name__
@@ -109,6 +112,10 @@ def _chosen(source: Source, point: InsertionPoint, later: InsertionPoint, reason
         found: What was found.
     """
     holds, is_auto = holds_found(found.holds), point is InsertionPoint.auto
+    if found.whole_batch and not later.by_batches:
+        if not is_auto:
+            raise ValueError(f"{point.option} is impossible here: {found.whole_batch}. Use {_ways_out(Needs.batches)}")
+        later, reason = earliest(Needs.batches), found.whole_batch
     if isinstance(found.split, Split):
         return replace(_cut(found.split, is_asked=not is_auto), holds=holds)
     if found.split is not None and not is_auto:
@@ -137,6 +144,7 @@ class _Asked(NamedTuple):
         first: An index that may be read; None: none is known.
         indices: The indices that may be read; None: all.
         hold: What a cache is asked to hold, and its bytes; None without a cache.
+        collate_fn: The collate function.
     """
 
     point: InsertionPoint
@@ -144,6 +152,7 @@ class _Asked(NamedTuple):
     first: int | None
     indices: Any
     hold: tuple[str, int] | None
+    collate_fn: Any
 
 
 class _Found(NamedTuple):
@@ -154,12 +163,14 @@ class _Found(NamedTuple):
         example_bytes: Memory of the largest example that was read, of a data set that is not split, in bytes; 0 if none was read.
         ignores_index: Whether such a data set returns what comes next, whatever its index.
         holds: What a cache can hold, or why nothing; empty if that was not asked.
+        whole_batch: Why what the data set reads in one call cannot be taken apart; empty if it can.
     """
 
     split: Split | SplitRefused | None
     example_bytes: int
     ignores_index: bool
     holds: list[Hold] | ValueError
+    whole_batch: str = ""
 
 
 def _look(dataset: Any, asked: _Asked) -> _Found:
@@ -173,6 +184,11 @@ def _look(dataset: Any, asked: _Asked) -> _Found:
 def _look_once(dataset: Any, asked: _Asked) -> _Found:
     is_asked, indices = asked.point is not InsertionPoint.auto, asked.indices
     split: Split | SplitRefused | None = None
+    why, example_bytes = whole_batch(dataset, indices)
+    if not why and not asked.point.by_batches and asked.hold is None:  # a cache has a proof of its own
+        why = needs_one_call(dataset, indices, asked.collate_fn)
+    if why:
+        return _Found(None, example_bytes, False, [] if asked.hold is None else no_hold(why), why)
     if asked.cuts:
         try:
             split = weighed(dataset, find_split(dataset, indices, raw=asked.point is earliest(Needs.raw_items)), indices)
@@ -180,7 +196,7 @@ def _look_once(dataset: Any, asked: _Asked) -> _Found:
             split = refused
             if is_asked:
                 return _Found(split, 0, False, [])
-    example_bytes, ignores = 0, False
+    ignores = False
     if asked.first is not None and not isinstance(split, Split):
         example_bytes = nbytes(read_plainly(dataset, [asked.first]).examples[0])
         other = asked.first + 1 if indices is None else indices[-1]  # not by the length: a data set need not have one

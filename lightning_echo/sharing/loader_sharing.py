@@ -18,6 +18,7 @@ from lightning_echo.fetching.restartable_pipeline import Pipeline
 from lightning_echo.fetching.source import Source
 from lightning_echo.insertion import InsertionPoint, Needs, earliest, points_from
 from lightning_echo.planning.shape import PlanShape
+from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
 from lightning_echo.sharing.cluster.ray_cluster import check_ray, place_of_training
 from lightning_echo.sharing.reader.loader_parts import Unit, unit_of
 from lightning_echo.sharing.same_data import print_of, trained_parts
@@ -29,6 +30,8 @@ from lightning_echo.sharing.taking.pace import Pace, PacedPipeline
 from lightning_echo.sharing.taking.shared_pipeline import SharedCounts, SharedPipeline
 from lightning_echo.sharing.taking.shared_stream import SharedBatches, SharedStream, SizedSharedStream
 from lightning_echo.sharing.window import Window
+from lightning_echo.splitting.calls import whole_batch, why_not_apart
+from lightning_echo.splitting.staged import batched
 
 __all__ = ["LoaderSharing", "check_shareable", "point_of_shared"]
 
@@ -254,7 +257,13 @@ def _why_not(source: Source) -> str:
     """Returns why a loader cannot share, and what to do instead; empty if it can."""
     if source.shards_itself:
         return "its sampler divides the data among ranks itself. Give it a plain sampler: a loader that shares divides its data"
-    return ""
+    if not source.rebuilds or batched(source.loader.dataset) is None:
+        return ""
+    if source.own_batches:  # whose examples are shared together, and were read in one call
+        found = read_elsewhere(source.loader, whole_batch, None)
+        return "" if isinstance(found, NotRead) else found[0]
+    found = read_elsewhere(source.loader, why_not_apart, source.readable_indices, source.loader.collate_fn)
+    return "" if isinstance(found, NotRead) else str(found)
 
 
 def _stream_of(config: ShareConfig, source: Source) -> SharedStream:

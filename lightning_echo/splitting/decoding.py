@@ -28,8 +28,17 @@ def add_decoding(stages: Stages) -> None:
     """
     load, load_many = stages.load, stages.load_many
     stages.load = lambda index: decoded(load(index))
-    if load_many is not None:
-        stages.load_many = lambda indices: [decoded(example) for example in load_many(indices)]
+    if load_many is None:
+        return
+
+    def load_decoded(indices: list[Any]) -> list[Any]:
+        examples = load_many(indices)
+        if isinstance(examples, list | tuple):  # if not, it is a whole batch
+            for example in examples:
+                decoded(example)
+        return examples
+
+    stages.load_many = load_decoded
 
 
 def decoded(example: Any) -> Any:

@@ -30,18 +30,21 @@ from lightning_echo.splitting.cut import SplitRefused, leaves
 from lightning_echo.splitting.decoding import decoded
 from lightning_echo.splitting.describe import Description, Role, data_sets_inside, pass_on
 from lightning_echo.splitting.sizes import ExampleSize, size_of
-from lightning_echo.splitting.staged import AugmentedDataset, read_batch
+from lightning_echo.splitting.staged import AugmentedDataset, WholeBatchError, examples_in, read_batch
 from lightning_echo.splitting.stages import Stages
 
 __all__ = [
     "PlainRead",
     "check_deterministic",
+    "has_length",
     "ignores_index",
     "indices_to_read",
     "prove",
     "prove_equal_loads",
     "prove_single_loads",
     "read_plainly",
+    "seeded",
+    "seeded_copy",
 ]
 
 _SEED = 1907_05550
@@ -69,7 +72,7 @@ def _ends(description: Description, dataset: Any) -> Sequence[Any]:
     if inside and description.role is Role.concat:
         starts = zip(inside, [0, *dataset.cumulative_sizes], strict=False)
         return [start + index for (part, held), start in starts for index in _ends(part, held)]
-    if not _has_length(dataset):
+    if not has_length(dataset):
         return [0]
     every = range(len(dataset))
     if len(leaves(description)) > 1:
@@ -78,7 +81,7 @@ def _ends(description: Description, dataset: Any) -> Sequence[Any]:
     return [*every[:1], *every[-1:]]
 
 
-def _has_length(dataset: Any) -> bool:
+def has_length(dataset: Any) -> bool:
     """Returns whether ``len(dataset)`` works. A named cut has the length of the data set inside it."""
     while isinstance(dataset, AugmentedDataset):
         dataset = dataset._inner
@@ -130,8 +133,8 @@ class PlainRead:
 
 def read_plainly(dataset: Any, indices: list[Any]) -> PlainRead:
     """Reads examples as the plain loader does, from a temporary copy. Exceptions of the data set are not caught."""
-    with _seeded():
-        copied = _seeded_copy(dataset)
+    with seeded():
+        copied = seeded_copy(dataset)
         return PlainRead(indices, read_batch(copied, indices), random_states())
 
 
@@ -147,8 +150,8 @@ def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
         other: Another index.
     """
     try:
-        with _seeded():
-            begun = _seeded_copy(dataset)
+        with seeded():
+            begun = seeded_copy(dataset)
             first = read_batch(begun, [one])
         again = read_plainly(begun, [one]).examples
         return difference(first, again) is not None and difference(again, read_plainly(begun, [other]).examples) is None
@@ -175,8 +178,8 @@ def prove(dataset: Any, make: Callable[[Any], Stages], plain: PlainRead, *, agai
     Raises:
         SplitRefused: The stages return something else, or one cannot run without the other.
     """
-    with _seeded():
-        throw_away = _seeded_copy(dataset)
+    with seeded():
+        throw_away = seeded_copy(dataset)
         stages = make(throw_away)
         for example in _load(stages, plain.indices, throw_away):
             decoded(example)  # which closes its file
@@ -214,11 +217,11 @@ def prove_equal_loads(
         SplitRefused: They give something else.
     """
     for index in indices:
-        with _seeded():
-            loaded = make(_seeded_copy(dataset)).load(index)
+        with seeded():
+            loaded = make(seeded_copy(dataset)).load(index)
             before = random_states()
             with _only_in_stages(f"reading and decoding {_named([index])}"):
-                two = make_two(_seeded_copy(dataset))
+                two = make_two(seeded_copy(dataset))
                 made = two.augment(index, two.load(index))
             if drew := _moved(before):
                 raise SplitRefused(f"decoding draws random numbers from {' and '.join(drew)}")
@@ -237,8 +240,8 @@ def prove_single_loads(dataset: Any, make: Callable[[Any], Stages], indices: Seq
     Raises:
         SplitRefused: It returns other examples.
     """
-    with _seeded():
-        if (load_many := make(_seeded_copy(dataset)).load_many) is None:
+    with seeded():
+        if (load_many := make(seeded_copy(dataset)).load_many) is None:
             return
         together = copy_example(list(load_many(list(indices))))
         for index, example in zip(indices, together, strict=True):
@@ -292,9 +295,10 @@ def _load(stages: Stages, indices: list[Any], dataset: Any) -> list[Any]:
         raise SplitRefused(f"{what} from {' and '.join(drew)}")
     if difference(private, [place.state() for place in places]):
         raise SplitRefused(f"{what} from a generator that the data set holds")
-    if len(loaded) != len(indices):
-        raise SplitRefused(f"{len(indices)} examples were to be loaded, and {len(loaded)} came")
-    return loaded
+    try:
+        return examples_in(loaded, indices)
+    except WholeBatchError as error:
+        raise SplitRefused(str(error)) from error
 
 
 def _augment(stages: Stages, indices: list[Any], loaded: list[Any]) -> list[Any]:
@@ -339,7 +343,7 @@ def _named(indices: Sequence[Any]) -> str:
 
 
 @contextmanager
-def _seeded() -> Iterator[None]:
+def seeded() -> Iterator[None]:
     """Seeds the global generators, and puts their states back afterwards."""
     with preserved_random_states():
         seed_all(_SEED)
@@ -369,7 +373,7 @@ def _worker_seed(seed: int) -> Iterator[None]:
         object.__setattr__(info, "seed", before)
 
 
-def _seeded_copy(dataset: Any) -> Any:
+def seeded_copy(dataset: Any) -> Any:
     """Returns a temporary copy. Generators of its transforms are seeded, unless the original shares them."""
     throw_away = throw_away_copy(dataset)
     shared = seeders(dataset).keys()

@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
+from lightning_echo.insertion import Needs, earliest
 from lightning_echo.protecting.objects import is_subset
 
-__all__ = ["AugmentedDataset", "LoadMany", "StagedDataset", "batched", "is_raw", "is_staged", "load_of", "read_batch"]
+__all__ = [
+    "AugmentedDataset",
+    "LoadMany",
+    "StagedDataset",
+    "WholeBatchError",
+    "batched",
+    "examples_in",
+    "is_raw",
+    "is_staged",
+    "load_of",
+    "read_batch",
+]
 
 LoadMany = Callable[[list[Any]], list[Any]]
 
@@ -127,7 +139,11 @@ class AugmentedDataset(StagedDataset):
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
         # Always defined: the __getitems__ of the data set inside would leave out the augmentation.
-        return [self._augment_one(self.decode(raw)) for raw in read_batch(self._inner, indices)]
+        many = getattr(self._inner, "__getitems__", None)
+        raws = many(indices) if callable(many) else None
+        if not isinstance(raws, list) or len(raws) != len(indices):  # a whole batch, such as a tuple of columns
+            raws = [self._inner[index] for index in indices]
+        return [self._augment_one(self.decode(raw)) for raw in raws]
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -229,6 +245,38 @@ def batched(dataset: Any) -> LoadMany | None:
 
 
 def read_batch(dataset: Any, indices: list[Any]) -> list[Any]:
-    """Reads examples in the way in which a plain ``DataLoader`` reads those of a batch, and returns them."""
+    """Reads examples in the way in which a plain ``DataLoader`` reads those of a batch, and returns them.
+
+    Raises:
+        WholeBatchError: The data set returns a whole batch in place of a list of examples.
+    """
     many = getattr(dataset, "__getitems__", None)
-    return list(many(indices)) if callable(many) else [dataset[index] for index in indices]
+    return examples_in(many(indices), indices) if callable(many) else [dataset[index] for index in indices]
+
+
+class WholeBatchError(ValueError):
+    """A ``__getitems__`` returned something else than a list of one example for each index: a whole batch."""
+
+
+def examples_in(read: Any, indices: Sequence[Any]) -> list[Any]:
+    """Returns the examples that a ``__getitems__`` returned, as a list.
+
+    Args:
+        read: What it returned. A plain ``DataLoader`` hands that to the collate function, whatever it is.
+        indices: What it was asked for.
+
+    Raises:
+        WholeBatchError: That is not a list or tuple of as many examples, for instance a ``TensorDict``, or a dict of columns.
+
+    >>> examples_in(("a", "b"), [5, 7])
+    ['a', 'b']
+    """
+    is_list = isinstance(read, list | tuple)
+    if is_list and len(read) == len(indices):
+        return list(read)
+    what = f"{len(read)} examples" if is_list else f"a {type(read).__name__}"
+    asked = f"{len(indices)} {'index' if len(indices) == 1 else 'indices'}"
+    raise WholeBatchError(
+        f"__getitems__ of the data set returned {what} for {asked}, and not a list of one example for each: a whole batch can be "
+        f"echoed only as a batch ({earliest(Needs.batches).option}), and neither cached nor shared"
+    )

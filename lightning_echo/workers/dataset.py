@@ -40,7 +40,7 @@ from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.seeding import BATCH, EXAMPLE, NoSeeding, Seeding
 from lightning_echo.splitting.decoding import add_decoding
 from lightning_echo.splitting.fallback import WatchedStages
-from lightning_echo.splitting.staged import LoadMany
+from lightning_echo.splitting.staged import LoadMany, examples_in
 from lightning_echo.splitting.stages import Stages, unchanged
 from lightning_echo.workers.errors import add_note, raise_sendable
 from lightning_echo.workers.seconds import Report
@@ -123,8 +123,11 @@ class ExampleCache:
         self._held: dict[int, Any] = {}
         self._source_seconds = 0.0  # of the present batch
 
-    def fetch(self, request: Request) -> tuple[list[Any], Report]:
-        """Returns the examples of a batch, and its report without the seconds of collate."""
+    def fetch(self, request: Request) -> tuple[Any, Report]:
+        """Returns the examples of a batch, and its report without the seconds of collate.
+
+        If no example is used again and the data set is not split, the examples are whatever its ``__getitems__`` returns.
+        """
         stages = self._stages or self._begin()
         started, self._source_seconds = perf_counter(), 0.0
         before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups
@@ -141,7 +144,7 @@ class ExampleCache:
         if self._watched is not None:
             note, self._watched.note = self._watched.note, ""
         rest = perf_counter() - started - source
-        report = Report(request.fresh, len(examples) - request.fresh, refetched, source, rest, note=note)
+        report = Report(request.fresh, len(request.indices) - request.fresh, refetched, source, rest, note=note)
         if self._caching is None or self._cached is None:
             return examples, report
         now = self._caching.store.lookups
@@ -163,15 +166,15 @@ class ExampleCache:
         self._seeding = Seeding(self.dataset, self._key) if self._is_seeded else NoSeeding()
         return stages
 
-    def _read_once(self, stages: Stages, request: Request) -> list[Any]:
+    def _read_once(self, stages: Stages, request: Request) -> Any:
         """Returns a batch of which no example is used again. It is read as the plain loader reads it, under one seed."""
         self._look_up(request.indices, are_fresh=True)
         self._seeding.seed(BATCH, request.number)
         if stages.load_many is not None:
-            examples = self._load_many(stages.load_many, request.indices)
+            read = self._read_many(stages.load_many, request.indices)
             if stages.augment is unchanged:
-                return examples
-            return self._augment(stages, request.indices, examples)
+                return read
+            return self._augment(stages, request.indices, examples_in(read, request.indices))
         load, augment = stages.load, None if stages.augment is unchanged else stages.augment
         examples = []
         seconds, started = 0.0, perf_counter()
@@ -283,27 +286,22 @@ class ExampleCache:
         """Returns examples that are read in one call. ``position`` is that of the first."""
         assert stages.load_many is not None  # only a data set that reads whole batches has calls to repeat
         self._seed_example(position)
-        return self._load_many(stages.load_many, indices)
+        return examples_in(self._read_many(stages.load_many, indices), indices)
 
     def _seed_example(self, position: int) -> None:
         """Seeds the random states for an example, so that it is the same when it is read again. With a split, does nothing."""
         if self._watched is None:
             self._seeding.seed(EXAMPLE, position)
 
-    def _load_many(self, load_many: LoadMany, indices: list[Any]) -> list[Any]:
+    def _read_many(self, load_many: LoadMany, indices: list[Any]) -> Any:
         started = perf_counter()
         try:
-            examples = load_many(indices)
+            read = load_many(indices)
         except Exception as error:
             add_note(error, f"(reading examples {indices!r} of the data set in one call)")
             raise
-        if len(examples) != len(indices):
-            raise ValueError(
-                f"__getitems__ of the data set returned {len(examples)} examples for {len(indices)} indices: "
-                "it must return one for each"
-            )
         self._source_seconds += perf_counter() - started
-        return list(examples)
+        return read
 
     def _augment(self, stages: Stages, indices: list[Any], examples: list[Any]) -> list[Any]:
         result: list[Any] = []

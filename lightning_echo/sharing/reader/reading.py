@@ -29,6 +29,7 @@ from lightning_echo.protecting.seeding import EXAMPLE, Seeding
 from lightning_echo.sharing.packing import pack, pack_error
 from lightning_echo.sharing.reader.worker_start import WorkerStart
 from lightning_echo.sharing.window import CHUNK, Closed, Ring, TooLargeError, Window
+from lightning_echo.splitting.staged import examples_in
 from lightning_echo.splitting.stages import uncut_stages
 from lightning_echo.workers.dataset import EchoDataset
 from lightning_echo.workers.errors import InitThatSaysWhy, add_note
@@ -140,12 +141,7 @@ class Preparation:
         self._seeding.seed(EXAMPLE, chunk.first)
         wanted = range(chunk.first + chunk.skipped, chunk.first + len(chunk.indices))
         try:
-            examples = list(self._load_many(chunk.indices))
-            if len(examples) != len(chunk.indices):
-                raise ValueError(
-                    f"__getitems__ of the data set returned {len(examples)} examples for {len(chunk.indices)} indices: "
-                    "it must return one for each"
-                )
+            examples = examples_in(self._load_many(chunk.indices), chunk.indices)
         except Exception as error:  # as above
             add_note(error, f"(reading examples {chunk.indices!r} of the data set in one call)")
             for item in wanted:

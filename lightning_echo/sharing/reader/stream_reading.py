@@ -31,6 +31,7 @@ from lightning_echo.sharing.packing import END, ERROR, Packed, pack, pack_error
 from lightning_echo.sharing.reader.loader_parts import Unit, unit_of
 from lightning_echo.sharing.reader.worker_start import WorkerStart
 from lightning_echo.sharing.window import Closed, Ring, TooLargeError, Window
+from lightning_echo.splitting.staged import read_batch
 from lightning_echo.workers.dataset import EchoDataset
 from lightning_echo.workers.errors import add_note
 
@@ -242,10 +243,8 @@ class _Telling(EchoDataset):
     """See `_telling`; for data that is read by index."""
 
     def __getitems__(self, request: Any) -> Any:
-        dataset = self._echo_fetcher.dataset
         try:
-            many = getattr(dataset, "__getitems__", None)
-            return list(many(request) if many else [dataset[index] for index in request])
+            return read_batch(self._echo_fetcher.dataset, request)
         except Exception as error:
             return _failed(error)
 
