@@ -11,7 +11,7 @@ from torchvision import datasets
 from lightning_echo.insertion import InsertionPoint
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.protecting.protect import copy_example
-from lightning_echo.splitting.splits import find_split, make_stages
+from lightning_echo.splitting.splits import find_split, make_stages, weighed
 from lightning_echo.splitting.staged import StagedDataset
 from lightning_echo.workers.dataset import ExampleCache, Request
 
@@ -50,14 +50,14 @@ class TestMemory:
             point: EchoLoader(DataLoader(dataset, batch_size=4), 2, insertion_point=point, **options)
             for point in ("after_read", "before_augmentation")
         }
-        raw = find_split(dataset, raw=True).example_bytes
-        assert max(sizes[0], sizes[-1]) < raw < max(sizes[0], sizes[-1]) + 200  # of those that were looked at
+        raw = weighed(dataset, find_split(dataset, raw=True)).example_bytes
+        assert max(sizes[0], sizes[-1]) < raw < max(sizes) + 200  # of those that were looked at
         live = loaders["after_read"].buffer_size
         assert repr(loaders["after_read"]) == (
             "after_read, factor 2: reuse [read], redo [decode, Resize, RandomHorizontalFlip, PILToTensor]; "
             f"{live} live examples, {raw * live / 2**20:.3g} MiB{rule}; 0 workers"
         )
-        resized = find_split(dataset).example_bytes
+        resized = weighed(dataset, find_split(dataset)).example_bytes
         assert resized >= 12 * 16 * 4 > 0
         assert f"{resized * live / 2**20:.3g} MiB" in repr(loaders["before_augmentation"])
 
