@@ -47,11 +47,19 @@ class WorkerProcesses:
         Args:
             within: Seconds to wait for a worker that is dying. Its connections break before the process has ended.
         """
+        number = self.first_lost(within)
+        if number is None:
+            return None
+        process = self._processes[number]
+        return RuntimeError(f"DataLoader worker (pid {process.pid}) {_how(process.exitcode)}")
+
+    def first_lost(self, within: float = 0.0) -> int | None:
+        """Returns the number of the first worker that has died, or None. See `lost`."""
         deadline = time.monotonic() + within
         while True:
-            for process in self._processes:
+            for number, process in enumerate(self._processes):
                 if process.exitcode:
-                    return RuntimeError(f"DataLoader worker (pid {process.pid}) {_how(process.exitcode)}")
+                    return number
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_BETWEEN_LOOKS_SECONDS)

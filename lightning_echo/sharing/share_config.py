@@ -34,9 +34,10 @@ class ShareConfig:
         window: Memory for examples that are prepared and that not all trainings have taken. A string is a size with a unit
             (``"1GiB"``). A float between 0 and 1 is a share of the free memory. An integer is a number of bytes, at least 4096.
             The training that starts the reader sets the window.
-        restart: Whether a training starts another reader if the reader dies. Data that is not read by index (a stream, a loader
-            of whole batches) cannot be continued in the middle of a pass. There, ``True`` ends the training with an error when
-            the reader dies, and ``"pass"`` continues with the next pass.
+        restart: Whether a training starts another reader if the reader dies. If that one dies at the same example, there is an
+            error. Data that is not read by index (a stream, a loader of whole batches) cannot be continued in the middle of a
+            pass. There, ``True`` ends the training with an error when the reader dies, and ``"pass"`` continues with the next
+            pass.
         linger_seconds: How long the reader stays after the last training has left, in seconds.
         cluster: Which nodes share one reader. None: each node has its own. ``"ray"``: one node of the Ray cluster reads, and the
             readers of the other nodes get its examples over Ray. This needs ``behind="wait"``, data that is read by index, and

@@ -6,16 +6,13 @@ tell a process its rank in a job, or its devices, are removed from its environme
 
 from __future__ import annotations
 
-import functools
-import io
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 
@@ -24,8 +21,9 @@ from lightning_echo.fetching.source import Source
 from lightning_echo.log import LOGGER
 from lightning_echo.protecting.memory import bytes_in_words
 from lightning_echo.sharing.folder import log_of
+from lightning_echo.sharing.reader.by_value import dumped
 from lightning_echo.sharing.reader.loader_parts import parts_of
-from lightning_echo.sharing.reader.process import READY, Payload
+from lightning_echo.sharing.reader.process import FAILED, READY, Payload
 from lightning_echo.sharing.share_config import ShareConfig
 
 __all__ = ["ReaderError", "fitting_window", "name_of_process", "payload_of", "start_reader"]
@@ -57,9 +55,8 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], 
     """
     parts = parts_of(source)
     try:
-        with _main_by_value(), io.BytesIO() as target:
-            _Pickler(target).dump(parts)
-            data = target.getvalue()
+        with _main_by_value():
+            data = dumped(parts)
     except Exception as error:  # an object of the user's may raise anything when it is pickled
         raise TypeError(
             f"share={config.name!r} is impossible here: the data set, the sampler or worker_init_fn cannot be sent to the "
@@ -83,19 +80,6 @@ def payload_of(config: ShareConfig, source: Source, data_print: dict[str, str], 
         "starter": name_of_process(),
     }
     return Payload([path for path in sys.path if path] + [os.getcwd()], options, data)
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no type hints
-    """Also sends functions of a script that have a cache (``functools.lru_cache``). There, the cache is empty."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is functools._lru_cache_wrapper and value.__module__ in ("__main__", "__mp_main__"):
-            return _cached_again, (value.__wrapped__, value.cache_parameters())
-        return super().reducer_override(value)
-
-
-def _cached_again(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    return functools.lru_cache(**options)(function)
 
 
 def _by_hand(name: str) -> str:
@@ -135,12 +119,15 @@ def fitting_window(config: ShareConfig) -> int:
     return free // 2
 
 
-def start_reader(name: str, payload: Payload) -> None:
+def start_reader(name: str, payload: Payload) -> bool:
     """Starts a reader, and waits until trainings can come.
 
     Args:
         name: The name that is shared.
         payload: See `payload_of`.
+
+    Returns:
+        Whether trainings can come. If not, the reader was killed while it began.
 
     Raises:
         ReaderError: The reader could not begin. The message has the end of its log.
@@ -167,16 +154,18 @@ def start_reader(name: str, payload: Payload) -> None:
             process.communicate(payload.to_bytes())
         except BrokenPipeError:  # it has died: its log says why
             process.wait()
-        if status.readline() != READY:
-            raise ReaderError(f"the reader of share={name!r} could not begin. The end of its log:\n{log_tail(name)}")
+        said = status.readline()
+    if said == FAILED:
+        raise ReaderError(f"the reader of share={name!r} could not begin. {log_tail(name)}")
+    return said == READY
 
 
 def log_tail(name: str) -> str:
-    """Returns the end of a reader's log."""
+    """Returns a sentence with the end of a reader's log."""
     try:
-        return Path(log_of(name)).read_text(errors="replace")[-_LOG_TAIL:]
+        return f"The end of its log:\n{Path(log_of(name)).read_text(errors='replace')[-_LOG_TAIL:]}"
     except OSError as error:
-        return f"(no log: {error})"
+        return f"It has no log: {error}"
 
 
 def _environment() -> dict[str, str]:

@@ -170,6 +170,15 @@ class Window:
         """Returns the number of the worker that writes an item."""
         return (item // CHUNK - self.begin // CHUNK) % self.workers
 
+    def item_of(self, worker: int) -> int:
+        """Returns the item that a worker is at: the first one that it has not written."""
+        written = self._rows[:, 0].astype(np.int64) - 1
+        mine = written[(written >= self.begin) & (self.worker_of(written) == worker)]
+        if not len(mine):
+            return max(self.begin, (self.begin // CHUNK + worker) * CHUNK)
+        following = int(mine.max()) + 1
+        return following if following % CHUNK else following + (self.workers - 1) * CHUNK
+
     def is_blocked(self, item: int) -> bool:
         """Returns whether the worker of an item waits for room, which means that it waits for a training."""
         return bool(self._words[_word(self.worker_of(item), _BLOCKED)])

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["MOST_BYTES", "Gone", "WireError", "check_peer", "new_socket", "receive", "send"]
+__all__ = ["MOST_BYTES", "Gone", "WireError", "check_peer", "new_socket", "receive", "said_last", "send"]
 
 MOST_BYTES = 2**16
 _MOST_DESCRIPTORS = 1
@@ -88,6 +88,15 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
+
+
+def said_last(connection: socket.socket, name: str) -> dict[str, Any]:
+    """Returns the next message if it has this name, and leaves it there; otherwise an empty one."""
+    try:
+        message = _checked(connection.recv(MOST_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT), 0)
+    except (OSError, WireError):  # OSError: nothing has come, or the connection is closed
+        return {}
+    return message if name in message else {}
 
 
 def _checked(data: bytes, flags: int) -> dict[str, Any]:

@@ -228,23 +228,69 @@ def test_without_restart_a_dead_reader_is_an_error():
 
 
 class Deadly(Numbers):
-    """Kills the process that reads it, but not the one that makes it."""
+    """Kills the process that reads one of its examples, but not the one that makes it."""
 
-    def __init__(self, length):
+    def __init__(self, length, at):
         super().__init__(length)
-        self.maker = os.getpid()
+        self.at, self.maker = at, os.getpid()
 
     def __getitem__(self, index):
-        if os.getpid() != self.maker:
+        if index == self.at and os.getpid() != self.maker:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 
-def test_a_reader_whose_workers_die_before_the_first_example_is_an_error_and_no_endless_try():
-    loader = loader_of(Deadly(64), 8)
-    with pytest.raises(ReaderError, match="died before its first example"):
-        next(iter(loader))
-    loader.close()
+@pytest.mark.parametrize(("at", "workers"), [(0, 1), (70, 2)])
+def test_readers_whose_workers_die_twice_at_one_example_are_an_error_for_all_and_no_endless_row(at, workers, caplog):
+    caplog.set_level(logging.INFO, "lightning_echo")
+
+    def run():
+        loader = loader_of(Deadly(128, at), 8, shuffle=False, workers=workers, wait_for=2)
+        epoch, had = iter(loader), []
+        try:
+            for _ in range(at // 8):
+                had += next(epoch)["index"].tolist()
+            with pytest.raises(ReaderError, match=rf"has died twice at item {at} .*is killed by signal: Killed"):
+                next(epoch)
+        finally:
+            loader.close()
+        return had
+
+    for had in together(run, run):
+        assert had == list(range(at // 8 * 8))
+    assert caplog.text.count("is started, which takes") == 2
+
+
+class Waits(Numbers):
+    """In a worker of a reader, it reads nothing before a file is there."""
+
+    def __init__(self, length, mark):
+        super().__init__(length)
+        self.mark = str(mark)
+
+    def __getitem__(self, index):
+        while b"lightning_echo.sharing" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes() and not os.path.exists(self.mark):
+            time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+def test_a_reader_that_is_killed_before_its_first_example_is_followed_by_another_one(tmp_path):
+    def run():
+        loader = loader_of(Waits(LENGTH, tmp_path / "reads"), 8, wait_for=2)
+        try:
+            return epochs_of(loader, 1)
+        finally:
+            loader.close()
+
+    def kill():
+        wait_until(lambda: (said := _status_or_none()) and [one["at"] for one in said["trainings"]] == [0, 0], "both are in")
+        assert _written() == 0
+        kill_reader()
+        (tmp_path / "reads").touch()
+
+    *found, _ = together(run, run, kill)
+    for (epoch,) in found:
+        assert sorted(indices(epoch)) == list(range(LENGTH))
 
 
 class KillsOnce(Numbers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_echo.log import LOGGER
 from lightning_echo.sharing.cluster.ray_cluster import joined
 from lightning_echo.sharing.cluster.relay import Relay
-from lightning_echo.sharing.reader.process import left_parent, serve_payload
+from lightning_echo.sharing.reader.process import left_parent, serve_payload, telling_of_failure
 
 __all__ = ["main"]
 
@@ -20,12 +20,13 @@ def main(name: str, status: int) -> None:
         name: The name that is shared.
         status: Descriptor of the pipe to the training that waits.
     """
-    payload = left_parent()
-    options = payload.options
-    with joined(name, options["cluster"], options["print"]) as far:
-        if far is None:
-            LOGGER.info("this node reads for all nodes")
-            serve_payload(name, status, payload, gather_seconds=_GATHER_SECONDS)
-        else:
-            LOGGER.info("the reader on %s reads for this node", far.where)
-            serve_payload(name, status, payload, Relay(far, options["window_bytes"], LOGGER.warning))
+    with telling_of_failure(status):
+        payload = left_parent()
+        options = payload.options
+        with joined(name, options["cluster"], options["print"]) as far:
+            if far is None:
+                LOGGER.info("this node reads for all nodes")
+                serve_payload(name, status, payload, gather_seconds=_GATHER_SECONDS)
+            else:
+                LOGGER.info("the reader on %s reads for this node", far.where)
+                serve_payload(name, status, payload, Relay(far, options["window_bytes"], LOGGER.warning))

@@ -129,6 +129,10 @@ class _Relaying:
         assert self._window is not None
         return self._window
 
+    def lost_at(self) -> int | None:
+        """Returns None: there are no workers here."""
+        return None
+
     def close(self) -> None:
         """Ends the threads, and leaves the other node. A second call does nothing."""
         if self._is_closed:

@@ -2,7 +2,7 @@
 
 The training that starts the process sends the parts of its loader through a pipe, which is the standard input of the process. It
 never sends them over the socket. The process leaves its parent, so that it outlives the parent. When it is ready, it writes one
-line to the pipe ``STATUS``. If that pipe ends without a line, the reader could not begin.
+line to the pipe ``STATUS``; another one if it cannot begin. If that pipe ends without a line, the process was killed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,9 +28,9 @@ from lightning_echo.sharing.reader.server import Elsewhere, Server
 from lightning_echo.sharing.same_data import difference_of_code
 from lightning_echo.sharing.wire import new_socket
 
-__all__ = ["READY", "Payload", "left_parent", "main", "run_reader", "seed_of", "serve_payload"]
+__all__ = ["FAILED", "READY", "Payload", "left_parent", "main", "run_reader", "seed_of", "serve_payload", "telling_of_failure"]
 
-READY = b"ready\n"
+READY, FAILED = b"ready\n", b"failed\n"
 _HEADER = struct.Struct("<Q")
 
 
@@ -67,7 +68,19 @@ def main(name: str, status: int) -> None:
         name: The name that is shared.
         status: Descriptor of the pipe to the training that waits.
     """
-    serve_payload(name, status, left_parent())
+    with telling_of_failure(status):
+        serve_payload(name, status, left_parent())
+
+
+@contextmanager
+def telling_of_failure(status: int) -> Iterator[None]:
+    """Tells the training that waits if this process fails. If it is killed, it tells nothing."""
+    try:
+        yield
+    except BaseException:
+        with suppress(BrokenPipeError):  # the training has heard that this process is ready, and waits no more
+            os.write(status, FAILED)
+        raise
 
 
 def left_parent() -> Payload:
@@ -103,7 +116,6 @@ def serve_payload(
 
     def say() -> None:
         os.write(status, READY)
-        os.close(status)
 
     run_reader(
         name,

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, get_worker_info
@@ -23,22 +24,25 @@ from torch.utils.data import DataLoader, get_worker_info
 from lightning_echo.fetching.index_pipeline import index_order
 from lightning_echo.fetching.layout import Layout
 from lightning_echo.fetching.source import Source
+from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.hashing import mix
 from lightning_echo.planning.order import Order
 from lightning_echo.protecting.seeding import EXAMPLE, Seeding
 from lightning_echo.sharing.packing import pack, pack_error
+from lightning_echo.sharing.reader.by_value import sending_by_value
 from lightning_echo.sharing.reader.worker_start import WorkerStart
 from lightning_echo.sharing.window import CHUNK, Closed, Ring, TooLargeError, Window
 from lightning_echo.splitting.staged import examples_in
 from lightning_echo.splitting.stages import uncut_stages
 from lightning_echo.workers.dataset import EchoDataset
-from lightning_echo.workers.errors import InitThatSaysWhy, add_note
+from lightning_echo.workers.errors import add_note
 
 __all__ = ["Chunk", "Preparation", "Reading", "chunks", "distance_of", "order_of"]
 
 _NOISE = 21
 _MOST_APART = 2**18  # items: 0.4 s, 60 MiB
 _PREFETCHED_CHUNKS = 2  # per worker
+_MOST_DYING_SECONDS = 1.0
 
 
 def distance_of(length: int) -> int:
@@ -204,6 +208,7 @@ class Reading:
         self._when_lost = when_lost
         dataset: Any = EchoDataset(Preparation(loader.dataset, self.window, seed))
         requests: Any = chunks(order_of(source, seed), begin)
+        self._workers = WorkerProcesses(WorkerStart(sockets, loader.worker_init_fn))
         self._chunks = iter(
             DataLoader(
                 dataset,
@@ -211,8 +216,8 @@ class Reading:
                 collate_fn=_as_it_is,
                 num_workers=loader.num_workers,
                 prefetch_factor=_PREFETCHED_CHUNKS,
-                worker_init_fn=InitThatSaysWhy(WorkerStart(sockets, loader.worker_init_fn)),
-                multiprocessing_context=loader.multiprocessing_context,
+                worker_init_fn=self._workers.worker_init_fn,
+                multiprocessing_context=self._workers.noted_by(sending_by_value(loader.multiprocessing_context or get_context())),
             )
         )
         self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)
@@ -227,6 +232,11 @@ class Reading:
         except BaseException as error:  # handed on to the thread that serves the trainings
             if not self.window.is_closed:
                 self._when_lost(error)
+
+    def lost_at(self) -> int | None:
+        """Returns the item at which a worker has died; None if none has."""
+        worker = self._workers.first_lost(_MOST_DYING_SECONDS)
+        return None if worker is None else self.window.item_of(worker)
 
     def close(self) -> None:
         """Ends the workers."""

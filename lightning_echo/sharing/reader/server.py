@@ -11,6 +11,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +26,7 @@ from lightning_echo.sharing.same_data import difference, in_short
 from lightning_echo.sharing.window import Window
 from lightning_echo.sharing.wire import Gone, WireError, check_peer, receive, send
 
-__all__ = ["Elsewhere", "Reads", "Server", "Start"]
+__all__ = ["CannotBegin", "Elsewhere", "Reads", "Server", "Start"]
 
 
 _LOOK_SECONDS = 0.2
@@ -57,8 +58,15 @@ class Reads(Protocol):
     def window(self) -> Window:
         """The window."""
 
+    def lost_at(self) -> int | None:
+        """Returns the item at which a worker has died; None if none has, or if that is not known."""
+
     def close(self) -> None:
         """Ends the work."""
+
+
+class CannotBegin(RuntimeError):
+    """No training can enter. The next reader of these trainings would fail, too."""
 
 
 class Elsewhere(Protocol):
@@ -146,7 +154,7 @@ class Server:
         """Serves, until the last training has left for long enough.
 
         Raises:
-            RuntimeError: The workers cannot go on.
+            RuntimeError: The workers cannot begin, or cannot go on.
         """
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -158,13 +166,17 @@ class Server:
                     act()
                 self._move_low()
                 if len(self._trainings.entered) < len(self._trainings.all):
-                    self._let_enter()
+                    self._let_enter_or_fail()
+        except Exception as error:
+            LOGGER.exception("ends")  # now, because a training shows the end of the log as soon as this reader has left
+            self._say_why(error)
+            raise
         finally:
             self.close()
 
     def close(self) -> None:
         """Closes the connections, then ends the workers. In this order, a training can start another reader at once."""
-        self._when_over()
+        self._let_nobody_come()
         self._listener.close()
         self._trainings.all.clear()
         for peer in list(self._peers.values()):
@@ -173,6 +185,11 @@ class Server:
         self._selector.close()
         self._wake_here.close()
         self._wake_there.close()
+
+    def _let_nobody_come(self) -> None:
+        """Calls ``when_over``, once: the next reader may be at that place soon."""
+        when_over, self._when_over = self._when_over, lambda: None
+        when_over()
 
     def _is_over(self) -> bool:
         if self._trainings.all:
@@ -184,7 +201,6 @@ class Server:
 
     def _hear_lost(self) -> None:
         assert self._lost is not None  # it is set before the socket is written to
-        LOGGER.error("ends: %s", self._lost)  # now, because a training shows the end of the log as soon as this reader has left
         raise RuntimeError(f"the reader's workers cannot go on: {self._lost}") from self._lost
 
     def _on_lost(self, error: BaseException) -> None:
@@ -231,9 +247,7 @@ class Server:
                 self._trainings.all.remove(peer.training)
                 LOGGER.info("%s has left", peer.training.label)
                 self._move_low()
-                if len(self._trainings.entered) < len(self._trainings.all):
-                    self._let_enter()
-                elif not self._trainings.all:
+                if not self._trainings.all:
                     self._end_reading()  # nobody takes what it reads, and another node would wait for this one
 
     # ------------------------------------------------------------------ what they say
@@ -311,7 +325,9 @@ class Server:
         if differs := difference(theirs, self._print):
             if self._had_training and not self._trainings.all and self._linger_seconds < float("inf"):
                 LOGGER.info("ends: a training of this name has other data: %s", differs)
-                self._is_outdated = True  # the training finds the connection closed, and starts another reader
+                self._is_outdated = True  # the training starts another reader
+                self._let_nobody_come()
+                self._send_last(peer, {"over": differs[:_MOST_TEXT]})
             else:
                 send(peer.connection, {"refused": differs[:_MOST_TEXT], "whose": self._who()})
             self._drop(peer)
@@ -333,7 +349,29 @@ class Server:
         )
         self._trainings.all.append(peer.training)
         self._had_training = True
-        self._let_enter()
+
+    def _let_enter_or_fail(self) -> None:
+        try:
+            self._let_enter()
+        except Exception as error:  # of the user's sampler, of what is sent to workers, of the system
+            raise CannotBegin(f"{type(error).__name__}: {error}") from error
+
+    def _say_why(self, error: Exception) -> None:
+        """Tells all trainings why this reader ends.
+
+        What keeps trainings from entering would keep them from the next reader, too: they end. Otherwise they try again.
+        """
+        self._let_nobody_come()
+        at = None if self._reading is None else self._reading.lost_at()
+        ends = {"failed": str(error)[:_MOST_TEXT], "at": at}
+        for peer in list(self._peers.values()):
+            if peer.training is not None:
+                has_hope = peer.training.cursor is None and not isinstance(error, CannotBegin)
+                self._send_last(peer, {"over": ends["failed"]} if has_hope else ends)
+
+    def _send_last(self, peer: _Peer, message: dict[str, Any]) -> None:
+        with suppress(Gone, OSError):  # it has left, or does not listen
+            send(peer.connection, message)
 
     def _let_enter(self) -> None:
         """Lets waiting trainings enter. If the reader has not begun, it begins as soon as enough of them have come."""

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.hashing import mix
 from lightning_echo.protecting.randomness import seed_all
 from lightning_echo.sharing.packing import END, ERROR, Packed, pack, pack_error
+from lightning_echo.sharing.reader.by_value import sending_by_value
 from lightning_echo.sharing.reader.loader_parts import Unit, unit_of
 from lightning_echo.sharing.reader.worker_start import WorkerStart
 from lightning_echo.sharing.window import Closed, Ring, TooLargeError, Window
@@ -107,6 +109,10 @@ class StreamReading:
         self._thread = threading.Thread(target=self._pump, name="lightning_echo-reading", daemon=True)
         self._thread.start()
 
+    def lost_at(self) -> int | None:
+        """Returns None: another reader begins with another pass."""
+        return None
+
     def close(self) -> None:
         """Ends the workers."""
         self.window.close_for_writers()
@@ -125,11 +131,12 @@ class StreamReading:
             options["batch_sampler"] = loader.batch_sampler
         else:
             options |= {"batch_size": None, "sampler": None if source.reads_stream else loader.sampler}
+        context = sending_by_value(loader.multiprocessing_context or get_context())
         return DataLoader(
             _telling(loader.dataset),
             num_workers=loader.num_workers,
             worker_init_fn=self._workers.worker_init_fn,
-            multiprocessing_context=self._workers.noted_by(loader.multiprocessing_context) if loader.num_workers else None,
+            multiprocessing_context=self._workers.noted_by(context) if loader.num_workers else None,
             **options,
         )
 

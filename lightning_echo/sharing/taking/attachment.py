@@ -7,7 +7,7 @@ attaches to the next reader (`Attachment._succeed`, ``connecting.py``):
   item that the window lacks. A training that the reader waits for, and that comes in time, loses nothing and gets nothing twice.
 * A stream, or whole batches: a reader cannot begin within a pass. The training ends with a `ReaderError`. With
   ``share.restart="pass"`` it goes on with the next pass (`SharedStream.follow`).
-* With ``share.restart=False``, or if the reader died before its first example, the training ends with a `ReaderError`.
+* With ``share.restart=False``, or if a reader dies where the one before it died, the training ends with a `ReaderError`.
 
 The ranks of a training must miss the same items. So they ask the reader before they take a round of items, and it gives all ranks
 the same answer (``reader/agreeing.py``).
@@ -132,6 +132,7 @@ class Attachment:
         self._shift = 0  # with several ranks: how much later the taken items are, if this rank was too late for the agreed ones
         self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
         self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for later
+        self._died_at: int | None = None  # where the last reader has died: an item, or how many items of a stream it has given
         self._is_stopped, self._pid = False, os.getpid()
         self.waited = Waited()
         self.saved_cpu_seconds = 0.0
@@ -297,6 +298,9 @@ class Attachment:
         except (Gone, OSError):  # the reader has ended: its window is not overwritten any more
             self._agreed = item
             return
+        if "failed" in answer:  # as above
+            self._agreed = item
+            return
         self._note_told(item)
         if "jump" in answer:
             raise self._missed(item, int(answer["jump"]))
@@ -406,20 +410,25 @@ class Attachment:
         Raises:
             ReaderError: No reader follows.
         """
-        window, config = link.window, self._config
+        window, config, said = link.window, self._config, link.why_it_ended()
+        why = f" ({said['failed']})" if said else ""
         if not config.restart:
             raise ReaderError(
-                f"the reader of share={config.name!r} has died, and share.restart is False. The end of its log:\n"
-                f"{log_tail(config.name)}"
+                f"the reader of share={config.name!r} has died{why}, and share.restart is False. {log_tail(config.name)}"
             )
-        if window.last_written < window.begin:
-            raise ReaderError(
-                f"the reader of share={config.name!r} has died before its first example. The end of its log:\n"
-                f"{log_tail(config.name)}"
-            )
-        LOGGER.warning("share=%r: the reader has died; another one is started", config.name)
         first = max(self._next, link.place.item)  # this thread may be ahead of what the training takes
-        wish = self.group.round_of(window.end_from(first)) if self._follow is None else self._follow(window, first)
+        lacking = window.end_from(first)
+        died_at = said.get("at")
+        if died_at is None:
+            died_at = lacking if self._follow is None else lacking - link.place.item
+        if died_at == self._died_at:
+            raise ReaderError(
+                f"the reader of share={config.name!r} has died twice at item {died_at}{why}, and another one would do the same. "
+                f"{log_tail(config.name)}"
+            )
+        self._died_at = died_at
+        LOGGER.warning("share=%r: the reader has died%s; another one is started", config.name, why)
+        wish = self.group.round_of(lacking) if self._follow is None else self._follow(window, first)
         return self._connector.connect(wish, goes_on=True, expected=window.trainings, is_over=is_over)
 
     def stop(self) -> None:

@@ -15,16 +15,16 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_echo.log import LOGGER
 from lightning_echo.sharing.folder import FileLock, socket_of, starter_lock_of
 from lightning_echo.sharing.reader.process import Payload
 from lightning_echo.sharing.same_data import in_short
 from lightning_echo.sharing.share_config import ShareConfig
-from lightning_echo.sharing.starting import ReaderError, name_of_process, start_reader
+from lightning_echo.sharing.starting import ReaderError, log_tail, name_of_process, start_reader
 from lightning_echo.sharing.window import Window
-from lightning_echo.sharing.wire import Gone, check_peer, new_socket, receive, send
+from lightning_echo.sharing.wire import Gone, check_peer, new_socket, receive, said_last, send
 
 __all__ = ["Connector", "Group", "Link", "Place", "SharedDataDiffers", "Succession"]
 
@@ -36,6 +36,10 @@ _SAY_AFTER_SECONDS = 3.0  # a longer wait is logged
 
 class SharedDataDiffers(ValueError):
     """Another training has other data under the same name."""
+
+
+class _Over(Exception):
+    """The reader has said that it ends, and that another one may follow."""
 
 
 class Group(NamedTuple):
@@ -105,6 +109,10 @@ class Link(NamedTuple):
     window: Window
     place: Place
 
+    def why_it_ended(self) -> dict[str, Any]:
+        """Returns the reader's last message, with ``failed`` and ``at``; an empty one if it was killed."""
+        return said_last(self.connection, "failed")
+
     def wait_for_end(self) -> None:
         """Waits until the reader has ended, or until this side hangs up."""
         poll = select.poll()
@@ -155,9 +163,9 @@ class Connector:
 
         Raises:
             SharedDataDiffers: The reader has other data.
-            ReaderError: No reader could begin.
+            ReaderError: No reader could begin, or two were killed before they answered.
         """
-        lock = FileLock(starter_lock_of(self._config.name))
+        lock, killed = FileLock(starter_lock_of(self._config.name)), 0
         while True:
             found = self._connected()
             if found is None and lock.try_to_hold():
@@ -166,8 +174,9 @@ class Connector:
                     if found is None:
                         payload = self._payload()
                         payload.options["expected"] = expected
-                        start_reader(self._config.name, payload)
                         self._has_started = True
+                        killed += not start_reader(self._config.name, payload)
+                        self._check_again(killed)
                         continue
             if found is not None:
                 connection, pidfd = found
@@ -177,13 +186,24 @@ class Connector:
                     connection.close()
                     if pidfd >= 0:
                         os.close(pidfd)
-                    if not isinstance(error, Gone):  # Gone: the reader ended, or died, before it answered
+                    if isinstance(error, Gone):  # it was killed before it answered
+                        killed += 1
+                        self._check_again(killed)
+                    elif not isinstance(error, _Over):
                         raise
                 else:
                     return Link(connection, pidfd, window, place)
             if is_over():
                 raise ReaderError("the training has ended")
             time.sleep(_BETWEEN_TRIES_SECONDS)
+
+    def _check_again(self, killed: int) -> None:
+        """Raises an error if no other reader is started after so many that were killed before they answered."""
+        if killed > 1 or (killed and self._has_started and not self._config.restart):
+            times = "twice " if killed > 1 else ""
+            raise ReaderError(
+                f"the reader of share={self._config.name!r} has died {times}before it answered. {log_tail(self._config.name)}"
+            )
 
     def _connected(self) -> tuple[socket.socket, int] | None:
         """Returns a connection to a living reader and its pidfd; None if there is no reader."""
@@ -229,6 +249,14 @@ class Connector:
                 "another name for other data. If the difference decides nothing about examples, name it in all trainings: "
                 'ShareConfig(ignore=("log_dir",))'
             )
+        if "failed" in message:
+            raise ReaderError(
+                f"the reader of share={config.name!r} could not begin: {message['failed']}. {log_tail(config.name)}"
+            )
+        if "over" in message:
+            LOGGER.info("share=%r: the reader that was there ends: %s", config.name, message["over"])
+            self._has_started = False
+            raise _Over
         welcome = message["welcome"]
         if not self._has_started:
             LOGGER.info("share=%r: takes examples from the reader that is there: %s", config.name, welcome["whose"])

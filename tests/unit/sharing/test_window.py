@@ -197,3 +197,15 @@ def test_it_says_who_is_waited_for(make):
     window.slowest_label = "é" * 100  # cut within a letter
     assert window.slowest_label.startswith("é" * 60)
     assert window.has(0) is False
+
+
+@pytest.mark.parametrize("begin", [0, 40])
+def test_the_item_that_a_worker_is_at_is_the_first_that_it_has_not_written(make, begin):
+    window = make(2**16, workers=2, begin=begin)
+    rings = [Ring(window, number) for number in range(2)]
+    at = [begin, (begin // CHUNK + 1) * CHUNK]
+    assert [window.item_of(number) for number in range(2)] == at
+    for number, count in ((0, 3), (1, CHUNK)):
+        for item in range(at[number], at[number] + count):
+            rings[number].put(item, 0, [b"a"], 1)
+    assert [window.item_of(number) for number in range(2)] == [begin + 3, at[1] + 2 * CHUNK]

@@ -145,7 +145,7 @@ def test_of_a_reader_from_which_nothing_was_taken_yet_all_that_it_has_published_
     window = Shelf(20)
     window.low, window.last_written = 10, 19
     attachment._next = 5  # of the reader before it
-    attachment._succeed(SimpleNamespace(window=window, place=Place(10, 1, False)), lambda: False)
+    attachment._succeed(SimpleNamespace(window=window, place=Place(10, 1, False), why_it_ended=dict), lambda: False)
     assert wishes == [(20, True)]
 
 

@@ -1,0 +1,176 @@
+"""Readers that fail or are killed before they have answered: each training ends with the reason, or gets the next reader."""
+
+import os
+import threading
+from contextlib import suppress
+
+import pytest
+from torch.utils.data import DataLoader
+
+from lightning_echo.fetching.source import Source
+from lightning_echo.sharing.folder import socket_of
+from lightning_echo.sharing.reader.loader_parts import loader_of, parts_of
+from lightning_echo.sharing.reader.process import Payload, run_reader
+from lightning_echo.sharing.share_config import ShareConfig
+from lightning_echo.sharing.starting import ReaderError
+from lightning_echo.sharing.taking import connecting
+from lightning_echo.sharing.taking.connecting import Connector, Group
+from lightning_echo.sharing.wire import new_socket
+
+WITHIN_SECONDS = 60
+DATA = {"data set": "range of 64"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(tmp_path))
+
+
+class Sampler:
+    """Yields so many of 64 indices, or raises an error."""
+
+    def __init__(self, yields):
+        self.yields = yields
+
+    def __len__(self):
+        return 64
+
+    def __iter__(self):
+        if self.yields is None:
+            raise KeyError("there are no weights")
+        return iter(range(self.yields))
+
+
+def reads(name, data=DATA, linger_seconds=0.2, **options):
+    """A reader in a thread in place of a process."""
+    loader = DataLoader(range(64), **{"num_workers": 1, **options})
+    source = Source(loader_of(parts_of(Source(loader)), 0))
+    ready = threading.Event()
+
+    def run():
+        with suppress(RuntimeError):  # which ends its process, and is in its log
+            run_reader(name, source, data_print=data, window_bytes=8192, linger_seconds=linger_seconds, when_ready=ready.set)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ready.wait(WITHIN_SECONDS)
+    return thread
+
+
+def is_killed(name):
+    """A reader that is killed when a training has said hello."""
+    with suppress(FileNotFoundError):  # of the one before it
+        os.unlink(socket_of(name))
+    listener = new_socket()
+    listener.bind(socket_of(name))
+    listener.listen()
+
+    def run():
+        with listener:
+            connection, _ = listener.accept()
+            connection.recv(2**16)
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def is_killed_early(name):
+    return None
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What is started in place of processes, in this order; and which of these were started."""
+    wanted, threads = [], []
+
+    def start(name, payload):
+        assert wanted, "one more reader is started"
+        threads.append(wanted.pop(0)(name))
+        return threads[-1] is not None
+
+    monkeypatch.setattr(connecting, "start_reader", start)
+    yield wanted, threads
+    for thread in threads:
+        if thread is not None:
+            thread.join(WITHIN_SECONDS)
+            assert not thread.is_alive()
+
+
+def connector(data=DATA, **share):
+    return Connector(ShareConfig("data", **share), lambda: Payload([], {}, b""), data, Group.of_one())
+
+
+def enters(each):
+    """Enters, and leaves. Returns the place."""
+    link = each.connect(None, goes_on=False)
+    link.hang_up()
+    link.close()
+    return link.place.item
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 122 worker processes")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"sampler": Sampler(None)}, "KeyError: 'there are no weights'"),
+        ({"sampler": Sampler(40)}, "the sampler yielded too few items in pass 0: its length is 64"),
+        ({"num_workers": 122}, "a shared loader may have up to 121 workers, got 122"),
+    ],
+)
+def test_what_keeps_the_reader_from_beginning_ends_all_trainings_with_the_reason_after_one_start(started, options, reason):
+    wanted, _ = started
+    wanted.append(lambda name: reads(name, **options))
+    errors = []
+
+    def trains():
+        with pytest.raises(ReaderError) as error:
+            enters(connector(wait_for=2))
+        errors.append(str(error.value))
+
+    trainings = [threading.Thread(target=trains) for _ in range(2)]
+    for training in trainings:
+        training.start()
+    for training in trainings:
+        training.join(WITHIN_SECONDS)
+    assert len(errors) == 2
+    for error in errors:
+        assert reason in error
+    assert wanted == []
+
+
+@pytest.mark.parametrize("first", [is_killed, is_killed_early])
+def test_after_a_reader_that_was_killed_before_it_answered_one_other_is_started(started, first):
+    wanted, threads = started
+    wanted += [first, reads]
+    assert enters(connector()) == 0
+    assert len(threads) == 2
+
+
+@pytest.mark.parametrize(
+    ("restart", "several", "said"),
+    [
+        (True, [is_killed, is_killed], "has died twice before it answered"),
+        (True, [is_killed_early, is_killed], "has died twice before it answered"),
+        (False, [is_killed], "has died before it answered"),
+        (False, [is_killed_early], "has died before it answered"),
+    ],
+)
+def test_a_second_one_that_was_killed_is_an_error_and_without_restart_the_first(started, restart, several, said):
+    wanted, threads = started
+    wanted += several
+    with pytest.raises(ReaderError, match=said):
+        enters(connector(restart=restart))
+    assert len(threads) == len(several)
+
+
+def test_a_reader_that_ends_because_its_data_is_outdated_does_not_count_as_killed(started):
+    wanted, threads = started
+    wanted.append(lambda name: reads(name, linger_seconds=WITHIN_SECONDS))
+    assert enters(connector()) == 0
+    edited = {**DATA, "dataset.p": "0.5"}
+    wanted.append(lambda name: reads(name, edited))
+    assert enters(connector(edited, restart=False)) == 0
+    assert len(threads) == 2
