@@ -173,7 +173,7 @@ class _Reads(CachedReads):
     """The reads of a data set in this process. When a transform of the data set is replaced, they are made anew."""
 
     def __init__(self, caching: Caching, dataset: Any) -> None:
-        store = ExampleStore(caching.store.arena, caching.store.name)  # so that the first hit is audited
+        store = ExampleStore(caching.store.arena, caching.store.name, caching.store.data)  # so that the first hit is audited
         super().__init__(replace(caching, store=store), dataset, uncut_stages(dataset), preserves=True)
         self._inside, self._description = dataset, describe(dataset)
         self._transforms = list(_transforms_in(dataset, self._description))

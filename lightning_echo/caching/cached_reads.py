@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from lightning_echo.caching.example_store import ExampleStore, Lookups, StaleCacheError
+from lightning_echo.caching.example_store import BESIDE, ExampleStore, Lookups, StaleCacheError
 from lightning_echo.caching.keys import Keys
 from lightning_echo.caching.nodes.board import FromOthers
 from lightning_echo.caching.record import digest_of
@@ -96,7 +96,7 @@ class CachedReads:
     def __init__(self, caching: Caching, dataset: Any, stages: Stages, *, preserves: bool = False) -> None:
         self._around_reads: Callable[[], AbstractContextManager[None]] = preserved_random_states if preserves else nullcontext
         self._store, self._keys, self._held = caching.store, Keys(dataset), caching.make_held(dataset, stages)
-        if self._keys.count != (count := caching.store.arena.keys - 1):
+        if self._keys.count != (count := caching.store.arena.keys - BESIDE):
             raise StaleCacheError(
                 f"the data set has {self._keys.count:,} examples here, and had {count:,} when the cache was made: give all "
                 "workers the same data set, or leave the cache out"
@@ -301,8 +301,8 @@ class CachedReads:
                     f"{type(read[0]).__name__} cannot be compared, so that they are read each time: {error}"
                 )
                 return
-            arena.put(arena.keys - 1, [self._digest])
-        first = arena.get(arena.keys - 1)
+            arena.put(self._keys.count, [self._digest])
+        first = arena.get(self._keys.count)
         if first is None:
             return
         self._check_at = ()

@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 
 from lightning_echo.caching.arena import Arena
 from lightning_echo.caching.kept import refusal
-from lightning_echo.caching.record import decode, encode, is_whole
+from lightning_echo.caching.record import decode, encode, is_whole, owner_in, owner_of
 from lightning_echo.protecting.difference import difference
 
-__all__ = ["MISSING", "ExampleStore", "LookedUp", "Lookups", "StaleCacheError"]
+__all__ = ["BESIDE", "MISSING", "ExampleStore", "LookedUp", "Lookups", "StaleCacheError"]
+
+BESIDE = 2
+"""Records behind those of the examples: what the workers have agreed on, and what the examples are made from."""
 
 MISSING = object()
 """What `ExampleStore` returns for an example that is not held."""
@@ -54,10 +57,12 @@ class ExampleStore:
         arena: Where the examples are. Its keys are those of `Keys`.
         name: The name under which the examples are kept after the job; None: they are not kept. A kept example consists of types
             that can be read without running code, and is checked at its first hit in a process.
+        data: A number of 32 bits that stands for the data. Each record says of which data it is, and of which key.
 
     Attributes:
         arena: As given.
         name: As given.
+        data: As given.
         lookups: Hits and misses of this process.
 
     Example:
@@ -66,8 +71,8 @@ class ExampleStore:
         (True, True, {'label': 7}, Lookups(hits=1, misses=1))
     """
 
-    def __init__(self, arena: Arena, name: str | None = None) -> None:
-        self.arena, self.name = arena, name
+    def __init__(self, arena: Arena, name: str | None = None, data: int = 0) -> None:
+        self.arena, self.name, self.data = arena, name, data
         self._hits = self._misses = self._received = 0
         self._audit_at = 1
         self._checked = bytearray(0 if name is None else arena.keys // 8 + 1)  # a bit for each key: there may be 10^7
@@ -85,7 +90,7 @@ class ExampleStore:
             are_fresh: Whether these are fresh examples. Examples that are read again after a resume are not counted or audited.
 
         Raises:
-            StaleCacheError: A kept record is damaged.
+            StaleCacheError: A kept record is damaged, or a record is that of another example.
         """
         find, is_kept = self.arena.get, self.name is not None
         found: list[Any] = []
@@ -96,7 +101,7 @@ class ExampleStore:
                 found.append(MISSING)
                 missing.append(place)
             else:
-                found.append(self._of_file(key, record) if is_kept else decode(record))
+                found.append(self._of_file(key, record) if is_kept else self._of_job(key, record))
         if not are_fresh:
             return LookedUp(found, missing, [])
         before = self._hits
@@ -104,9 +109,18 @@ class ExampleStore:
         self._misses += len(missing)
         return LookedUp(found, missing, self._to_audit(before, found) if self._hits >= self._audit_at else [])
 
-    def decoded(self, record: Any) -> Any:
+    def _of_job(self, key: int, record: Any) -> Any:
+        """Returns the example of a record that this job has written, on this node or on another one."""
+        if owner_in(record) != owner_of(self.data, key):
+            raise StaleCacheError(
+                f"the cache is damaged: the record of example {key} is that of another example, or of other data. Leave the "
+                "cache out, and please report this"
+            )
+        return decode(record)
+
+    def decoded(self, key: int, record: Any) -> Any:
         """Returns the example of a record that another node holds."""
-        return decode(record, trusted=self.name is None)
+        return self._of_job(key, record)
 
     def count_as_hits(self, misses: int) -> None:
         """Counts this number of misses as hits, because another node has sent the examples and they need not be read."""
@@ -127,7 +141,7 @@ class ExampleStore:
     def _of_file(self, key: int, record: Any) -> Any:
         """Returns the example of a record that may have been written by another job."""
         if not self._checked[key >> 3] & (bit := 1 << (key & 7)):
-            if not is_whole(record, key):
+            if not is_whole(record, owner_of(self.data, key)):
                 raise StaleCacheError(
                     f"the cache {self.name!r} is damaged: the record of example {key} is not what was written. Remove its file"
                 )
@@ -168,14 +182,14 @@ class ExampleStore:
         """
         if key in self.arena or self.arena.counts.is_frozen:
             return False
-        record = encode(example, checksum=self.name is not None, key=key)
+        record = encode(example, checksum=self.name is not None, owner=owner_of(self.data, key))
         if self.name is not None and not record.is_plain:
             raise TypeError(refusal(example, self.name))
         return self.arena.put(key, record.parts)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for another process. That process counts by itself, from 0."""
-        return {"arena": self.arena, "name": self.name}
+        return {"arena": self.arena, "name": self.name, "data": self.data}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        ExampleStore.__init__(self, state["arena"], state["name"])
+        ExampleStore.__init__(self, state["arena"], state["name"], state["data"])

@@ -1,10 +1,12 @@
 """A cache that is kept under a name: its file, and what the file says about its contents.
 
-The file is ``<path>/<name>.cache``. Beside the examples it says what they are: the classes and lengths of the data sets that read
-them, and what is held of them (`Contents`). A job with another data set, or with other transforms before the cut, cannot use the
-file. Names alone do not show every difference, so examples are compared, too. The process that makes the file puts a few examples
-into it before the file appears. A process that opens the file reads up to eight of the held examples again, and compares
-(``loader_cache.py``).
+The file is ``<path>/<name>-<hold>-<digest>.cache``, where the digest is that of the fingerprint of all that decides what an
+example is (``records/made_from.py``). So a job with other labels, another data set or other transforms before the cut has another
+file, and each finds its own again. Beside the examples the file holds the fingerprint, so that the log can name the difference.
+
+A fingerprint does not show what lies in the files of the user's. So examples are compared, too. The process that makes the file
+puts a few examples into it before the file appears. A process that opens the file reads up to eight of the held examples again,
+and compares (``loader_cache.py``).
 
 Several jobs may use the file at the same time. They fill it together. If several make the file at the same time, all use the file
 of the first.
@@ -12,6 +14,7 @@ of the first.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -19,13 +22,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from lightning_echo.caching.arena import Arena
-from lightning_echo.caching.arena_file import ArenaError
+from lightning_echo.caching.arena_file import ArenaError, open_own
 from lightning_echo.caching.cache_config import CacheConfig
-from lightning_echo.caching.record import encode
+from lightning_echo.caching.record import decode, encode, owner_of
+from lightning_echo.protecting.fingerprints.fingerprint import Fingerprint
 
-__all__ = ["Contents", "file_of", "open_kept", "refusal", "way_out"]
+__all__ = ["Contents", "file_of", "is_any_there", "open_kept", "refusal", "way_out", "why_another"]
 
 _MOST_BYTES = 1000  # of a text in the file
+_END, _DIGEST = ".cache", 16  # end of a file's name, and characters of the digest before it
 _TRIES = 10  # to open or to make the file, while others make and remove it
 
 
@@ -72,30 +77,61 @@ class Contents(NamedTuple):
         return ""
 
 
-def file_of(config: CacheConfig) -> str:
-    """Returns the path of the file."""
+def file_of(config: CacheConfig, hold: str, made_from: Fingerprint) -> str:
+    """Returns the path of the file.
+
+    Args:
+        config: The options.
+        hold: What is held of an example.
+        made_from: The fingerprint of what the examples are made from.
+    """
     assert config.path is not None  # a name needs a path
-    return os.path.join(config.path, f"{config.name}.cache")
+    return os.path.join(config.path, f"{config.name}-{hold}-{made_from.digest()}{_END}")
 
 
-def way_out(config: CacheConfig) -> str:
+def is_any_there(config: CacheConfig) -> bool:
+    """Returns whether there is any file under the name."""
+    return config.name is not None and bool(glob.glob(f"{glob.escape(f'{config.path}/{config.name}')}-*{_END}"))
+
+
+def why_another(path: str, made_from: Fingerprint) -> str:
+    """Returns, for the log, why a file is made although there is one under its name; empty if there is none. It never fails.
+
+    Args:
+        path: The path of the new file.
+        made_from: The fingerprint of what its examples are made from.
+    """
+    others = glob.glob(glob.escape(path[: -_DIGEST - len(_END)]) + "?" * _DIGEST + _END)
+    try:
+        newest = max(others, key=os.path.getmtime)
+        arena = Arena(open_own(newest))
+        found = Fingerprint(**decode(arena.get(arena.keys - 1), trusted=False))
+        return f"{newest} is of other data ({found.difference(made_from)})"
+    except (ValueError, TypeError, OSError, ArenaError):
+        return ""
+
+
+def way_out(config: CacheConfig, path: str) -> str:
     """Returns what the user can do if the file does not fit."""
-    return f"Give another cache.name, or remove {file_of(config)} to begin anew"
+    return f"Give another cache.name than {config.name!r}, or remove {path}"
 
 
-def open_kept(config: CacheConfig, keys: int, begin: Callable[[], tuple[Contents, dict[int, Any]]]) -> tuple[Arena, Contents]:
+def open_kept(
+    config: CacheConfig, path: str, keys: int, data: int, begin: Callable[[], tuple[Contents, dict[int, Any]]]
+) -> tuple[Arena, Contents]:
     """Returns the arena that is kept under a name, and what it holds. If there is none, it is made.
 
     Args:
         config: The options.
+        path: The path of its file.
         keys: Number of keys.
+        data: A number that stands for the data, see `encode`.
         begin: Called if the arena is made. It returns what the arena will hold, and the first examples for it, by key.
 
     Raises:
         ValueError: The file cannot be used.
         TypeError: An example contains a type that cannot be kept.
     """
-    path = file_of(config)
     try:
         for _ in range(_TRIES):
             try:
@@ -105,7 +141,7 @@ def open_kept(config: CacheConfig, keys: int, begin: Callable[[], tuple[Contents
             else:
                 return arena, Contents.from_bytes(arena.note)
             contents, examples = begin()
-            records = {key: _record(config, key, example) for key, example in examples.items()}
+            records = {key: _record(config, owner_of(data, key), example) for key, example in examples.items()}
             try:
                 return Arena.create_file(path, keys, config.bytes_of(), contents.to_bytes(), records), contents
             except FileExistsError:  # another job was quicker
@@ -117,8 +153,8 @@ def open_kept(config: CacheConfig, keys: int, begin: Callable[[], tuple[Contents
     raise ValueError(f"cache.name={config.name!r} cannot be used: {path} comes and goes; give this job a name of its own")
 
 
-def _record(config: CacheConfig, key: int, example: Any) -> Any:
-    record = encode(example, checksum=True, key=key)
+def _record(config: CacheConfig, owner: int, example: Any) -> Any:
+    record = encode(example, checksum=True, owner=owner)
     if not record.is_plain:
         raise TypeError(refusal(example, config.name))
     return record.parts

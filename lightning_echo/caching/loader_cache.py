@@ -11,6 +11,7 @@ Workers start and end, and a reload makes new loaders, but the examples stay. Wh
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,9 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.cached_reads import Caching
+from lightning_echo.caching.example_store import BESIDE
 from lightning_echo.caching.holding import Hold, find_holds, holds_found, quickest, read_held
-from lightning_echo.caching.kept import Contents, file_of, way_out
+from lightning_echo.caching.kept import Contents, file_of, is_any_there, way_out, why_another
 from lightning_echo.caching.keys import Keys
 from lightning_echo.caching.node_cache import (
     CacheCounts,
@@ -92,7 +94,7 @@ class LoaderCache:
         self._differs_in_workers = differs_in_workers
         self._loader = DataLoader(dataset) if loader is None else loader
         Keys(dataset)
-        NodeCache.check(config)
+        NodeCache.check(config, is_there=is_any_there(config))
         if holds is None:
             holds = holds_found(
                 read_elsewhere(self._loader, find_holds, indices, split, config.hold, make_stages, config.bytes_of())
@@ -103,7 +105,7 @@ class LoaderCache:
         self._fingerprint = Fingerprint({}, {})  # of what its records are made from
         self._changes = Changes(dict)
         self._partitioned: Partitioned | None = None
-        self._message = ""  # about the file that was opened
+        self._message = self._path = self._why = ""  # about the file that was opened, its path, why there is no older one
         self._has_said = False
 
     @property
@@ -173,8 +175,8 @@ class LoaderCache:
             A message for the user; empty if there is none.
 
         Raises:
-            ValueError: There is not enough memory, the path cannot be used, the file of this name holds other data, or the nodes
-                cannot be joined.
+            ValueError: There is not enough memory, the path cannot be used, the file of this data holds other examples, or the
+                nodes cannot be joined.
             TypeError: An example contains a type that cannot be kept under a name.
             RuntimeError: Another rank could not make the cache.
         """
@@ -223,7 +225,7 @@ class LoaderCache:
         of_job = sum(sizes[nodes.index(node)][1] for node in range(max(nodes) + 1))
         # All nodes must use the same hold, although each may have measured another one as the best.
         name = gathered(self._quickest(of_job).name if torch.distributed.get_rank() == 0 else "")[0]
-        opened, message = open_together(identity, lambda: NodeCache.make(config, name, keys.count), before, difference)
+        opened, message = open_together(identity, lambda: self._made(self._holds[name], keys.count), before, difference)
         size, own = self._holds[opened.hold].example_bytes, bool(message)
         joined = join(opened, keys, identity, part, size, difference=difference, has_own_cache=own, before=self._partitioned)
         self._partitioned = joined
@@ -233,7 +235,10 @@ class LoaderCache:
     def _make(self, keys: int) -> NodeCache:
         if self._config.name is not None:
             return self._open_kept(keys)
-        return NodeCache.make(self._config, self._quickest().name, keys)
+        return self._made(self._quickest(), keys)
+
+    def _made(self, hold: Hold, keys: int) -> NodeCache:
+        return NodeCache.make(self._config, hold.name, keys, number_of(self._made_from(hold).fingerprint()))
 
     def _quickest(self, size: int | None = None) -> Hold:
         return quickest(list(self._holds.values()), len(self._indices), size or self._config.bytes_of())
@@ -246,40 +251,46 @@ class LoaderCache:
     # ------------------------------------------------------------------ under a name
 
     def _open_kept(self, keys: int) -> NodeCache:
-        """Returns the cache that is kept under the name.
+        """Returns the cache that is kept under the name, of this data. If there is none, it is made.
 
         Raises:
-            ValueError: It is the cache of another data set.
+            ValueError: Its examples are others.
             TypeError: An example contains a type that cannot be kept.
         """
-        config = self._config
-        cache, found = NodeCache.make_kept(config, keys, self._begin_kept)
-        refused = f"cache.name={config.name!r} is kept for something else"
-        if (hold := self._holds.get(found.hold)) is None:
-            raise ValueError(
-                f"{refused}: it holds [{found.what}] ({found.hold}), and only {' or '.join(map(repr, self._holds))} can be held "
-                f"here. {way_out(config)}"
-            )
+        config, first = self._config, self._quickest()
+        made_from = {hold.name: self._made_from(hold).fingerprint() for hold in self._holds.values()}
+        paths = {name: file_of(config, name, each) for name, each in made_from.items()}
+        there = [name for name in (first.name, *paths) if os.path.exists(paths[name])]
+        hold = self._holds[there[0]] if there else first
+        of_hold, self._path = made_from[hold.name], paths[hold.name]
+        self._why = "" if there else why_another(self._path, of_hold)
+        cache, found = NodeCache.make_kept(
+            config, self._path, keys, number_of(of_hold), lambda: self._begin_kept(hold, keys, of_hold)
+        )
         different = found.difference(self._contents(hold)) or ("" if self._differs_in_workers else self._first_difference(cache))
         if different:
-            raise ValueError(f"{refused}: {different}. {way_out(config)}")
+            raise ValueError(f"{self._path} is kept for something else: {different}. {way_out(config, self._path)}")
         size = cache.counts.size
         if size != config.bytes_of() and not isinstance(config.size, float):
             self._message = (
                 f"cache.size={config.size!r} is not used: the cache {config.name!r} was made with {bytes_in_words(size)}. To "
-                f"change that, remove {file_of(config)}"
+                f"change that, remove {self._path}"
             )
         return cache
 
-    def _begin_kept(self) -> tuple[Contents, dict[int, Any]]:
-        """Returns what the file is to say, and a few examples, so that the next process can compare them with its own."""
-        hold, key_of, indices = self._quickest(), Keys(self._dataset).of, self._indices
+    def _begin_kept(self, hold: Hold, keys: int, made_from: Fingerprint) -> tuple[Contents, dict[int, Any]]:
+        """Returns what the file is to say, and a few examples, so that the next process can compare them with its own.
+
+        The fingerprint stands behind the examples.
+        """
+        key_of, indices = Keys(self._dataset).of, self._indices
         at = [] if self._differs_in_workers else [indices[place] for place in sample_places(len(indices))]
         read = self._read(hold, at)
         if isinstance(read, NotRead):
             raise ValueError(f"cache.name={self._config.name!r}: no example can be read for a later comparison: {read.reason}")
         examples = {key_of(index): example for index, example in zip(at, read, strict=True) if example is not WHOLE}
-        return self._contents(hold), {key: example for key, example in examples.items() if key is not None}
+        kept = {key: example for key, example in examples.items() if key is not None}
+        return self._contents(hold), {**kept, keys + BESIDE - 1: made_from._asdict()}
 
     def _contents(self, hold: Hold) -> Contents:
         return Contents.of(Keys(self._dataset).parts, hold.name, hold.what)
@@ -423,7 +434,8 @@ class LoaderCache:
             return ""
         self._has_said, hold = True, self._hold
         each = bytes_in_words(self._example_bytes)
-        return f"cache: holds [{hold.what}] ({hold.name}), {each} per example; {self._what_it_holds()}"
+        why = f"; {self._why}" if self._why else ""
+        return f"cache: holds [{hold.what}] ({hold.name}), {each} per example; {self._what_it_holds()}{why}"
 
     def _what_it_holds(self) -> str:
         assert self._opened is not None
@@ -438,10 +450,15 @@ class LoaderCache:
         if nodes > 1:
             where += f" on {nodes} nodes"
         if self._config.name is not None:
-            where = f" in {file_of(self._config)}, where {counts.examples:,} are already,"
+            where = f" in {self._path}, where {counts.examples:,} are already,"
         return f"{bytes_in_words(size)}{where} hold {share:.0%} of {length:,} examples: {saves}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for another process. That process opens a cache of its own."""
         nothing = {"_opened": None, "_readers": (), "_partitioned": None, "_changes": Changes(dict)}
         return {**vars(self), **nothing}
+
+
+def number_of(made_from: Fingerprint) -> int:
+    """Returns the number of 32 bits by which records say of which data they are."""
+    return int(made_from.digest()[:8], 16)

@@ -26,9 +26,9 @@ import torch
 from lightning_echo.caching.arena import Arena, ArenaAddress
 from lightning_echo.caching.arena_file import ArenaError, held_in_memory
 from lightning_echo.caching.cache_config import CacheConfig
-from lightning_echo.caching.example_store import ExampleStore
+from lightning_echo.caching.example_store import BESIDE, ExampleStore
 from lightning_echo.caching.free_memory import free_memory_bytes
-from lightning_echo.caching.kept import Contents, file_of, open_kept
+from lightning_echo.caching.kept import Contents, open_kept
 from lightning_echo.protecting.fingerprints.fingerprint import Fingerprint
 from lightning_echo.protecting.memory import bytes_in_words
 from lightning_echo.splitting.sizes import sample_places
@@ -104,12 +104,14 @@ class Address(NamedTuple):
         arena: `Arena.address` of the examples.
         tally: `Arena.address` of the counts.
         name: The name under which the cache is kept; None: it is not kept.
+        data: A number that stands for the data, see `ExampleStore`.
     """
 
     hold: str
     arena: ArenaAddress
     tally: ArenaAddress
     name: str | None = None
+    data: int = 0
 
 
 class NodeCache:
@@ -120,25 +122,29 @@ class NodeCache:
         tally: Where hits and misses are counted. It is another arena if the one with the examples is kept after the job.
         hold: What is held of an example.
         name: The name under which the examples are kept after the job; None: they are not kept.
+        data: A number that stands for the data, see `ExampleStore`.
 
     Attributes:
         hold: As given.
     """
 
-    def __init__(self, arena: Arena, tally: Arena, hold: str, name: str | None = None) -> None:
-        self._arena, self._tally, self.hold, self._name = arena, tally, hold, name
+    def __init__(self, arena: Arena, tally: Arena, hold: str, name: str | None = None, data: int = 0) -> None:
+        self._arena, self._tally, self.hold, self._name, self._data = arena, tally, hold, name, data
 
     @staticmethod
-    def check(config: CacheConfig) -> None:
+    def check(config: CacheConfig, *, is_there: bool = False) -> None:
         """Makes sure that a cache can be made with such options.
+
+        Args:
+            config: The options.
+            is_there: Whether there is a file under the name already. It has a size of its own, and takes most of it.
 
         Raises:
             ValueError: As in `make`.
         """
         size = config.bytes_of()
         if config.path is not None:
-            is_there = config.name is not None and os.path.lexists(file_of(config))
-            _check_disk(config.path, 0 if is_there else size)  # a file that exists has a size of its own, and takes most of it
+            _check_disk(config.path, 0 if is_there else size)
             return
         free = free_memory_bytes()
         # Memory that this process's caches hold already counts as free: a loader that is made anew goes on with the old cache.
@@ -149,48 +155,51 @@ class NodeCache:
             )
 
     @classmethod
-    def make(cls, config: CacheConfig, hold: str, keys: int) -> NodeCache:
+    def make(cls, config: CacheConfig, hold: str, keys: int, data: int = 0) -> NodeCache:
         """Makes the cache that a configuration asks for.
 
         Args:
             config: The options.
             hold: What is held of an example.
             keys: Number of examples that the data set can have, see `Keys`.
+            data: A number that stands for the data, see `ExampleStore`.
 
         Raises:
             ValueError: The size is more than is free, or the path is no folder that can be written.
         """
         cls.check(config)
-        size, places = config.bytes_of(), keys + 1  # one more, for what the workers must agree on
+        size, places = config.bytes_of(), keys + BESIDE
         if config.path is None:
             arena = Arena.create(places, size, reserve_bytes=_reserve())
         else:
             arena = _on_disk(config.path, places, size)
-        return cls(arena, arena, hold)
+        return cls(arena, arena, hold, data=data)
 
     @classmethod
     def make_kept(
-        cls, config: CacheConfig, keys: int, begin: Callable[[], tuple[Contents, dict[int, Any]]]
+        cls, config: CacheConfig, path: str, keys: int, data: int, begin: Callable[[], tuple[Contents, dict[int, Any]]]
     ) -> tuple[NodeCache, Contents]:
         """Opens the cache that is kept under a name, or makes it. Also returns what it holds, so that the caller can compare.
 
         Args:
             config: The options.
+            path: The path of its file.
             keys: As in `make`.
+            data: As in `make`.
             begin: As in `open_kept`.
 
         Raises:
             ValueError: The path is no folder that can be written, or the file cannot be used.
             TypeError: As in `open_kept`.
         """
-        cls.check(config)
-        arena, contents = open_kept(config, keys + 1, begin)
-        return cls(arena, Arena.create(1, 0), contents.hold, config.name), contents  # hits and misses are those of this job
+        cls.check(config, is_there=os.path.lexists(path))
+        arena, contents = open_kept(config, path, keys + BESIDE, data, begin)
+        return cls(arena, Arena.create(1, 0), contents.hold, config.name, data), contents  # hits and misses are those of this job
 
     @property
     def keys(self) -> int:
         """Number of examples that the data set can have."""
-        return self._arena.keys - 1
+        return self._arena.keys - BESIDE
 
     @property
     def arena(self) -> Arena:
@@ -199,7 +208,7 @@ class NodeCache:
 
     def store(self) -> ExampleStore:
         """Returns what a worker looks examples up in."""
-        return ExampleStore(self._arena, self._name)
+        return ExampleStore(self._arena, self._name, self._data)
 
     def add_lookups(self, hits: int, misses: int) -> None:
         """Counts fresh examples that were delivered."""
@@ -209,7 +218,7 @@ class NodeCache:
     def counts(self) -> CacheCounts:
         """What the cache holds now, and the lookups so far."""
         held, (hits, misses) = self._arena.counts, self._tally.lookups
-        examples = held.records - (self.keys in self._arena)  # without what the workers have agreed on
+        examples = held.records - sum(self.keys + place in self._arena for place in range(BESIDE))
         return CacheCounts(examples, held.bytes, hits, misses, held.is_frozen, self.hold, self._arena.budget_bytes)
 
     # ------------------------------------------------------------------ the other ranks of the node
@@ -217,7 +226,7 @@ class NodeCache:
     @property
     def address(self) -> Address:
         """Where the other ranks of this node find this cache, while this process lives."""
-        return Address(self.hold, self._arena.address, self._tally.address, self._name)
+        return Address(self.hold, self._arena.address, self._tally.address, self._name, self._data)
 
     @classmethod
     def attach(cls, address: Address) -> NodeCache:
@@ -227,8 +236,8 @@ class NodeCache:
             OSError: That process is not there, or cannot be seen from here (another container).
             ArenaError: Another process has its number here (another container).
         """
-        hold, arena, tally, name = address
-        return cls(Arena.attach(arena, reserve_bytes=_reserve()), Arena.attach(tally), hold, name)
+        hold, arena, tally, name, data = address
+        return cls(Arena.attach(arena, reserve_bytes=_reserve()), Arena.attach(tally), hold, name, data)
 
 
 def _reserve() -> int:

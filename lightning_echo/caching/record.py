@@ -2,8 +2,8 @@
 
 ::
 
-    | header size | checksum |   header   |  buffer 0  |  buffer 1  | ...
-       4 bytes      4 bytes                 each begins at a multiple of 16 bytes
+    | header size | checksum, or whose |   header   |  buffer 0  |  buffer 1  | ...
+       4 bytes            4 bytes                     each begins at a multiple of 16 bytes
 
 The buffers contain the large parts of an example, as they lie in memory: tensors, arrays, images, bytes. The header says how the
 example is made of them. There are two kinds of header:
@@ -32,10 +32,11 @@ from lightning_echo.caching.records.reading import Body, from_json, from_pickle
 from lightning_echo.caching.records.writing import Buffers, NotPlainError, aligned, pickled, pickled_alike, plain_form
 from lightning_echo.protecting.difference import difference
 
-__all__ = ["ChangedError", "NotPlainError", "Record", "decode", "digest_of", "encode", "encode_plain", "is_whole"]
+__all__ = ["ChangedError", "NotPlainError", "Record", "decode", "digest_of", "encode", "encode_plain", "is_whole", "owner_in"]
 
 _PREFIX = struct.Struct("<II")
 _SIZE = struct.Struct("<I")
+_KEY = struct.Struct("<Q")
 _JSON, _PICKLE = b"J", b"P"
 
 
@@ -57,14 +58,14 @@ class ChangedError(TypeError):
     """An example would not come out of a record as it is."""
 
 
-def encode(example: Any, *, checksum: bool = False, key: int = 0) -> Record:
+def encode(example: Any, *, checksum: bool = False, owner: int = 0) -> Record:
     """Returns the record of an example.
 
     Args:
         example: What a data set returned. It must not change until the record is written.
-        checksum: Whether the record gets a checksum, for `is_whole`. It is a CRC-32 of the key and of all bytes but those of the
-            checksum.
-        key: The key of the example.
+        checksum: Whether the record gets a checksum, for `is_whole`. It is a CRC-32 of ``owner`` and of all bytes but its
+            own. If not, ``owner`` stands in its place.
+        owner: A number of 32 bits that says which example this is, of which data.
 
     Raises:
         ChangedError: `decode` would not return the same example. What pickle writes is tried, because a class decides itself what
@@ -79,9 +80,9 @@ def encode(example: Any, *, checksum: bool = False, key: int = 0) -> Record:
                 [3, 4, 5]]), 'label': 7}
     """
     try:
-        return _record(_JSON, example, plain_form, checksum, key)
+        return _record(_JSON, example, plain_form, checksum, owner)
     except (NotPlainError, ChangedError):
-        return _record(_PICKLE, example, pickled, checksum, key)
+        return _record(_PICKLE, example, pickled, checksum, owner)
 
 
 def encode_plain(example: Any) -> Record:
@@ -96,12 +97,12 @@ def encode_plain(example: Any) -> Record:
         raise NotPlainError(str(error)) from error
 
 
-def _record(kind: bytes, example: Any, write: Callable[[Any], tuple[bytes, Buffers]], checksum: bool, key: int) -> Record:
+def _record(kind: bytes, example: Any, write: Callable[[Any], tuple[bytes, Buffers]], checksum: bool, owner: int) -> Record:
     header, buffers = write(example)
     header = kind + header
     start = aligned(_PREFIX.size + len(header))
     parts = [header, bytes(start - _PREFIX.size - len(header)), *buffers.parts]
-    crc = _begin_of_checksum(key, _SIZE.pack(len(header))) if checksum else 0
+    crc = zlib.crc32(_SIZE.pack(len(header)), owner) if checksum else owner
     for part in parts if checksum else ():
         crc = zlib.crc32(part, crc)
     record = Record([_PREFIX.pack(len(header), crc), *parts], start + buffers.size, kind == _JSON)
@@ -140,11 +141,27 @@ def decode(data: Any, *, trusted: bool = True, is_own: bool = False) -> Any:
     return from_pickle(header, body)
 
 
-def is_whole(data: Any, key: int = 0) -> bool:
-    """Returns whether a record still has its checksum and belongs to this key."""
+def owner_of(data: int, key: int) -> int:
+    """Returns the number of 32 bits by which a record says which example it is.
+
+    Args:
+        data: A number of 32 bits that stands for the data.
+        key: The key of the example in that data.
+    """
+    return zlib.crc32(_KEY.pack(key), data)
+
+
+def owner_in(data: Any) -> int:
+    """Returns whose record this is, if it has no checksum."""
+    number: int = _PREFIX.unpack_from(data)[1]
+    return number
+
+
+def is_whole(data: Any, owner: int = 0) -> bool:
+    """Returns whether a record still has its checksum, and is the one of an example, see `encode`."""
     if len(data) < _PREFIX.size:
         return False
-    begin = _begin_of_checksum(key, memoryview(data)[: _SIZE.size])
+    begin = zlib.crc32(memoryview(data)[: _SIZE.size], owner)
     return bool(_PREFIX.unpack_from(data)[1] == zlib.crc32(memoryview(data)[_PREFIX.size :], begin))
 
 
@@ -163,7 +180,3 @@ def digest_of(examples: Iterable[Any]) -> bytes:
         for part in (_SIZE.pack(len(header)), header, *buffers.parts):
             digest.update(part)
     return digest.digest()
-
-
-def _begin_of_checksum(key: int, size: Any) -> int:
-    return zlib.crc32(size, key % 2**32)  # it starts with the key, so the same bytes have another checksum under another key

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -10,13 +11,28 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_echo import EchoLoader, StagedDataset
 from lightning_echo.caching.cache_config import CacheConfig
 
 EXAMPLES, SIZE = 40, 30_000  # values of 4 bytes
 RECORD = 4 * SIZE + 320  # about, with what stands before it
+
+
+LABELS = list(range(EXAMPLES))
+EDITED = [*LABELS[:13], 1000, *LABELS[14:]]  # the eight examples that are compared do not show this
+
+
+class Labelled(Dataset):
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, index):
+        return {"index": index, "image": torch.full((2,), self.labels[index])}
 
 
 class Images(StagedDataset):
@@ -73,7 +89,8 @@ def test_the_next_job_has_no_miss_and_the_same_batches(tmp_path, workers):
     assert (counts.hits, counts.misses) == (EXAMPLES, 0)
     assert first == second == plain(workers=workers)
     assert int(dataset.reads.sum()) <= 1 + 8 + max(workers, 1), "in workers; the proof and the trial read copies"
-    assert os.listdir(tmp_path) == ["train.cache"]
+    (name,) = os.listdir(tmp_path)
+    assert re.fullmatch(r"train-loaded-\w{16}\.cache", name)
 
 
 def test_a_job_goes_on_filling_where_another_one_has_stopped(tmp_path):
@@ -102,13 +119,14 @@ def test_what_does_not_fit_is_read_in_each_pass_of_each_job(tmp_path, factor):
     assert delivered == plain(passes=3, factor=factor)
 
 
-def test_another_data_set_is_refused_at_the_first_batch(tmp_path):
-    run(Images(), tmp_path)
-    for other in (Images(offset=1), Images(length=EXAMPLES - 1)):
-        with pytest.raises(ValueError, match=r"cache\.name='train' is kept for something else: .*Give another cache\.name"):
-            next(iter(loader_of(other, tmp_path)))
-    loader = loader_of(Images(offset=1), tmp_path, name="other")
-    assert len(list(loader)) == EXAMPLES // 4
+@pytest.mark.parametrize("workers", [0, 2])
+def test_jobs_with_other_labels_neither_read_each_others_file_nor_fill_it(tmp_path, workers):
+    for labels in (LABELS, EDITED, LABELS, EDITED):
+        delivered, counts, _ = run(Labelled(labels), tmp_path, passes=2, hold="whole", workers=workers)
+        for examples, label in delivered[0] + delivered[1]:
+            assert label == [labels[index] for index in examples]
+    assert counts.misses == 0
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def test_the_same_file_for_another_insertion_point(tmp_path):
@@ -174,7 +192,7 @@ def test_a_job_that_is_killed_leaves_what_it_has_written_and_nothing_else(tmp_pa
     killed = start(tmp_path, workers, stop=4)
     _, errors = killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL, errors
-    assert os.listdir(tmp_path) == ["train.cache"]
+    assert len(os.listdir(tmp_path)) == 1
     delivered, _, last = run(Images(), tmp_path)
     assert last.hits >= 16
     assert last.examples == EXAMPLES, "none is lost"
@@ -230,7 +248,7 @@ def test_the_ranks_of_a_node_have_it_together(tmp_path):
     assert first == other, "both ranks look at the same cache"
     assert (first[0], first[1] + first[2]) == (EXAMPLES, EXAMPLES)
     assert second == other_of_second == (EXAMPLES, EXAMPLES, 0, 2**23)
-    assert os.listdir(path) == ["train.cache"]
+    assert len(os.listdir(path)) == 1
 
 
 def by_environment(number):

@@ -1,7 +1,5 @@
 """No record of a cache is taken for an example of other data: after a reload, in a second `fit`, and in the next job."""
 
-import gc
-import os
 from contextlib import nullcontext
 
 import lightning.pytorch as pl
@@ -174,25 +172,3 @@ def test_nor_is_a_label_missed_that_was_set_while_no_worker_ran():
     data.labels[13] = 1000
     assert [13, 1000] in [example for batch in echoed for example in batch.tolist()]
     echoed.close()
-
-
-def job(path, data, passes=1, workers=0):
-    """Returns the examples that a job gets, and its counts. A second job would be another process."""
-    cache = CacheConfig("4MiB", "whole", path=str(path), name="train")
-    loader = EchoLoader(loader_of(data, workers), 1, insertion_point="after_augmentation", cache=cache, seed=0)
-    seen = [tuple(example) for _ in range(passes) for batch in loader for example in batch.tolist()]
-    counts = loader.cache_counts
-    loader.close()
-    del loader
-    gc.collect()
-    return seen, counts
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_job_with_edited_labels_neither_reads_the_file_of_the_right_job_nor_fills_it(tmp_path, workers):
-    for epoch in (0, 1, 0, 1):
-        seen, _ = job(tmp_path, Labelled(labels_of(epoch)), 2, workers)
-        assert stale(seen, epoch) == []
-    seen, counts = job(tmp_path, Labelled(labels_of(0)))
-    assert (stale(seen, 0), counts.misses) == ([], 0)
-    assert len(os.listdir(tmp_path)) == 2

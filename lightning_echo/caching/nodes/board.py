@@ -287,12 +287,12 @@ class FromOthers:
         """
         self._round, self._records, self.received, self.waited = number, None, 0, 0.0
 
-    def take(self, keys: Sequence[int | None], decode: Callable[[Any], Any]) -> dict[int, Any]:
+    def take(self, keys: Sequence[int | None], decode: Callable[[int, Any], Any]) -> dict[int, Any]:
         """Returns the examples that have come from other nodes, by their place in ``keys``. It may wait for them.
 
         Args:
             keys: The keys of the examples that this node does not hold.
-            decode: Makes an example from a copy of a record.
+            decode: Gets a key and its record, and returns an example that does not share memory with the record.
         """
         if self._round < 0:
             return {}
@@ -307,7 +307,7 @@ class FromOthers:
         if not records:
             return {}
         try:
-            found = {place: decode(records[key]) for place, key in enumerate(keys) if key in records}
+            found = {place: decode(key, records[key]) for place, key in enumerate(keys) if key in records}
         except Exception:
             if self._board.is_at(self._start):
                 raise

@@ -9,7 +9,7 @@ import torch
 
 from lightning_echo.caching.arena import Arena
 from lightning_echo.caching.example_store import MISSING, ExampleStore, Lookups, StaleCacheError
-from lightning_echo.caching.record import encode
+from lightning_echo.caching.record import encode, owner_of
 
 MIB = 2**20
 
@@ -80,6 +80,32 @@ def _looked_up(store):
     return found, tuple(store.lookups)
 
 
+class TestWhoseRecordItIs:
+    def test_the_record_of_another_example_is_noticed(self):
+        store = make_store()
+        store.put(1, "one")
+        store.put(2, "two")
+        words = store.arena._file
+        words.set_word(1, words.words[2])
+        with pytest.raises(StaleCacheError, match="the record of example 1 is that of another example"):
+            store.get(1)
+        assert store.get(2) == "two"
+
+    def test_so_is_one_of_other_data_and_one_that_another_node_sends_for_another_example(self):
+        arena = Arena.create(20, MIB)
+        one, other = (ExampleStore(arena, data=data) for data in (7, 8))
+        one.put(1, "one")
+        assert one.decoded(1, arena.get(1)) == "one"
+        for store, key in ((other, 1), (one, 2)):
+            with pytest.raises(StaleCacheError, match=f"the record of example {key} is"):
+                store.decoded(key, arena.get(1))
+
+    def test_workers_know_of_which_data_it_is(self):
+        store = ExampleStore(Arena.create(20, MIB), data=7)
+        store.put(1, "one")
+        assert multiprocessing.reduction.ForkingPickler.loads(multiprocessing.reduction.ForkingPickler.dumps(store)).data == 7
+
+
 class TestAudit:
     def test_is_due_at_the_first_tenth_and_hundredth_hit(self):
         store = make_store()
@@ -141,7 +167,9 @@ class TestUnderAName:
 
     def test_a_pickled_one_in_the_file_is_not_read(self, tmp_path):
         store = self.make(tmp_path)
-        store.arena.put(3, encode(Example(torch.ones(1)), checksum=True, key=3).parts)  # as somebody might have written it there
+        store.arena.put(
+            3, encode(Example(torch.ones(1)), checksum=True, owner=owner_of(0, 3)).parts
+        )  # as somebody might have written it there
         with pytest.raises(ValueError, match="may only be read by the job that has written it"):
             store.get(3)
 
@@ -161,9 +189,9 @@ class TestUnderAName:
     def test_a_whole_one_is_checked_once_in_a_process(self, tmp_path, monkeypatch):
         store, checked = self.make(tmp_path), []
         store.put(3, "a")
-        monkeypatch.setattr("lightning_echo.caching.example_store.is_whole", lambda data, key: checked.append(key) or True)
+        monkeypatch.setattr("lightning_echo.caching.example_store.is_whole", lambda data, owner: checked.append(owner) or True)
         assert [store.get(3) for _ in range(4)] == ["a"] * 4
-        assert checked == [3]
+        assert checked == [owner_of(0, 3)]
 
 
 def test_a_copy_has_the_same_arena():

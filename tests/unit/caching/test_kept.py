@@ -1,6 +1,7 @@
 """A cache under a name is found again by the next job, refused where it is that of something else, and shared by jobs."""
 
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -15,17 +16,28 @@ from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.example_store import StaleCacheError
 from lightning_echo.caching.kept import Contents, file_of, open_kept
 from lightning_echo.caching.loader_cache import LoaderCache
+from lightning_echo.protecting.fingerprints.fingerprint import Fingerprint
 from lightning_echo.splitting.fallback import WatchedStages
 from lightning_echo.splitting.splits import find_split, make_stages
 from lightning_echo.splitting.stages import uncut_stages
 
 MIB = 2**20
+MADE_FROM = Fingerprint({"dataset": "Words"}, {})
 CONTENTS = Contents("Words of 20", "loaded", "load, Resize")
 
 
 @pytest.fixture
 def config(tmp_path):
     return CacheConfig("1MiB", path=str(tmp_path), name="train")
+
+
+def path_of(config):
+    return file_of(config, "loaded", MADE_FROM)
+
+
+def the_file(config):
+    (name,) = os.listdir(config.path)
+    return os.path.join(config.path, name)
 
 
 class TestContents:
@@ -61,26 +73,26 @@ class TestContents:
 
 class TestTheFile:
     def test_is_made_with_a_few_examples_and_found_again(self, config, tmp_path):
-        arena, contents = open_kept(config, 21, lambda: (CONTENTS, {3: "three", 19: "nineteen"}))
+        arena, contents = open_kept(config, path_of(config), 21, 0, lambda: (CONTENTS, {3: "three", 19: "nineteen"}))
         assert (contents, arena.keys, arena.budget_bytes, arena.counts.records) == (CONTENTS, 21, MIB, 2)
         del arena
-        assert os.listdir(tmp_path) == ["train.cache"]
-        arena, contents = open_kept(config, 21, lambda: pytest.fail("it is there"))
+        assert os.listdir(tmp_path) == [f"train-loaded-{MADE_FROM.digest()}.cache"]
+        arena, contents = open_kept(config, path_of(config), 21, 0, lambda: pytest.fail("it is there"))
         assert (contents, arena.counts.records) == (CONTENTS, 2)
 
     def test_examples_of_other_types_are_refused_and_nothing_is_left(self, config, tmp_path):
         with pytest.raises(TypeError, match=r"of type object cannot be kept under the name 'train'.*Leave cache\.name out"):
-            open_kept(config, 21, lambda: (CONTENTS, {3: object()}))
+            open_kept(config, path_of(config), 21, 0, lambda: (CONTENTS, {3: object()}))
         assert os.listdir(tmp_path) == []
 
     def test_of_another_job_that_was_quicker_is_taken(self, config):
         theirs = CONTENTS._replace(data_sets="theirs")
 
         def begin():
-            self.arena = Arena.create_file(file_of(config), 21, MIB, theirs.to_bytes())
+            self.arena = Arena.create_file(path_of(config), 21, MIB, theirs.to_bytes())
             return CONTENTS, {}
 
-        arena, contents = open_kept(config, 21, begin)
+        arena, contents = open_kept(config, path_of(config), 21, 0, begin)
         assert contents == theirs
         assert arena._file is self.arena._file
 
@@ -90,13 +102,15 @@ class TestTheFile:
 
         monkeypatch.setattr(kept.Arena, "create_file", exists)
         with pytest.raises(ValueError, match="comes and goes"):
-            open_kept(config, 21, lambda: (CONTENTS, {}))
+            open_kept(config, path_of(config), 21, 0, lambda: (CONTENTS, {}))
 
     def test_that_is_damaged_is_refused_with_its_path(self, config):
-        with open(file_of(config), "wb") as file:
+        with open(path_of(config), "wb") as file:
             file.write(b"something else")
-        with pytest.raises(ValueError, match=r"cache\.name='train' cannot be used: .* no cache of lightning_echo.*train\.cache"):
-            open_kept(config, 21, lambda: (CONTENTS, {}))
+        with pytest.raises(
+            ValueError, match=r"cache\.name='train' cannot be used: .* no cache of lightning_echo.*train-loaded-\w+\.cache"
+        ):
+            open_kept(config, path_of(config), 21, 0, lambda: (CONTENTS, {}))
 
     def test_that_cannot_be_made_is_refused(self, config, monkeypatch):
         def full(*args):
@@ -104,7 +118,7 @@ class TestTheFile:
 
         monkeypatch.setattr(kept.Arena, "create_file", full)
         with pytest.raises(ValueError, match=r"cache\.name='train' cannot be used: .*No space left"):
-            open_kept(config, 21, lambda: (CONTENTS, {}))
+            open_kept(config, path_of(config), 21, 0, lambda: (CONTENTS, {}))
 
 
 class SometimesNoise(Words):
@@ -116,6 +130,21 @@ class SometimesNoise(Words):
 
 def cache_of(dataset, config, indices=None):
     return LoaderCache(config, dataset, indices, None, uncut_stages, differs_in_workers=False)
+
+
+def describe_of(dataset, config):
+    cache = cache_of(dataset, config)
+    cache.open()
+    return cache.describe()
+
+
+class InFile(Words):
+    def __init__(self, path):
+        super().__init__(WORDS)
+        self.path = path
+
+    def load(self, index):
+        return self.path.read_text()
 
 
 def fill(config, dataset, keys):
@@ -134,7 +163,7 @@ class TestTheNextJob:
         counts = cache.counts
         assert (counts.hits, counts.misses, counts.hold) == (0, 0, "loaded")
         assert set(range(12)) <= {key for key in range(20) if key in cache.caching().store.arena}
-        assert "train.cache, where 1" in cache.describe()
+        assert f"{the_file(config)}, where 1" in cache.describe()
 
     def test_may_have_the_same_data_in_other_subsets(self, config):
         fill(config, Words(WORDS), range(12))
@@ -146,22 +175,32 @@ class TestTheNextJob:
     @pytest.mark.parametrize(
         ("dataset", "why"),
         [
-            (Words(WORDS[:-1]), r"it was made of \[Words of 20\], and the data set here is \[Words of 19\]"),
-            (OtherWords(WORDS), r"it was made of \[Words of 20\], and the data set here is \[OtherWords of 20\]"),
-            (Words(WORDS[::-1]), "example 0 was another one when it was put there"),
-            (Words([*WORDS[:-1], "other"]), "example 19 was another one when it was put there"),
+            (Words(WORDS[:-1]), r"dataset\.words: list of 20 \(\w+\) and list of 19 \(\w+\)"),
+            (OtherWords(WORDS), "dataset: word_data.Words and word_data.OtherWords"),
+            (Words([*WORDS[:14], "other", *WORDS[15:]]), r"dataset\.words: list of 20 \(\w+\) and list of 20 \(\w+\)"),
         ],
-        ids=["length", "class", "bytes", "one sample"],
+        ids=["length", "class", "one label"],
     )
-    def test_has_another_data_set(self, config, dataset, why):
+    def test_has_another_data_set_and_so_another_file_and_the_log_says_why(self, config, dataset, why):
         fill(config, Words(WORDS), range(12))
-        with pytest.raises(ValueError, match=rf"cache\.name='train' is kept for something else: {why}.*remove .*train\.cache"):
-            cache_of(dataset, config).open()
+        first = the_file(config)
+        cache = cache_of(dataset, config)
+        assert cache.open() == ""
+        assert len(os.listdir(config.path)) == 2
+        assert 14 not in cache.caching().store.arena
+        assert re.search(rf"second pass on; {re.escape(first)} is of other data \({why}\)$", cache.describe())
+        assert "of other data" not in describe_of(Words(WORDS), config), "it has found its file again"
 
-    def test_has_another_data_set_before_anything_was_filled(self, config):
-        fill(config, Words(WORDS), [])
-        with pytest.raises(ValueError, match="example 0 was another one"):
-            cache_of(Words(WORDS[::-1]), config).open()
+    def test_has_other_files_which_no_attribute_shows(self, config, tmp_path):
+        (tmp_path / "word").write_text("one")
+        fill(config, InFile(tmp_path / "word"), range(12))
+        (tmp_path / "word").write_text("other")
+        with pytest.raises(ValueError, match="is kept for something else: example 0 was another one when it was put there"):
+            cache_of(InFile(tmp_path / "word"), config).open()
+
+    def test_is_told_nothing_by_a_file_that_cannot_be_read(self, config, tmp_path):
+        (tmp_path / f"train-loaded-{'0' * 16}.cache").write_text("something else")
+        assert describe_of(Words(WORDS), config).endswith("second pass on")
 
     def test_does_not_find_what_may_not_be_held(self, config):
         fill(config, SometimesNoise(WORDS), [])
@@ -171,11 +210,11 @@ class TestTheNextJob:
         assert held
         assert all(key % 3 != 2 for key in held)
 
-    def test_finds_another_hold(self, config, tmp_path):
+    def test_holds_something_else_in_another_file(self, config, tmp_path):
         fill(config, Words(WORDS), range(12))
-        whole = CacheConfig("1MiB", "whole", path=str(tmp_path), name="train")
-        with pytest.raises(ValueError, match=r"it holds \[load\] \(loaded\), and only 'whole' can be held here"):
-            cache_of(Words(WORDS), whole).open()
+        whole = cache_of(Words(WORDS), CacheConfig("1MiB", "whole", path=str(tmp_path), name="train"))
+        assert whole.open() == ""
+        assert (whole.counts.hold, len(os.listdir(tmp_path))) == ("whole", 2)
 
     def test_takes_the_hold_of_the_file_where_it_may_choose(self, tmp_path):
         class Raw(StagedDataset):
@@ -218,7 +257,7 @@ class TestTheNextJob:
 
     def test_finds_a_damaged_record(self, config):
         fill(config, Words(WORDS), range(12))
-        with open(file_of(config), "r+b") as file:
+        with open(the_file(config), "r+b") as file:
             data = file.read()
             file.seek(data.index(b"word 0"))
             file.write(b"WORD 0")
@@ -227,7 +266,7 @@ class TestTheNextJob:
 
     def test_finds_an_index_that_leads_to_the_record_of_another_example(self, config):
         fill(config, Words(WORDS), range(12))
-        with open(file_of(config), "r+b") as file:
+        with open(the_file(config), "r+b") as file:
             file.seek(4096 + 8)
             of_another = file.read(8)
             file.seek(4096)

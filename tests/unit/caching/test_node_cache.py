@@ -95,7 +95,7 @@ def test_what_the_workers_have_agreed_on_is_no_example():
 def test_the_other_ranks_know_the_name(tmp_path):
     contents = Contents("Words of 10", "raw", "read")
     config = CacheConfig("1MiB", path=str(tmp_path), name="train")
-    cache, found = NodeCache.make_kept(config, 10, lambda: (contents, {2: "two"}))
+    cache, found = NodeCache.make_kept(config, str(tmp_path / "train.cache"), 10, 7, lambda: (contents, {2: "two"}))
     cache.add_lookups(3, 4)
     other = NodeCache.attach(cache.address)
     assert found == contents

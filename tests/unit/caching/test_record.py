@@ -337,7 +337,7 @@ class TestChecksum:
         assert struct.unpack_from("<I", b"".join(map(bytes, record.parts)))[0] == len(record.parts[1])
 
     def test_and_belongs_to_its_key(self):
-        data = b"".join(encode([1, 2], checksum=True, key=7).parts)
+        data = b"".join(encode([1, 2], checksum=True, owner=7).parts)
         assert is_whole(data, 7)
         assert not any(is_whole(data, key) for key in range(20) if key != 7)
 
