@@ -20,6 +20,7 @@ import errno
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from types import MappingProxyType
@@ -247,18 +248,20 @@ class Arena:
         if self._file.words[key] != ABSENT or self.counts.is_frozen:
             return False
         size = sum(memoryview(part).nbytes for part in parts)
-        offset = self._file.locked(lambda: self._reserve_space(key, WORD_BYTES + size))
-        if offset is None:
-            return False
         try:
+            offset = self._file.locked(lambda: self._reserve_space(key, WORD_BYTES + size))
+            if offset is None:
+                return False
             self._file.write_record(offset, size, parts)
+            self._file.locked(lambda: self._show(key, offset))
         except OSError as error:
             if error.errno not in _FULL_ERRORS:
                 raise
-            if self.freeze():
-                self.shortage = f"no more can be written: {error.strerror}"
+            shortage = f"no more can be written: {error.strerror}"
+            with suppress(OSError):  # it is written over, but some file systems need room for that
+                shortage = shortage if self.freeze() else ""
+            self.shortage = self.shortage or shortage
             return False
-        self._file.locked(lambda: self._show(key, offset))
         return True
 
     def _show(self, key: int, offset: int) -> None:

@@ -8,7 +8,8 @@
 
 The bytes are in memory or on a disk. In memory the file is a ``memfd``: it has no name, is not limited by ``/dev/shm``, and is
 gone when no process has it any more. All writes use ``pwrite``, which fails if the memory or the disk is full. A store through a
-map would kill the process then. A file on a disk is read with ``pread``, because it may become shorter, or its disk may fail.
+map would kill the process then. A file on a disk is read with ``pread``, because it may become shorter, or its disk may fail. A
+file in memory is read so, too, if this process may not map it (``ulimit -v``).
 
 **The lock for writing** is a lock of the kernel (``fcntl``) on the first byte, which belongs to an open file of this process
 alone: a forked process opens the file once more. So it ends with the process, and stays when somebody closes another descriptor
@@ -27,6 +28,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import struct
 import tempfile
 import threading
@@ -154,25 +156,26 @@ class ArenaFile:
         self.threads = threading.Lock()
         self._own = -1  # a descriptor of an open file that no other process has, for the lock; opened when it is needed
         self.users = 0  # arenas of this process
-        self.words: memoryview | _WordsInFile
+        self.view: memoryview | None = None
+        self.words: memoryview | _WordsInFile = _WordsInFile(fd, self.keys)
         if self.in_memory:
-            self.map = mmap.mmap(fd, self.end, mmap.MAP_SHARED, mmap.PROT_READ)
-            self.view = memoryview(self.map)
-            self.words = self.view[_HEADER_BYTES : _HEADER_BYTES + _WORD.size * self.keys].cast("Q")
+            with contextlib.suppress(OSError):  # a limit of this process: it is read with pread
+                self.map = mmap.mmap(fd, self.end, mmap.MAP_SHARED, mmap.PROT_READ)
+                self.view = memoryview(self.map)
+                self.words = self.view[_HEADER_BYTES : _HEADER_BYTES + _WORD.size * self.keys].cast("Q")
             return
         if (size := os.fstat(fd).st_size) < self.end:
             raise ArenaError(_damaged(f"it has {size:,} of its {self.end:,} bytes"))
-        self.words = _WordsInFile(fd, self.keys)
         if is_alone:
             look_over(self)
         _lock_with_others(fd)
 
     def at(self, offset: int, size: int) -> memoryview | bytes:
-        """Returns bytes of the file. From memory it is a view, which must not be kept. From a disk it is a copy.
+        """Returns bytes of the file. From a map it is a view, which must not be kept. From a disk it is a copy.
 
         The copy is shorter if the file ends before.
         """
-        return self.view[offset : offset + size] if self.in_memory else _read(self.fd, size, offset)
+        return _read(self.fd, size, offset) if self.view is None else self.view[offset : offset + size]
 
     # ------------------------------------------------------------------ what is in its header
 
@@ -205,7 +208,7 @@ class ArenaFile:
     def record_at(self, offset: int) -> memoryview | bytes:
         """Returns a record. Bytes that the file has lost are missing."""
         begin = offset + _WORD.size
-        if self.in_memory:  # which no other program writes into
+        if self.view is not None:  # of memory, which no other program writes into
             return self.view[begin : begin + _WORD.unpack_from(self.view, offset)[0]]
         length = int.from_bytes(_read(self.fd, _WORD.size, offset), "little")
         return _read(self.fd, max(min(length, self.end - begin), 0), begin)  # a damaged length must not lead outside
@@ -243,7 +246,7 @@ class ArenaFile:
         """Ends the map and closes the descriptors."""
         if self._own >= 0:
             os.close(self._own)
-        if isinstance(self.words, memoryview):
+        if self.view is not None and isinstance(self.words, memoryview):
             with contextlib.suppress(BufferError):  # a view of a record is still in use: the map ends with that view
                 self.words.release()
                 self.view.release()
@@ -329,7 +332,7 @@ def held_in_memory() -> int:
     with _opening:
         try:
             _busy.append(None)
-            held: int = sum(_COUNTS.unpack_from(file.view, _COUNTS_AT)[0] for file in _open.values() if file.in_memory)
+            held = sum(file.counts.bytes for file in _open.values() if file.in_memory)
         finally:
             _busy.clear()
     _close_left()
@@ -352,15 +355,19 @@ def new_file(folder: str) -> tuple[int, str | None]:
 def formatted(fd: int, keys: int, budget_bytes: int, *, on_disk: bool, note: bytes = b"") -> int:
     """Writes an empty arena into the file of a descriptor, and returns the descriptor.
 
+    The budget is cut down to the largest file that this process may write (``ulimit -f``).
+
     Raises:
         OSError: There is no space for the index.
         ValueError: The note is too long.
     """
+    start, most = _start_of_records(keys), resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if most != resource.RLIM_INFINITY:
+        budget_bytes = max(min(budget_bytes, most - start), 0)
     header = _HEADER.pack(_MAGIC, on_disk, keys, budget_bytes)
     try:
         if len(note) > _MOST_NOTED:
             raise ValueError(f"a note has at most {_MOST_NOTED} bytes, got {len(note)}")
-        start = _start_of_records(keys)
         os.ftruncate(fd, start + budget_bytes)
         os.posix_fallocate(fd, 0, start)  # mapped bytes must have space: without it, reading them could kill the process
         write(fd, [os.urandom(_TOKEN_BYTES)], _TOKEN_AT)

@@ -238,7 +238,13 @@ class LoaderCache:
         return self._made(self._quickest(), keys)
 
     def _made(self, hold: Hold, keys: int) -> NodeCache:
-        return NodeCache.make(self._config, hold.name, keys, number_of(self._made_from(hold).fingerprint()))
+        cache = NodeCache.make(self._config, hold.name, keys, number_of(self._made_from(hold).fingerprint()))
+        if cache.is_limited:
+            self._message = (
+                f"the cache has {bytes_in_words(cache.counts.size)} and not cache.size={self._config.size!r}, since this process "
+                "may write no larger file: raise that limit (ulimit -f)"
+            )
+        return cache
 
     def _quickest(self, size: int | None = None) -> Hold:
         return quickest(list(self._holds.values()), len(self._indices), size or self._config.bytes_of())

@@ -17,6 +17,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -123,13 +124,18 @@ class NodeCache:
         hold: What is held of an example.
         name: The name under which the examples are kept after the job; None: they are not kept.
         data: A number that stands for the data, see `ExampleStore`.
+        is_limited: Whether it is smaller than its options say, because this process may write no larger file.
 
     Attributes:
         hold: As given.
+        is_limited: As given.
     """
 
-    def __init__(self, arena: Arena, tally: Arena, hold: str, name: str | None = None, data: int = 0) -> None:
+    def __init__(
+        self, arena: Arena, tally: Arena, hold: str, name: str | None = None, data: int = 0, *, is_limited: bool = False
+    ) -> None:
         self._arena, self._tally, self.hold, self._name, self._data = arena, tally, hold, name, data
+        self.is_limited = is_limited
 
     @staticmethod
     def check(config: CacheConfig, *, is_there: bool = False) -> None:
@@ -165,15 +171,12 @@ class NodeCache:
             data: A number that stands for the data, see `ExampleStore`.
 
         Raises:
-            ValueError: The size is more than is free, or the path is no folder that can be written.
+            ValueError: The size is more than is free, the path is no folder that can be written, or the index has no room.
         """
         cls.check(config)
         size, places = config.bytes_of(), keys + BESIDE
-        if config.path is None:
-            arena = Arena.create(places, size, reserve_bytes=_reserve())
-        else:
-            arena = _on_disk(config.path, places, size)
-        return cls(arena, arena, hold, data=data)
+        arena = _in_memory(places, size) if config.path is None else _on_disk(config.path, places, size)
+        return cls(arena, arena, hold, data=data, is_limited=arena.budget_bytes < size)
 
     @classmethod
     def make_kept(
@@ -211,8 +214,9 @@ class NodeCache:
         return ExampleStore(self._arena, self._name, self._data)
 
     def add_lookups(self, hits: int, misses: int) -> None:
-        """Counts fresh examples that were delivered."""
-        self._tally.add_lookups(hits, misses)
+        """Counts fresh examples that were delivered. If that cannot be written any more, they are not counted."""
+        with suppress(OSError):
+            self._tally.add_lookups(hits, misses)
 
     @property
     def counts(self) -> CacheCounts:
@@ -254,6 +258,16 @@ def _check_disk(path: str, size: int) -> None:
         raise ValueError(f"cache.size is {bytes_in_words(size)}, but only {bytes_in_words(free)} are free in cache.path={path!r}")
     if not os.access(path, os.W_OK):
         raise ValueError(f"cache.path={path!r} cannot be written by this user: give another folder")
+
+
+def _in_memory(keys: int, size: int) -> Arena:
+    try:
+        return Arena.create(keys, size, reserve_bytes=_reserve())
+    except OSError as error:
+        raise ValueError(
+            f"cache: this process may not hold the index of {keys:,} examples ({error}): raise its limits (ulimit), or leave the "
+            "cache out"
+        ) from error
 
 
 def _on_disk(path: str, keys: int, size: int) -> Arena:
