@@ -22,6 +22,7 @@ from lightning_echo.loading import options
 from lightning_echo.loading.delivery import BatchesUsed
 from lightning_echo.loading.echo_run import EchoRun
 from lightning_echo.loading.epochs import Caller, Epoch, Iterations, TrainerPlace, caller
+from lightning_echo.loading.plain_attributes import PlainAttributes
 from lightning_echo.loading.ranks import world
 from lightning_echo.loading.schema import LEFT_OUT
 from lightning_echo.loading.setting import Setting
@@ -34,7 +35,7 @@ from lightning_echo.workers.seconds import StageSeconds
 __all__ = ["EchoLoader"]
 
 
-class EchoLoader:
+class EchoLoader(PlainAttributes):
     """Echoes a training loader: one delivered example in ``factor`` is fresh, and the others are echoed.
 
     The user's collate function makes the batches, as without echoing. Each ``for batch in loader`` is one epoch. A Trainer that

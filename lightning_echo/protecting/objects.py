@@ -222,7 +222,13 @@ def _can_be_closed(value: Any) -> bool:
 
 
 def is_stateful(source: Any) -> bool:
-    """Returns whether a loader or stream saves its own state, by ``state_dict()`` and ``load_state_dict(state)``."""
+    """Returns whether a loader or stream saves its own state, by ``state_dict()`` and ``load_state_dict(state)``.
+
+    The loaders of accelerate have both methods, but only those of the loader inside work.
+    """
+    inside = getattr(source, "base_dataloader", None)
+    if inside is not None and not is_stateful(inside):
+        return False
     return all(_accepts(getattr(source, name, None), count) for name, count in (("state_dict", 0), ("load_state_dict", 1)))
 
 

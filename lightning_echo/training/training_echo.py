@@ -86,6 +86,8 @@ def is_same_data(loader: Any, other: Any) -> bool:
 
     Lightning may ask for the loader again even if the user wants no reload, for example after its search for a learning rate.
     """
+    if isinstance(loader, EchoLoader) or isinstance(other, EchoLoader):
+        return loader is other
     return loader is other or getattr(loader, "dataset", loader) is getattr(other, "dataset", _NOTHING)
 
 
