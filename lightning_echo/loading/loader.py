@@ -17,12 +17,12 @@ from typing import Any
 
 from lightning_echo.caching.cache_config import CacheConfig, read_cache_config
 from lightning_echo.caching.node_cache import CacheCounts
+from lightning_echo.fetching.source import PlainAttributes
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.delivery import BatchesUsed
 from lightning_echo.loading.echo_run import EchoRun
 from lightning_echo.loading.epochs import Caller, Epoch, Iterations, TrainerPlace, caller
-from lightning_echo.loading.plain_attributes import PlainAttributes
 from lightning_echo.loading.ranks import world
 from lightning_echo.loading.schema import LEFT_OUT
 from lightning_echo.loading.setting import Setting
