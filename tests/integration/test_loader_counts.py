@@ -111,7 +111,7 @@ def test_counts_batch_sizes_and_source_calls_are_exact(case, tmp_path):
 
     entries = dataset.log.entries()
     looked_at = {index for _, index in entries[:at_construction]}
-    assert len(looked_at) <= 2  # the second one since no two reads of this data set are alike
+    assert len(looked_at) <= 8  # spread over the data, since examples differ in their sizes
     read = entries[at_construction:]
     assert len(set(read)) == len(read)
     assert {(read, index) for index, read in fresh} <= set(read)

@@ -56,7 +56,7 @@ def test_what_the_workers_have_queued_is_used_in_the_next_epoch(tmp_path: Any) -
     reads = len((tmp_path / "reads").read_text().split())
     counts = run.loader.counts
     in_flight = 2 * 2 + 2 + 1  # batches: two workers with two each, two in the thread, one on its way
-    looked_at = 2  # examples, when the loader is built
+    looked_at = 2 + 8  # examples, when the loader is built: what one is, and what eight of them weigh
     assert counts.fresh + counts.refetched <= reads <= counts.fresh + in_flight * 4 + looked_at
     assert counts.refetched == 0
 
