@@ -36,22 +36,26 @@ def worker(board, rank=0, start=1, number=0):
     return found
 
 
+def as_sent(key, record):
+    return bytes(record)
+
+
 def test_a_worker_finds_what_has_come_for_its_round_by_key(board):
     send(board, 1, 0, {7: b"seven", 30: b"thirty", 9: b""})
     others = worker(board)
-    assert others.take([5, 30, None, 9, 30], bytes) == {1: b"thirty", 3: b"", 4: b"thirty"}
+    assert others.take([5, 30, None, 9, 30], as_sent) == {1: b"thirty", 3: b"", 4: b"thirty"}
     assert others.received == 3
-    assert others.take([7], bytes) == {0: b"seven"}, "a batch may ask several times"
+    assert others.take([7], as_sent) == {0: b"seven"}, "a batch may ask several times"
 
 
 def test_nothing_is_found_where_a_request_has_no_round(board):
     send(board, 1, 0, {7: b"seven"})
-    assert worker(board, number=-1).take([7], bytes) == {}
+    assert worker(board, number=-1).take([7], as_sent) == {}
 
 
 def test_a_worker_waits_until_its_round_has_come(board):
     others, found = worker(board, number=1), []
-    thread = threading.Thread(target=lambda: found.append(others.take([7], bytes)))
+    thread = threading.Thread(target=lambda: found.append(others.take([7], as_sent)))
     thread.start()
     send(board, 1, 0, {7: b"earlier"})
     assert not found
@@ -64,7 +68,7 @@ def test_a_worker_waits_until_its_round_has_come(board):
 @pytest.mark.parametrize("ends", ["exchange", "rank"])
 def test_waiting_ends_with_the_exchange_and_with_the_rank(board, ends):
     others, found = worker(board, rank=1), []
-    thread = threading.Thread(target=lambda: found.append(others.take([7], bytes)))
+    thread = threading.Thread(target=lambda: found.append(others.take([7], as_sent)))
     thread.start()
     if ends == "exchange":
         board.end(1, has_failed=False)
@@ -80,15 +84,15 @@ def test_who_has_waited_in_vain_waits_for_less_from_then_on(board, monkeypatch):
     monkeypatch.setattr(board_module, "_PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(board_module, "_LITTLE_PATIENCE_SECONDS", 0.005)
     others = worker(board)
-    assert others.take([7], bytes) == {}
+    assert others.take([7], as_sent) == {}
     assert others.waited >= 0.01
     others.begin(1)
-    assert others.take([7], bytes) == {}
+    assert others.take([7], as_sent) == {}
     send(board, 1, 0, {})
     send(board, 1, 1, {})
     send(board, 1, 2, {7: b"seven"})
     others.begin(2)
-    assert others.take([7], bytes) == {0: b"seven"}
+    assert others.take([7], as_sent) == {0: b"seven"}
 
 
 def test_a_round_of_an_earlier_start_is_never_taken_for_that_of_a_later_one(board):
@@ -96,14 +100,14 @@ def test_a_round_of_an_earlier_start_is_never_taken_for_that_of_a_later_one(boar
     board.end(1, has_failed=False)
     board.begin(2)
     board.end(2, has_failed=False)
-    assert worker(board, start=2).take([7], bytes) == {}
-    assert worker(board, start=1).take([7], bytes) == {}, "nor the other way round: somebody may have written over it"
+    assert worker(board, start=2).take([7], as_sent) == {}
+    assert worker(board, start=1).take([7], as_sent) == {}, "nor the other way round: somebody may have written over it"
 
 
 def test_what_is_copied_while_the_next_start_begins_is_thrown_away(board):
     send(board, 1, 0, {7: b"seven"})
 
-    def decode(record):
+    def decode(key, record):
         board.begin(2)
         return bytes(record)
 
@@ -113,7 +117,7 @@ def test_what_is_copied_while_the_next_start_begins_is_thrown_away(board):
 def test_an_error_in_a_record_is_raised_unless_it_was_written_over(board):
     send(board, 1, 0, {7: b"seven"})
 
-    def fails(record):
+    def fails(key, record):
         raise ValueError("no record")
 
     with pytest.raises(ValueError, match="no record"):
@@ -157,7 +161,7 @@ def test_counts_of_all_ranks_are_added_up(board):
 
 def _takes(others, key, answers):
     others.begin(0)
-    answers.put(others.take([key], bytes))
+    answers.put(others.take([key], as_sent))
     others.end()
 
 
@@ -177,5 +181,5 @@ def test_a_worker_process_sees_it_however_it_was_started(board, method):
 def test_another_process_of_the_node_opens_the_same_memory(board):
     other = Board.attach(board.address)
     send(board, 1, 0, {7: b"seven"})
-    assert worker(other).take([7], bytes) == {0: b"seven"}
+    assert worker(other).take([7], as_sent) == {0: b"seven"}
     assert other.shape == SHAPE
