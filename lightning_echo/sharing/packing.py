@@ -1,7 +1,8 @@
 """Examples as bytes in the window. An error of the data set may stand in the place of an example.
 
 The bytes are records (``caching/record.py``) whose header is JSON. They can hold tensors, arrays, images, numbers, strings,
-bytes, None, and dicts, lists and tuples of these. Named tuples, and containers that are in an example twice, are rewritten first.
+bytes, None, and dicts, lists and tuples of these. Named tuples, instances of dataclasses, and containers that are in an example
+twice, are rewritten first.
 Anything else is refused, and the message gives the path to it. Pickle could write it, but bytes from another process are never
 unpickled here.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ __all__ = ["END", "ERROR", "Packed", "SharedReadError", "pack", "pack_error", "u
 
 PLAIN, REWRITTEN, ERROR, END = 0, 1, 2, 3  # kinds. The last one has no bytes and says that a pass has ended
 _MOST_TEXT = 4000  # characters of an error's message
-_NAMED, _TUPLE = "named", "tuple"  # tags of a tuple in a rewritten example
+_NAMED, _TUPLE, _DATACLASS = "named", "tuple", "dataclass"  # tags of a tuple in a rewritten example
 
 
 class Packed(NamedTuple):
@@ -108,6 +110,9 @@ def _rewritten(value: Any, path: str) -> Any:
             _rewritten(part, f"{path}.{name}") for name, part in zip(fields or map(str, range(len(value))), value, strict=True)
         ]
         return (_TUPLE, *parts) if kind is tuple else (_NAMED, kind.__module__, kind.__qualname__, *parts)
+    if is_dataclass(kind) and kind.__new__ is object.__new__ and _is_found(kind):
+        held = {name: _rewritten(part, f"{path}.{name}") for name, part in _attributes_of(value).items()}
+        return (_DATACLASS, kind.__module__, kind.__qualname__, held)
     try:
         encode_plain(value)
     except NotPlainError:
@@ -126,8 +131,19 @@ def _as_it_was(value: Any) -> Any:
         return value
     if value[0] == _TUPLE:
         return tuple(map(_as_it_was, value[1:]))
+    if value[0] == _DATACLASS:
+        made = object.__new__(_dataclass(value[1], value[2]))  # its own code does not run: the attributes are all that it is
+        for name, part in value[3].items():
+            object.__setattr__(made, name, _as_it_was(part))
+        return made
     named = _named(value[1], value[2])
     return named(*map(_as_it_was, value[3:]))
+
+
+def _attributes_of(instance: Any) -> dict[str, Any]:
+    """Returns the attributes of an instance of a dataclass: its fields, also those in slots, and what else was set on it."""
+    in_slots = {each.name: getattr(instance, each.name) for each in fields(instance) if hasattr(instance, each.name)}
+    return {**getattr(instance, "__dict__", in_slots), **in_slots}
 
 
 def _is_found(kind: type) -> bool:
@@ -139,6 +155,13 @@ def _named(module: str, name: str) -> Any:
     found = _look_up(module, name)
     if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
         raise TypeError(f"{module}.{name} is no named tuple in this training, but the reader's data set returns one of that name")
+    return found
+
+
+def _dataclass(module: str, name: str) -> type:
+    found = _look_up(module, name)
+    if not (isinstance(found, type) and is_dataclass(found) and found.__new__ is object.__new__):
+        raise TypeError(f"{module}.{name} is no dataclass in this training, but the reader's data set returns one of that name")
     return found
 
 
@@ -154,6 +177,6 @@ def _refused(value: Any, path: str) -> TypeError:
     kind = type(value)
     return TypeError(
         f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be shared: only None, numbers, strings, bytes, tensors "
-        "on the CPU, numpy arrays, PIL images, tv_tensors, and dicts, lists, tuples and named tuples of these can. Let the data "
-        "set return one of these, and make the rest of it in collate_fn"
+        "on the CPU, numpy arrays, PIL images, tv_tensors, and dicts, lists, tuples, named tuples and dataclasses of these can. "
+        "Let the data set return one of these, and make the rest of it in collate_fn"
     )

@@ -1,6 +1,7 @@
 """Examples as bytes: everything that torch's collate function takes comes back as it was; anything else is refused."""
 
 import collections
+import dataclasses
 import enum
 import math
 
@@ -66,6 +67,41 @@ def test_it_comes_back_as_it_was(example):
     assert difference([back], [example]) is None
 
 
+@dataclasses.dataclass
+class Scan:
+    image: torch.Tensor
+    label: int = 3
+    rest: dataclasses.InitVar[int] = 0
+
+    def __post_init__(self, rest):
+        self.label += rest  # must not run a second time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Molecule:
+    weights: np.ndarray
+    bonds: tuple[int, ...] = (1, 2)
+    scan: Scan | None = None
+
+
+def test_a_dataclass_comes_back_with_all_that_was_set_on_it():
+    scan = Scan(torch.arange(3), 3, 4)
+    scan.path = "a.png"
+    example = {"one": Molecule(np.arange(2), scan=scan), "two": [scan, scan]}
+    back = there_and_back(example)
+    assert type(back["one"]) is Molecule
+    assert (back["one"].weights.tolist(), back["one"].bonds) == ([0, 1], (1, 2))
+    for found in (back["one"].scan, *back["two"]):
+        assert type(found) is Scan
+        assert (found.image.tolist(), found.label, found.path) == ([0, 1, 2], 7, "a.png")
+
+
+def test_a_field_that_was_never_set_stays_so():
+    scan = Scan(torch.arange(3))
+    del scan.image
+    assert vars(there_and_back(scan)) == {"label": 3}
+
+
 def test_not_a_number_comes_back():
     assert math.isnan(there_and_back([float("nan")])[0])
 
@@ -86,6 +122,11 @@ class OwnTuple(tuple):
     pass
 
 
+@dataclasses.dataclass
+class OwnDict(dict):
+    """Its members are no attributes."""
+
+
 def local_pair():
     return collections.namedtuple("LocalPair", "a b")(1, 2)
 
@@ -96,6 +137,8 @@ def local_pair():
         (object(), "example is a builtins.object"),
         ([1, {"a": (2, {3})}], r"example\[1\]\['a'\]\.1 is a builtins.set"),
         (Pair(1, object()), "example.label is a builtins.object"),
+        (Scan(object()), "example.image is a builtins.object"),
+        (OwnDict(), "example is a .*OwnDict"),
         ({"c": Colour.red}, r"example\['c'\] is a .*Colour"),
         (OwnTuple((1,)), "example is a .*OwnTuple"),
         (collections.OrderedDict(a=1), "example is a collections.OrderedDict"),
