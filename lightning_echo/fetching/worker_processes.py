@@ -30,7 +30,7 @@ class WorkerProcesses:
     """
 
     def __init__(self, worker_init_fn: Any = None) -> None:
-        self.worker_init_fn = None if worker_init_fn is None else InitThatSaysWhy(worker_init_fn)
+        self.worker_init_fn = InitThatSaysWhy(worker_init_fn)
         self._processes: list[Any] = []
 
     def noted_by(self, context: BaseContext | None) -> BaseContext:

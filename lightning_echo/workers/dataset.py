@@ -8,8 +8,8 @@ live but not held. Then `ExampleCache` reads it again, under the same seeds. So 
 the cache of the node has an example in memory, it is not kept here a second time.
 
 `EchoDataset` takes the place of the user's data set in the inner ``DataLoader``. Attributes that are read from it or set on it
-(``get_worker_info().dataset`` in a ``worker_init_fn``) are those of the user's data set. The stages are made at the first
-request of a process, from the data set as it is then.
+are those of the user's data set. In a worker, ``get_worker_info().dataset`` is the user's data set itself. The stages are made
+at the first request of a process, from the data set as it is then.
 
 The cache keeps copies, which are made when the examples are read. A data set may use the memory of a returned example again, or
 return a small part of something large.

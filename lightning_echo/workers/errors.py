@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch.utils.data import get_worker_info
 
@@ -55,18 +55,23 @@ def raise_sendable(error: Exception) -> NoReturn:
 
 
 class InitThatSaysWhy:
-    """A ``worker_init_fn`` whose exception arrives in the main process.
+    """A ``worker_init_fn`` whose exception arrives in the main process. It runs where torch's worker has the user's data set.
 
     Args:
-        users: The user's ``worker_init_fn``.
+        users: The user's ``worker_init_fn``; None if there is none.
     """
 
-    def __init__(self, users: Callable[[int], None]) -> None:
+    def __init__(self, users: Callable[[int], None] | None) -> None:
         self._users = users
 
     def __call__(self, worker: int) -> None:
+        info: Any = get_worker_info()
+        fetcher = getattr(info.dataset, "__dict__", {}).get("_echo_fetcher")
+        if fetcher is not None:  # an EchoDataset: the user's code may ask for the class of its own data set
+            object.__setattr__(info, "dataset", fetcher.dataset)
         try:
-            self._users(worker)
+            if self._users is not None:
+                self._users(worker)
         except Exception as error:
             raise_sendable(error)
 

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from contextlib import closing
 
 import numpy as np
 import psutil
@@ -9,7 +10,7 @@ import pytest
 import torch
 from loader_cases import POINTS, PREFETCH_DEPTH, LoggedDataset, Noisy, ReadLog, Values, epochs, same, take, until, workers
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, get_worker_info
 
 from lightning_echo import EchoLoader, insertion
 
@@ -69,6 +70,26 @@ def test_worker_init_fn_reaches_what_is_inside_a_subset():
     subset = torch.utils.data.Subset(Shifted(), range(12))
     loader = EchoLoader(DataLoader(subset, batch_size=4, num_workers=1, worker_init_fn=shift_inside), 2)
     assert {shift for batch in loader for shift in batch[:, 1].tolist()} == {7}
+
+
+class Asking(Shifted):
+    def read(self, index):
+        assert type(get_worker_info().dataset) is ConcatDataset, "also without a worker_init_fn"
+        return super().read(index)
+
+
+def look_inside(worker):
+    assert isinstance(get_worker_info().dataset, ConcatDataset)
+    for part in get_worker_info().dataset.datasets:
+        part.shift = 7
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("init", "shift"), [(look_inside, 7), (None, 0)])
+def test_in_a_worker_the_data_set_is_the_users_own_with_its_class(point, init, shift):
+    plain = DataLoader(ConcatDataset([Asking(negated), Asking(negated)]), batch_size=4, num_workers=1, worker_init_fn=init)
+    with closing(EchoLoader(plain, 2, insertion_point=point)) as loader:
+        assert {-value for batch in loader for value in batch[:, 1].tolist()} == {shift}
 
 
 def test_a_worker_init_fn_set_on_the_loader_later_is_used():

@@ -24,6 +24,7 @@ from lightning_echo.analysis.probing.parts import Halves, Part
 from lightning_echo.analysis.probing.transforms import TimedTransforms
 from lightning_echo.protecting.memory import nbytes
 from lightning_echo.workers.dataset import EchoDataset
+from lightning_echo.workers.errors import InitThatSaysWhy
 
 __all__ = [
     "BatchSeconds",
@@ -190,7 +191,8 @@ def iterate(
 
 def options_of(loader: DataLoader[Any], workers: int) -> dict[str, Any]:
     """Returns the options of the user's loader for this number of workers, without those for order and batches."""
-    options: dict[str, Any] = {"num_workers": workers, "pin_memory": loader.pin_memory, "worker_init_fn": loader.worker_init_fn}
+    init = InitThatSaysWhy(loader.worker_init_fn)
+    options: dict[str, Any] = {"num_workers": workers, "pin_memory": loader.pin_memory, "worker_init_fn": init}
     if workers:
         options |= {"timeout": loader.timeout, "multiprocessing_context": loader.multiprocessing_context}
         options["prefetch_factor"] = loader.prefetch_factor or 2
