@@ -201,7 +201,8 @@ def pipeline_over(
 
 def _start_reading(source: Source, choice: Choice, layout: Layout, shape: PlanShape, launch: Launch) -> IndexPipeline:
     """Starts the pipeline of a loader that is not rebuilt, but read as it is."""
-    reader = PassReader(source.loader, layout.batches_per_pass or None, mix(launch.seed, _PASS_SEED))
+    length = layout.batches_per_pass or None
+    reader = PassReader(source.loader, length, mix(launch.seed, _PASS_SEED), is_estimate=source.reads_stream)
     if launch.state["order"] is not None:
         reader.load(launch.state["order"])
     requests = BatchRequests(_plan(shape, launch), reader)

@@ -1,8 +1,8 @@
 """Reads a loader that is not rebuilt: any iterable of batches, pass after pass. Only whole batches of it can be echoed.
 
-Positions count batches. If the loader has a length, that is the length of each pass. If it has none, a pass ends where its
-iteration ends, and only reading shows where that is. `PassReader` is both the order that `BatchRequests` needs (which position
-belongs to which pass) and the reader.
+Positions count batches. If the loader has a length, that is the length of each pass. If it has none, or reads a stream, a pass
+ends where its iteration ends, and only reading shows where that is. `PassReader` is both the order that `BatchRequests` needs
+(which position belongs to which pass) and the reader.
 
 A resumed run begins at the oldest batch that is still live, and reads forward from there, once:
 
@@ -42,8 +42,10 @@ class PassReader:
     Args:
         batches: The loader. It is iterated anew for each pass. It and its samplers are told the number of the pass, if they have
             ``set_epoch``.
-        batches_per_pass: The loader's length; None if a pass ends where the iteration ends.
+        batches_per_pass: The loader's length; None if it has none.
         seed: Seed of the passes.
+        is_estimate: Whether a pass ends where the iteration ends, although the loader has a length. With several workers and
+            ``drop_last``, torch's length of a stream is too large: each worker drops its own rest.
 
     Attributes:
         exact: True. Only the loader can know whether a resumed run reads the same.
@@ -52,8 +54,10 @@ class PassReader:
 
     exact = True
 
-    def __init__(self, batches: Iterable[Any], batches_per_pass: int | None, seed: int = 0) -> None:
-        self._batches, self._length, self._seed = batches, batches_per_pass, seed
+    def __init__(self, batches: Iterable[Any], batches_per_pass: int | None, seed: int = 0, *, is_estimate: bool = False) -> None:
+        self._batches, self._seed = batches, seed
+        self._length = None if is_estimate else batches_per_pass
+        self._estimate = batches_per_pass
         self._is_stateful = is_stateful(batches)
         self.position = 0
         # The number and the first position of each pass that may still be asked for. Not used if passes have a length.
@@ -90,7 +94,11 @@ class PassReader:
 
     def load(self, state: dict[str, Any]) -> None:
         """Loads a `state`. The next call must be `seek`."""
-        self._passes = [(number, first) for number, first in state.get("passes", [(0, 0)])]
+        begun = [(0, 0)]
+        if self._length is None and self._estimate and "loader" in state:  # an earlier version has saved no passes here
+            number = state["loader"]["position"] // self._estimate
+            begun = [(number, number * self._estimate)]
+        self._passes = [(number, first) for number, first in state.get("passes", begun)]
         if self._is_stateful and "loader" in state:
             self._next, loaded = state["loader"]["position"], state["loader"]["state"]
             self._states[self._next] = pickle.dumps(loaded)
@@ -181,13 +189,17 @@ class PassReader:
     def _end(self, number: int, first: int) -> None:
         """Notes the end of a pass, and raises what `read` raises for it."""
         self._iterator = None
-        if self._length is not None:
-            raise RuntimeError(
-                f"the loader ended after {self._next - first} batches, but its length is {self._length}. Correct its __len__"
-            )
         if self._next == first:
             raise RuntimeError(
-                f"the loader yielded no batch in pass {number}: it must be iterable again in every pass, from its beginning"
+                f"the loader yielded no batch in pass {number}: it must be iterable again in every pass, from its beginning. "
+                "If it is an iterator, as DALI's, pass an object with a method that begins again: "
+                "def __iter__(self): it.reset(); yield from it"
+            )
+        if self._length is not None:
+            raise RuntimeError(
+                f"the loader ended after {self._next - first} batches, but its length is {self._length}. Correct its __len__. If "
+                "its length counts examples, as that of torchrl's replay buffer, pass an object that has no length: with "
+                "def __iter__(self): yield from buffer"
             )
         self._passes.append((number + 1, self._next))
         self._save_state()

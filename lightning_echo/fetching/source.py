@@ -7,6 +7,7 @@ only its batches are echoed.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, NoReturn
@@ -76,8 +77,9 @@ class Source:
 
     @property
     def reads_stream(self) -> bool:
-        """Whether the loader reads a stream, so that another iteration may have other examples."""
-        return any(isinstance(each, IterableDataset) for each in (self.loader, getattr(self.loader, "dataset", None)))
+        """Whether the loader reads a stream or is its own iterator, so that another iteration may have other examples."""
+        read = self.loader, getattr(self.loader, "dataset", None)
+        return isinstance(self.loader, Iterator) or any(isinstance(each, IterableDataset) for each in read)
 
     @property
     def own_batches(self) -> bool:
@@ -301,10 +303,19 @@ def _check_kind(loader: Any) -> None:
         raise TypeError(
             f"loader must be a single loader, got a {kind} of loaders; wrap each of them in an EchoLoader, or pass a single one"
         )
-    if isinstance(loader, Iterator):
+    if isinstance(loader, Iterator) and _cannot_begin_again(type(loader)):
         raise TypeError(
             f"loader must be iterable again in every pass, got the iterator {kind}; pass the object that it was made from"
         )
+
+
+def _cannot_begin_again(kind: type) -> bool:
+    """Returns whether an iterator of this class is known to end after one pass: generators and what Python and torch make.
+
+    Others may begin again in their ``__iter__``. If they do not, the second pass shows it.
+    """
+    begin = inspect.getattr_static(kind, "__iter__")
+    return not inspect.isfunction(begin) or begin.__module__.startswith("torch.")
 
 
 def _makes_batches_plainly(loader: Any) -> bool:

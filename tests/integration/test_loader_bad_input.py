@@ -186,6 +186,75 @@ def test_an_iterator_is_refused_because_it_ends_after_one_pass():
         EchoLoader((batch for batch in [torch.zeros(1)]), 2)
 
 
+class BeginsAgain:
+    """Its own iterator, which begins again in ``__iter__``: Lightning's own tests have such loaders."""
+
+    length = 5
+
+    def __iter__(self):
+        self.count = 0
+        return self
+
+    def __next__(self):
+        if self.count == self.length:
+            raise StopIteration
+        self.count += 1
+        return torch.full((2,), self.count)
+
+
+class SaysItsLength(BeginsAgain):
+    def __len__(self):
+        return self.length
+
+
+class ResetsAtItsEnd(SaysItsLength):
+    """As DALI's with ``auto_reset=True``: only after it was asked for more, it begins again."""
+
+    count = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.count == self.length:
+            self.count = 0
+            raise StopIteration
+        self.count += 1
+        return torch.full((2,), self.count)
+
+
+@pytest.mark.parametrize("kind", [BeginsAgain, SaysItsLength, ResetsAtItsEnd])
+def test_a_loader_that_is_its_own_iterator_and_begins_again_is_echoed(kind):
+    passes = EchoLoader(kind(), 1, seed=0)
+    assert [[int(batch[0]) for batch in passes] for _ in range(3)] == [[1, 2, 3, 4, 5]] * 3
+    echoed = EchoLoader(kind(), 2, seed=0)
+    fresh = list(dict.fromkeys(int(batch[0]) for _ in range(4) for batch in echoed))
+    assert fresh == [1, 2, 3, 4, 5]
+    assert echoed.counts.fresh == echoed.counts.echoed
+
+
+def test_such_a_loader_resumes_only_between_passes():
+    """Where another iteration begins is its own affair."""
+    loader = EchoLoader(SaysItsLength(), 1, seed=0)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(ValueError, match="within a pass"):
+        EchoLoader(SaysItsLength(), 1, seed=0).load_state_dict(loader.state_dict())
+
+
+class NeedsAReset(SaysItsLength):
+    count = 0
+
+    def __iter__(self):
+        return self
+
+
+def test_a_loader_that_does_not_begin_again_is_told_what_does():
+    echoed = EchoLoader(NeedsAReset(), 1, seed=0)
+    with pytest.raises(RuntimeError, match=r"no batch in pass 1.*def __iter__\(self\): it\.reset\(\); yield from it"):
+        list(echoed), list(echoed)
+
+
 class Overstated:
     """Yields fewer batches than it says."""
 

@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from contextlib import closing
 from fractions import Fraction
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -394,6 +394,18 @@ def test_data_pipes_are_divided_among_the_workers_as_torch_divides_them():
     passes = [[int(number) for batch in loader for number in batch] for _ in range(3)]
     loader.close()
     assert [sorted(each) for each in passes] == [list(range(48))] * 3
+
+
+@pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
+def test_where_each_worker_drops_its_own_rest_a_pass_ends_before_torchs_length(point):
+    """22 examples make five batches of four, and three workers make four of them: 2 + 1 + 1."""
+    plain = DataLoader(Sized(22), 4, num_workers=3, drop_last=True)
+    kept = sorted(chain.from_iterable(numbers(plain)))
+    with closing(EchoLoader(plain, 1, insertion_point=point, seed=0)) as loader:
+        delivered = [number for _ in range(4) for batch in numbers(loader) for number in batch]
+    assert (len(plain), len(kept)) == (5, 16)
+    assert len(delivered) == 4 * 5 * 4
+    assert [sorted(delivered[first : first + 16]) for first in range(0, 80, 16)] == [kept] * 5
 
 
 class Failing(IterableDataset):

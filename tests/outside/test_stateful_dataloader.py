@@ -100,3 +100,22 @@ def test_a_stream_ends_its_epoch_and_resumes_exactly(workers: int, reuse: str, t
     assert_an_epoch_is_a_pass(run, range(LENGTH), 2)
     assert_counts(run, range(LENGTH), complete=2)
     assert_resumes_exactly(lambda: stream(workers), tmp_path, (1, 5, run.steps[0] + 3), epochs=2, reuse=reuse)
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return LENGTH
+
+
+def test_a_stream_whose_workers_drop_their_own_rests_goes_on_with_the_next_pass(tmp_path: Path) -> None:
+    """torch's length says five batches, and three workers make four."""
+
+    def make() -> Any:
+        return torchdata.StatefulDataLoader(Sized(), BATCH, num_workers=3, drop_last=True)
+
+    kept = sorted(index for batch in make() for index in batch["index"].tolist())
+    run = fit(make, epochs=3)
+    assert (len(make()), len(kept)) == (5, 16)
+    assert run.steps == [5, 5, 5]
+    assert_counts(run, kept, complete=1)
+    assert_resumes_exactly(make, tmp_path, (3, 9, 12), epochs=3)
