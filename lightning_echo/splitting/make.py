@@ -218,8 +218,8 @@ def _transform_stages(leaf: CutLeaf, dataset: Any) -> Stages:
         load_many = check.checked_many(load_many)
     # If the data set calls a pair as one transform, the two are applied one after the other, as torchvision does it.
     applied_as = Convention.transform if leaf.target.path else leaf.convention
-    before = _on_sample(image_reused, target_reused, applied_as)
-    after = _on_sample(image_redone, target_redone, applied_as)
+    before = _unless_none(_on_sample(image_reused, target_reused, applied_as))
+    after = _unless_none(_on_sample(image_redone, target_redone, applied_as))
     return Stages(
         load if before is None else lambda index: before(load(index)),
         unchanged if after is None else lambda index, example: after(example),
@@ -228,6 +228,11 @@ def _transform_stages(leaf: CutLeaf, dataset: Any) -> Stages:
         load_many=_then(load_many, before),
         sources=(source,),
     )
+
+
+def _unless_none(function: Transform | None) -> Transform | None:
+    """Returns the function for samples. One that is None has none of the transforms, see `ReadCheck`."""
+    return None if function is None else lambda sample: None if sample is None else function(sample)
 
 
 def _cut(dataset: Any, chain: Chain) -> tuple[list[Transform], list[Transform]]:

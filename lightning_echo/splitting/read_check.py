@@ -212,6 +212,8 @@ class ReadCheck:
         """
         if _looks:
             raise SplitRefused(f"it looks at what its {' or '.join(self._names)} returns ({_looks[-1]})")
+        if any(sample is None for sample in samples):
+            return self._filled_around_none(samples)
         results: list[weakref.ref[Placeholder]] = []
         filled = self._filled_as_usual(samples, results) or self._filled_by_search(samples, results)
         self._calls.clear()
@@ -220,6 +222,13 @@ class ReadCheck:
             if result() is not None:
                 raise SplitRefused(f"it keeps what its {' or '.join(self._names)} returns, for a later read or in two places")
         return filled
+
+    def _filled_around_none(self, samples: list[Any]) -> list[Any]:
+        """Does what `_filled` does. A data set returns None, and calls no transform, for an example that it cannot read."""
+        are_there = [sample is not None for sample in samples]
+        samples[:] = [sample for sample in samples if sample is not None]
+        filled = iter(self._filled(samples) if samples or self._calls else [])
+        return [next(filled) if is_there else None for is_there in are_there]
 
     def _filled_as_usual(self, samples: list[Any], found: list[weakref.ref[Placeholder]]) -> list[Any]:
         """Does what `_filled_by_search` does, in a third of the time. Returns an empty list if a sample is not a usual one."""

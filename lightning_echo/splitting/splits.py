@@ -178,6 +178,8 @@ def _first_proved(
 ) -> tuple[Convention, ExampleSize]:
     """Returns the first convention whose cut proves right, and what `prove` returns."""
     plain = read_plainly(dataset, list(dict.fromkeys(indices)))
+    if all(example is None for example in plain.examples):
+        raise SplitRefused(f"it returns None for {' and '.join(f'dataset[{index}]' for index in plain.indices)}")
     refusals: dict[Convention, SplitRefused] = {}
     for convention, where in tries:
         try:

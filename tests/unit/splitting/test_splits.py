@@ -216,3 +216,36 @@ def test_importing_the_splits_imports_neither_lightning_nor_torchvision_nor_pill
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["('<lambda>',)", "[]"]
+
+
+class WithGaps(Arrays):
+    """Returns None for an example that it cannot read, as data sets do whose collate function leaves such out."""
+
+    gaps = (0,)
+
+    def __getitem__(self, index):
+        return None if index in self.gaps else super().__getitem__(index)
+
+
+class ManyWithGaps(WithGaps):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [WithGaps, ManyWithGaps])
+@pytest.mark.parametrize("index", [0, 2, -1])
+def test_none_in_the_place_of_an_example_stays_none(kind, index):
+    dataset = kind(transform=CROP_AND_FLIP)
+    dataset.gaps = (range(len(dataset))[index],)
+    _, stages = proved(dataset)
+    assert behaves_like(dataset, stages)
+    if stages.load_many is not None:
+        loaded = stages.load_many(list(range(len(dataset))))
+        assert [place for place, example in enumerate(loaded) if example is None] == list(dataset.gaps)
+
+
+def test_of_none_alone_nothing_is_proved():
+    dataset = WithGaps(transform=CROP_AND_FLIP)
+    dataset.gaps = range(len(dataset))
+    with pytest.raises(SplitRefused, match=r"it returns None for dataset\[0\] and dataset\[\d+\]"):
+        find_split(dataset)
