@@ -260,9 +260,11 @@ def size_of(batch: Any) -> int | None:
     2. An object may have the number as ``batch_size`` (PyTorch Geometric, DGL, TensorDict; for a graph with several types of
        nodes, the sum over the types that have one), else as ``num_nodes``.
     3. Several lists or tuples of the same length, side by side (``zip(*examples)``), have one example at each place.
-    4. The first tensor inside counts as in rule 1, or an object before it that has a ``batch_size``.
-    5. For a list or tuple, it is the length.
-    6. Anything else is one example.
+    4. In a mapping, the lists and tuples say it if all have one length, and a tensor has it, too: what cannot be stacked is
+       listed once per example, while a tensor of boxes has a row for each box (Ultralytics).
+    5. The first tensor inside counts as in rule 1, or an object before it that has a ``batch_size``.
+    6. For a list or tuple, it is the length.
+    7. Anything else is one example.
     """
     try:
         return _size_of(batch)
@@ -280,6 +282,8 @@ def _size_of(batch: Any) -> int:
             return stated
     if isinstance(batch, Mapping):
         batch = list(batch.values())
+        if (listed := _listed_in(batch)) is not None:
+            return listed
     is_sequence = isinstance(batch, list | tuple) and len(batch) > 0
     if is_sequence and len(batch) > 1 and all(isinstance(part, list | tuple) and part for part in batch):
         lengths = {len(part) for part in batch}
@@ -289,6 +293,15 @@ def _size_of(batch: Any) -> int:
     if found is not None:
         return found
     return len(batch) if is_sequence else 1
+
+
+def _listed_in(members: list[Any]) -> int | None:
+    """Returns the common length of the lists and tuples, if a tensor has as many rows; None if not."""
+    lengths = {len(member) for member in members if isinstance(member, list | tuple)}
+    if len(lengths) != 1:
+        return None
+    (length,) = lengths
+    return length if any(isinstance(member, torch.Tensor) and member.shape[:1] == (length,) for member in members) else None
 
 
 def _may_state(batch: Any) -> bool:

@@ -189,6 +189,8 @@ class Pairs:
         ((torch.zeros(3), "words"), 3),
         ({"x": torch.zeros(4), "y": torch.zeros(2)}, 4),
         ({"name": ["a", "b", "c", "d"], "x": torch.zeros(4, 2)}, 4),
+        ({"im_file": ["a", "b"], "cls": torch.zeros(5, 1), "img": torch.zeros(2, 3, 8, 8), "shape": ((8, 8), (8, 8))}, 2),
+        ({"boxes": torch.zeros(7, 4), "sizes": [8, 8], "img": torch.zeros(3, 8)}, 7),  # nothing says more than the first tensor
         (UserDict(x=torch.zeros(4)), 4),
         (tuple(zip(*[(torch.zeros(3, 8, 8), {"boxes": torch.zeros(9, 4)})] * 5, strict=True)), 5),
         (([torch.zeros(6, 3)] * 2, torch.zeros(6)), 6),
