@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+from torch.utils.data import DataLoader
+
 from lightning_echo.loading.state import EchoState, TrainerState
 
-__all__ = ["Caller", "Epoch", "Iterations", "Progress", "TrainerPlace", "caller"]
+__all__ = ["Caller", "Epoch", "Iterations", "Progress", "TrainerPlace", "caller", "few_workers"]
 
 _PACKAGES = "lightning.pytorch", "pytorch_lightning"
 
@@ -49,6 +51,26 @@ def caller() -> Caller:
                 return Caller(found, is_its_loop)
         frame = frame.f_back  # type: ignore[assignment]
     return Caller(None, False)
+
+
+def few_workers(trainer: Any, loader: Any) -> tuple[str, type[Warning]] | None:
+    """Returns what Lightning says of a loader with few workers, with its kind of warning. It looks at a ``DataLoader`` alone.
+
+    Args:
+        trainer: The Trainer that trains.
+        loader: The plain loader.
+    """
+    if not isinstance(loader, DataLoader) or loader.num_workers >= 2 or not trainer.is_global_zero:
+        return None
+    for package in ("lightning.fabric.utilities", "lightning_fabric.utilities"):
+        suggested = getattr(sys.modules.get(f"{package}.data"), "suggested_max_num_workers", None)
+        kind = getattr(sys.modules.get(f"{package}.warnings"), "PossibleUserWarning", UserWarning)
+        if suggested is not None and (most := suggested(trainer.num_devices)) > 1:
+            return (
+                "The 'train_dataloader' does not have many workers which may be a bottleneck. Consider increasing the value of "
+                f"the `num_workers` argument` to `num_workers={most}` in the `DataLoader` to improve performance"
+            ), kind
+    return None
 
 
 class TrainerPlace(NamedTuple):

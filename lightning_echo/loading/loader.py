@@ -10,6 +10,7 @@ If the length of a pass is not known, an epoch ends when a pass ends.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +23,7 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.delivery import BatchesUsed
 from lightning_echo.loading.echo_run import EchoRun
-from lightning_echo.loading.epochs import Caller, Epoch, Iterations, TrainerPlace, caller
+from lightning_echo.loading.epochs import Caller, Epoch, Iterations, TrainerPlace, caller, few_workers
 from lightning_echo.loading.ranks import world
 from lightning_echo.loading.schema import LEFT_OUT
 from lightning_echo.loading.setting import Setting
@@ -147,7 +148,7 @@ class EchoLoader(PlainAttributes):
         self._run = EchoRun(self._setting, factor, seed)
         self._iterations = Iterations()
         self._told_length: int | None = None
-        self._has_said_plain = False
+        self._has_said_plain = self._has_told_workers = False
         weakref.finalize(self, _close, weakref.ref(self._run)).atexit = False  # a later loader may still refer to it
         if self._setting.buffer.warning:
             self._run.warn(self._setting.buffer.warning)
@@ -436,6 +437,10 @@ class EchoLoader(PlainAttributes):
                 f"with EchoDataModule(datamodule, factor, {option}) or EchoCallback(factor=factor, {option}), or use "
                 f"'{earliest(Needs.batches)}'"
             )
+        if by.trainer is not None and self.sharing is None and not self._has_told_workers:
+            self._has_told_workers = True
+            if found := few_workers(by.trainer, self.loader):
+                warnings.warn(f"lightning_echo: {found[0]}", found[1], stacklevel=2)
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
         self._run.begin_epoch(keeps_length=keeps_length, is_alone=not self.factor_owner)
 

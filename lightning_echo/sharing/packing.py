@@ -132,7 +132,7 @@ def _as_it_was(value: Any) -> Any:
     if value[0] == _TUPLE:
         return tuple(map(_as_it_was, value[1:]))
     if value[0] == _DATACLASS:
-        made = object.__new__(_dataclass(value[1], value[2]))  # its own code does not run: the attributes are all that it is
+        made: Any = object.__new__(_dataclass(value[1], value[2]))  # its own code does not run: the attributes are all that it is
         for name, part in value[3].items():
             object.__setattr__(made, name, _as_it_was(part))
         return made
