@@ -29,6 +29,7 @@ from lightning_echo.loading.schema import LEFT_OUT
 from lightning_echo.loading.setting import Setting
 from lightning_echo.loading.state import EchoCounts
 from lightning_echo.loading.succession import EpochListener
+from lightning_echo.sharing.idle_runs import begins
 from lightning_echo.sharing.loader_sharing import LoaderSharing
 from lightning_echo.sharing.share_config import ShareConfig, read_share_config
 from lightning_echo.workers.seconds import StageSeconds
@@ -441,6 +442,8 @@ class EchoLoader(PlainAttributes):
             self._has_told_workers = True
             if found := few_workers(by.trainer, self.loader):
                 warnings.warn(f"lightning_echo: {found[0]}", found[1], stacklevel=2)
+        if self.sharing is not None:
+            begins(self._run, self.sharing.config.name, epoch)
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
         self._run.begin_epoch(keeps_length=keeps_length, is_alone=not self.factor_owner)
 

@@ -20,6 +20,7 @@ The files, in the order in which they build on each other:
 * `taking/`: the training's side
 * `cluster/`: one reader for the nodes of a Ray cluster
 * `loader_sharing.py`: all of it for one loader
+* `idle_runs.py`: several loaders of one process, one after the other
 * `serving.py`: `serve`, and what readers tell about themselves
 
 In: a loader with ``share=``. Out: the pipeline that it starts in place of its own workers.

@@ -10,6 +10,7 @@ import os
 import selectors
 import socket
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -168,7 +169,8 @@ class Server:
                 if len(self._trainings.entered) < len(self._trainings.all):
                     self._let_enter_or_fail()
         except Exception as error:
-            LOGGER.exception("ends")  # now, because a training shows the end of the log as soon as this reader has left
+            # Now, because a training shows the end of the log as soon as this reader has left.
+            LOGGER.error("ends\n%s", traceback.format_exc())
             self._say_why(error)
             raise
         finally:
