@@ -29,7 +29,12 @@ from lightning_echo.sharing.share_config import ShareConfig
 __all__ = ["ReaderError", "fitting_window", "name_of_process", "payload_of", "start_reader"]
 
 
-_PROGRAM = "import sys; from lightning_echo.sharing.{}.process import main; main(sys.argv[1], int(sys.argv[2]))"
+# Without the working folder, whose files may have the names of modules. This package may not be installed.
+_PROGRAM = (
+    "import sys; package = sys.argv[3]; sys.path[:] = [path for path in sys.path if path]; "
+    "sys.path[:0] = [package] if package not in sys.path else []; "
+    "from lightning_echo.sharing.{}.process import main; main(sys.argv[1], int(sys.argv[2]))"
+)
 _READS = "reads for all trainings of this name"
 _HEAVY_BYTES = 256 * 2**20
 _LOG_TAIL = 2000  # characters of a log that an error shows
@@ -135,11 +140,12 @@ def start_reader(name: str, payload: Payload) -> bool:
     in_cluster = payload.options.get("cluster") is not None
     reads = "reads for all trainings of this name, or relays what another node reads," if in_cluster else _READS
     LOGGER.info("share=%r: a process that %s is started, which takes a few seconds", name, reads)
+    program = _PROGRAM.format("cluster" if in_cluster else "reader")
     read_end, write_end = os.pipe()
     try:
         with open(log_of(name), "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM.format("cluster" if in_cluster else "reader"), name, str(write_end)],
+                [sys.executable, "-c", program, name, str(write_end), str(Path(__file__).parents[2])],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -170,7 +176,5 @@ def log_tail(name: str) -> str:
 
 def _environment() -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in (*_OF_A_RANK, *_OF_A_WORKER)}
-    package = str(Path(__file__).parents[2])  # this package may not be installed
-    environment["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
     environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment

@@ -317,6 +317,24 @@ def test_a_worker_of_the_reader_that_is_killed_loses_nothing(tmp_path):
         assert sorted(indices(epoch)) == list(range(LENGTH))
 
 
+def test_files_of_the_working_folder_with_the_names_of_modules_do_not_end_a_reader(tmp_path, monkeypatch):
+    for name in ("queue.py", "typing.py", "torch.py", "lightning_echo.py"):
+        (tmp_path / name).write_text("raise RuntimeError('this is no module of the reader')")
+    monkeypatch.chdir(tmp_path)
+    loader = loader_of(Numbers(32), 8)
+    (epoch,) = epochs_of(loader, 1)
+    loader.close()
+    assert sorted(indices(epoch)) == list(range(32))
+
+
+def test_with_a_factor_above_1_batches_of_more_than_a_third_of_a_pass_are_said_to_repeat_an_index(caplog):
+    loader = loader_of(Numbers(60), 24, factor=2)
+    epochs_of(loader, 8)
+    loader.close()
+    assert "may hold an index twice, since a batch of 24 examples is larger than the 20 that the reader keeps" in caplog.text
+    assert loader.counts.fresh <= loader.counts.delivered / 2 + 24
+
+
 # ---------------------------------------------------------------------- what the data set raises, or returns
 
 

@@ -162,7 +162,9 @@ def run_reader(
         RuntimeError: The workers cannot go on.
     """
     path = socket_of(name)
-    new_path = f"{path}.{os.getpid()}"
+    new_path = os.path.join(os.path.dirname(path), f"{os.getpid():x}")  # not longer than the path itself, see unix(7)
+    with suppress(FileNotFoundError):  # of a process that died here
+        os.unlink(new_path)
     listener = new_socket()
     listener.bind(new_path)
     listener.listen(socket.SOMAXCONN)

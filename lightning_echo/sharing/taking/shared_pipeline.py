@@ -72,18 +72,23 @@ def shared_shape(shape: PlanShape, phase: int, layout: Layout) -> PlanShape:
     """Returns the sizes of the plan of a training that shares.
 
     If a batch must not hold an index twice, the plan has one buffer. The distance that the reader keeps between two uses of an
-    index limits its size.
+    index limits its size. If a batch is larger than that distance, it may hold an index twice, because exact counts come first.
 
     Args:
         shape: Sizes as without sharing.
         phase: See `PlanShape`.
         layout: How the training cuts a pass into batches and divides it among ranks.
     """
-    if not shape.distinct:
-        return replace(shape, phase=phase)
-    distance = min(shape.pass_length // 3, distance_of(layout.length) // layout.replicas)
+    distance = _distance(shape.pass_length, layout)
+    if not shape.distinct or shape.batch_size > distance:
+        return replace(shape, distinct=False, phase=phase)
     most = max(distance - shape.batch_size, shape.batch_size)
     return replace(shape, workers=0, buffer_size=min(shape.buffer_size, most), most_distance=distance, phase=phase)
+
+
+def _distance(pass_length: int, layout: Layout) -> int:
+    """Returns how many items of a rank the reader keeps between two uses of an index."""
+    return min(pass_length // 3, distance_of(layout.length) // layout.replicas)
 
 
 class SharedPipeline:
@@ -128,6 +133,9 @@ class SharedPipeline:
         self._factors = [(0, launch.factor)]  # (batch, the factor from that batch on)
         self._phase = 0
         self._pace = Pace(attachment, lambda: 1 / layout.replicas)  # an example of this rank is one item of each rank
+        self._apart = layout.batch_size if choice.point.by_batches else _distance(layout.pass_length, layout)
+        self._may_repeat = shape.distinct and layout.batch_size > self._apart
+        self._say_repeats(launch.factor)
         self._inner = self._enter(launch)
 
     # ------------------------------------------------------------------ as a pipeline
@@ -153,6 +161,7 @@ class SharedPipeline:
 
     def change_factor(self, number: int, factor: float) -> None:
         """Sets the factor from batch ``number`` on."""
+        self._say_repeats(factor)
         self._factors = [change for change in self._factors if change[0] < number] + [(number, factor)]
         self._inner.change_factor(number, factor)
 
@@ -214,6 +223,18 @@ class SharedPipeline:
             resumed = ", so that it does not go on where it stopped" if wanted.position else ""
             LOGGER.info("share=%r: enters beside %s%s; it gets %.0f %% of this pass", self._name, at_work, resumed, share)
         return start
+
+    def _say_repeats(self, factor: float) -> None:
+        """Says, once, that a batch may hold an index twice."""
+        if self._may_repeat and factor > 1:
+            self._may_repeat = False
+            LOGGER.warning(
+                "share=%r: with a factor above 1 a batch may hold an index twice, since a batch of %d examples is larger than "
+                "the %d that the reader keeps between two uses of an index. Use smaller batches, or a factor of 1",
+                self._name,
+                self._layout.batch_size,
+                self._apart,
+            )
 
     # ------------------------------------------------------------------ beginning
 

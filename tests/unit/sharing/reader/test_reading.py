@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from lightning_echo.fetching.layout import Layout
 from lightning_echo.fetching.source import Source
+from lightning_echo.planning.plans import make_plan
 from lightning_echo.planning.shape import PlanShape, Reuse
 from lightning_echo.sharing.reader.reading import chunks, distance_of, order_of
 from lightning_echo.sharing.taking.shared_pipeline import shared_shape
@@ -56,6 +57,17 @@ def test_a_training_holds_no_example_for_longer_than_the_reader_keeps_two_uses_a
     )
     found = shared_shape(shape, 0, layout)
     assert 4 <= found.buffer_size <= found.most_distance <= distance_of(length) / replicas
+
+
+@pytest.mark.parametrize(("batch_size", "distinct"), [(20, True), (21, False)])
+def test_batches_larger_than_what_the_reader_keeps_apart_have_exact_counts_and_may_repeat_an_index(batch_size, distinct):
+    layout = Layout(60, 1, batch_size, 60 % batch_size or batch_size, -(-60 // batch_size))
+    sizes = {"batch_size": batch_size, "last_batch_size": layout.last_batch_size, "batches_per_pass": layout.batches_per_pass}
+    found = shared_shape(PlanShape(**sizes, workers=0, buffer_size=40, seed=0), 0, layout)
+    assert found.distinct == distinct
+    plan = make_plan(found, 2)
+    fresh = sum(plan.next_batch().fresh for _ in range(30))
+    assert fresh < 0.6 * sum(found.size_of(number) for number in range(30))
 
 
 @pytest.mark.parametrize("begin", [1, 31, 32, 60, 61, 150])

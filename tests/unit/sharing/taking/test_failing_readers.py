@@ -1,4 +1,4 @@
-"""Readers that fail or are killed before they have answered: each training ends with the reason, or gets the next reader."""
+"""How a training finds a reader, and how it ends where readers fail or are killed before they have answered."""
 
 import os
 import threading
@@ -174,3 +174,15 @@ def test_a_reader_that_ends_because_its_data_is_outdated_does_not_count_as_kille
     wanted.append(lambda name: reads(name, edited))
     assert enters(connector(edited, restart=False)) == 0
     assert len(threads) == 2
+
+
+@pytest.mark.parametrize("path_bytes", [105, 107])
+def test_a_path_as_long_as_a_sockets_may_be_has_a_reader(started, path_bytes, tmp_path, monkeypatch):
+    folder = tmp_path / ("f" * (path_bytes - len(os.fsencode(tmp_path)) - len("//data.sock")))
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
+    assert len(os.fsencode(socket_of("data"))) == path_bytes
+    wanted, threads = started
+    wanted.append(reads)
+    assert enters(connector()) == 0
+    assert len(threads) == 1
