@@ -70,6 +70,7 @@ class IndexPipeline:
         self._requests, self._workers, self._reader, self._rounds = requests, workers, reader, rounds
         self._batches: Iterator[Any] | None = batches
         self._on_device = on_device
+        self._ended_at = 0  # number of batches of the run after which it was found that a pass had ended
         self.exact = requests.order.exact
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
@@ -85,7 +86,11 @@ class IndexPipeline:
         try:
             item: tuple[Any, Report] = next(self._batches)
         except PassOver:
+            self._ended_at = delivered
             return None
+        if item[1] is None:
+            assert self._requests.failure is not None
+            raise self._requests.failure
         if note:
             item = item[0], item[1]._replace(note=note)
         if self._on_device:
@@ -98,8 +103,11 @@ class IndexPipeline:
         self._requests.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns the state from which a run resumes after ``delivered`` batches: those delivered so far, or one less."""
-        return self._requests.state(delivered)
+        """Returns the state from which a run resumes after ``delivered`` batches: those delivered so far, or one or two less."""
+        state = self._requests.state(delivered)
+        if delivered < self._ended_at:  # a resumed run finds that out again
+            del state["order"]["passes"][-1]
+        return state
 
     def close(self) -> None:
         """Ends the workers and the thread."""

@@ -17,7 +17,7 @@ import pickle
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lightning_echo.fetching.sampler_order import tell_pass
+from lightning_echo.fetching.sampler_order import check_length, tell_pass
 from lightning_echo.planning.hashing import mix
 from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.protecting.randomness import preserved_random_states, seed_all
@@ -184,6 +184,8 @@ class PassReader:
         self._pass_number = number
         if not self._is_resumed or self._iterator is not None:  # a resumed loader was told before its state was loaded
             self._tell_pass()
+            if self._length is not None:
+                check_length(len(self._batches), self._length, number)  # type: ignore[arg-type]
         self._iterator = iter(self._batches)
 
     def _end(self, number: int, first: int) -> None:

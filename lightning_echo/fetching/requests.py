@@ -3,7 +3,8 @@
 `ExampleRequests` is the batch sampler of the rebuilt ``DataLoader`` if examples are echoed. It makes one `Request` for each
 batch. `BatchRequests` is the batch sampler if whole batches are echoed. It makes one `Request` for each batch that is *read*, and
 beside that a `Step` for each batch that is *delivered*. Neither of them ever waits, because ``DataLoader`` asks for several
-batches before it returns the first one.
+batches before it returns the first one. If the order of the user raises an error while a later batch is planned, the error waits:
+that batch becomes `NOT_PLANNED`, and the error is raised in its place.
 
 The plan is ahead of the delivered batches. It is never undone. Instead, a snapshot of it is taken every few batches. The state at
 a delivered batch is computed from the last snapshot before it, by planning forward. This is arithmetic only.
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from lightning_echo.planning.order import Order
 from lightning_echo.planning.plan import Plan, PlannedBatch
 from lightning_echo.planning.plans import plan_from_state
-from lightning_echo.workers.dataset import RepeatedCall, Request
+from lightning_echo.workers.dataset import NOT_PLANNED, RepeatedCall, Request
 
 __all__ = ["BatchRequests", "BatchedOrder", "ExampleRequests", "ItemOrder", "Step"]
 
@@ -106,11 +107,13 @@ class _PlannedRequests:
         plan: The plan.
         order: The order.
         delivered: The training loop has got at least this number of batches. The pipeline sets it.
+        failure: The error because of which no further batch can be planned; None if there is none.
     """
 
     def __init__(self, plan: Plan, order: ItemOrder, begin_spreading: Callable[[], None] | None = None) -> None:
         self.plan, self.order = plan, order
         self.delivered = plan.number
+        self.failure: Exception | None = None
         self._lock = threading.RLock()
         self._begin_spreading = begin_spreading  # called once, when echoing begins
         self._batches_per_snapshot = max(_SNAPSHOT_BATCHES, 4 * plan.shape.buffer_size // plan.shape.batch_size)
@@ -146,6 +149,8 @@ class _PlannedRequests:
 
     def _next_batch(self) -> tuple[PlannedBatch, list[Any]]:
         """Returns the next batch of the plan, and the items of its fresh positions."""
+        if self.failure is not None:
+            raise self.failure
         plan = self.plan
         if plan.number % self._batches_per_snapshot == 0:
             self._take_snapshot()
@@ -153,7 +158,11 @@ class _PlannedRequests:
         if plan.factor > 1 and self._begin_spreading is not None:
             self._begin_spreading()
             self._begin_spreading = None  # passes stay spread: from here on, a pass may begin within a batch
-        fresh = self.order.take(batch.fresh) if batch.fresh else []
+        try:
+            fresh = self.order.take(batch.fresh) if batch.fresh else []
+        except Exception as error:  # the user's sampler may raise anything
+            self.failure = error
+            raise
         if fresh and 1 in batch.stays_live:
             self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
         for position in batch.forget:
@@ -196,7 +205,12 @@ class ExampleRequests(_PlannedRequests):
 
     def __next__(self) -> Request:
         with self._lock:
-            batch, indices = self._next_batch()
+            try:
+                batch, indices = self._next_batch()
+            except Exception:
+                if self.failure is None:
+                    raise
+                return NOT_PLANNED
             items, fresh, positions, stays_live = self._items, batch.fresh, batch.positions, batch.stays_live
             if fresh == len(positions):
                 return Request(batch.number, positions, fresh, indices, stays_live, batch.forget)
@@ -262,8 +276,13 @@ class BatchRequests(_PlannedRequests):
 
     def __next__(self) -> Request:
         with self._lock:
-            while not self._reads:
-                self._plan_step()
+            try:
+                while not self._reads:
+                    self._plan_step()
+            except Exception:
+                if self.failure is None:
+                    raise
+                return NOT_PLANNED  # whoever asks for the `step` gets the error
             return self._reads.popleft()
 
     def step(self) -> Step:

@@ -30,7 +30,10 @@ class Pipeline(Protocol):
         """Sets the factor from batch ``number`` of the run on."""
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns the state from which a run continues after ``delivered`` batches."""
+        """Returns the state from which a run continues after ``delivered`` batches: those delivered so far, or one or two less.
+
+        Not less than the number of batches delivered when the pipeline was started.
+        """
 
     def close(self) -> None:
         """Ends the workers and the thread."""
@@ -48,13 +51,15 @@ class RestartablePipeline:
         self.begin_at = Start(0, 0)
         self.started: Pipeline | None = None
         self._at_rest = _BEGINNING
+        self._one_before: tuple[int, dict[str, Any]] | None = None  # a number of batches, one less than at rest; the state there
+        self._started_after = 0  # batches
         # The started pipeline again, in a list that can outlive this object: when this object is dropped, its pipeline is closed.
         self._to_close: list[Pipeline] = []
         self._finalizer = weakref.finalize(self, _close_all, self._to_close)
 
-    def start(self, pipeline: Pipeline) -> Pipeline:
-        """Takes a started pipeline, and returns it."""
-        self.started = pipeline
+    def start(self, pipeline: Pipeline, delivered: int) -> Pipeline:
+        """Takes a pipeline that was started after ``delivered`` batches of the run, and returns it."""
+        self.started, self._started_after, self._one_before = pipeline, delivered, None
         self._to_close.append(pipeline)
         self._at_rest = _BEGINNING
         return pipeline
@@ -62,7 +67,8 @@ class RestartablePipeline:
     def stop(self, delivered: int) -> None:
         """Ends the workers and the thread. The next pipeline continues after ``delivered`` batches of the run."""
         if self.started is not None:
-            self._at_rest = self.state(delivered)
+            self._at_rest, before = self.state(delivered), delivered - 1
+            self._one_before = (before, self.state(before)) if before >= self._started_after else None
             self._close()
 
     def state(self, delivered: int) -> dict[str, Any]:
@@ -70,7 +76,17 @@ class RestartablePipeline:
 
         Its types are plain, see `EchoState.pipeline`.
         """
-        return self._at_rest if self.started is None else self.started.state(delivered)
+        if self.started is not None:
+            return self.started.state(delivered)
+        if self._one_before is not None and self._one_before[0] == delivered:
+            return self._one_before[1]
+        return self._at_rest
+
+    def reaches(self, delivered: int) -> bool:
+        """Returns whether `state` knows the state after ``delivered`` batches, which may be one less than those delivered."""
+        if self.started is not None:
+            return delivered >= self._started_after
+        return self._one_before is not None and self._one_before[0] == delivered
 
     def resting(self, delivered: int) -> RestartablePipeline:
         """Returns a pipeline at rest, in the state after ``delivered`` batches, for a process that is spawned with a loader."""
@@ -82,11 +98,11 @@ class RestartablePipeline:
     def go_to(self, begin_at: Start, state: dict[str, Any] | None = None) -> None:
         """Ends the workers and the thread. The next pipeline continues from a `state`, or else begins without live examples."""
         self._close()
-        self._at_rest, self.begin_at = state or _BEGINNING, begin_at
+        self._at_rest, self._one_before, self.begin_at = state or _BEGINNING, None, begin_at
 
     def wait_with(self, state: dict[str, Any]) -> None:
         """Lets the next pipeline continue from another `state`. It may only be called at rest."""
-        self._at_rest = state
+        self._at_rest, self._one_before = state, None
 
     def _close(self) -> None:
         self.started = None

@@ -26,7 +26,7 @@ from lightning_echo.planning.order import Order, entry_key, spread
 from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.protecting.randomness import OwnRandomStates, preserved_random_states, seed_all
 
-__all__ = ["SamplerOrder", "draws_by_itself", "origin_of", "sampler_in_words", "tell_pass"]
+__all__ = ["OtherLength", "SamplerOrder", "check_length", "draws_by_itself", "origin_of", "sampler_in_words", "tell_pass"]
 
 _DECIDING = ("num_replicas", "seed", "shuffle", "drop_last", "replacement")  # attributes of samplers
 
@@ -77,6 +77,25 @@ def tell_pass(number: int, *samplers: Any) -> None:
     for sampler in {id(each): each for each in samplers}.values():
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):
             set_epoch(number)
+
+
+class OtherLength(RuntimeError):
+    """A pass begins that is longer or shorter than the pass before, because the length of a sampler follows ``set_epoch``."""
+
+
+def check_length(found: int, expected: int, number: int) -> None:
+    """Raises `OtherLength` if a pass that begins has not the expected length.
+
+    Args:
+        found: Its number of indices or batches, asked after its number was told.
+        expected: The number in the passes before.
+        number: Number of the pass.
+    """
+    if found != expected:
+        raise OtherLength(
+            f"pass {number} has {found} indices or batches, and {expected} were expected: the length of the sampler, loader or "
+            "data set changes each time it is asked for. Let it follow set_epoch alone"
+        )
 
 
 class SamplerOrder(Order):
@@ -195,6 +214,7 @@ class SamplerOrder(Order):
     def _begin(self, number: int) -> Iterator[Any]:
         self._drain()
         tell_pass(number, self._sampler, self._inner)
+        check_length(len(self._sampler), self.length, number)
         if self._own_states is not None:
             seed_all(mix(self._seed, number))
         if self._is_stateful:

@@ -33,6 +33,8 @@ from lightning_echo.workers.streams import StreamEcho, StreamRequest
 
 __all__ = ["PlainAttributes", "Source"]
 
+_ONLY_SHUFFLE = ("torch", "lightning", "pytorch_lightning")  # packages
+
 
 class Source:
     """The user's loader and its parts.
@@ -96,6 +98,23 @@ class Source:
         """Whether the sampler itself divides its indices among the ranks."""
         samplers = (self.sampler, getattr(self.sampler, "sampler", None)) if self.rebuilds else (self.loader,)
         return any(hasattr(sampler, "num_replicas") and hasattr(sampler, "rank") for sampler in samplers)
+
+    def hearers(self) -> tuple[Any, ...]:
+        """Returns what has a ``set_epoch`` of the user's, which is told the pass. Its order, and its length, may follow that.
+
+        The ``set_epoch`` of torch's and Lightning's own samplers only makes another shuffle.
+        """
+        if self.streams:
+            return ()
+        loader = self.loader
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        told = {id(each): each for each in (loader, getattr(loader, "sampler", None), batch_sampler)}
+        told.update({id(inner): inner for inner in (getattr(batch_sampler, "sampler", None),)})
+        return tuple(
+            each
+            for each in told.values()
+            if callable(getattr(each, "set_epoch", None)) and type(each).__module__.partition(".")[0] not in _ONLY_SHUFFLE
+        )
 
     @property
     def is_sequential(self) -> bool:

@@ -51,7 +51,7 @@ class StreamPipeline:
     ) -> None:
         self._requests, self._workers = requests, workers
         self._answers: Iterator[Any] | None = answers
-        self._places = {delivered: place}  # the places after the last batch and before it, by the number of delivered batches
+        self._places = {delivered: place}  # the places after the last three batches, by the number of delivered batches
 
     def next_batch(self, delivered: int) -> tuple[Any, Report] | None:
         """Returns the next batch and its report; None if a pass has ended.
@@ -61,7 +61,8 @@ class StreamPipeline:
         """
         assert self._answers is not None
         batch, report, place = next(self._answers)
-        self._places = {delivered: self._places[delivered], delivered + (report is not None): place}
+        last = {number: self._places[number] for number in (delivered - 1, delivered) if number in self._places}
+        self._places = {**last, delivered + (report is not None): place}
         return None if report is None else (batch, report)
 
     def change_factor(self, number: int, factor: float) -> None:
@@ -69,7 +70,7 @@ class StreamPipeline:
         self._requests.change_factor(number, factor)
 
     def state(self, delivered: int) -> dict[str, Any]:
-        """Returns the state from which a run resumes after ``delivered`` batches: those delivered so far, or one less."""
+        """Returns the state from which a run resumes after ``delivered`` batches: those delivered so far, or one or two less."""
         place = self._places[delivered]
         return {"plan": None, "order": None, "stream": {**place.state(), **self._requests.state(place.request)}}
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lightning_echo.loading.epochs import Progress, TrainerPlace
+from lightning_echo.loading.epochs import Progress, Steps, TrainerPlace
 from lightning_echo.loading.state import EchoCounts
 from lightning_echo.workers.seconds import Report, StageSeconds
 
@@ -83,6 +83,8 @@ class Delivery:
         """Goes back to the start of the run."""
         self.seconds = StageSeconds()
         self.continue_at(Progress(), EchoCounts(), 0)
+        self._steps: Steps | None = None  # of the Trainer, since the epoch began
+        self._taken = 0  # batches fetched since then
 
     def continue_at(self, progress: Progress, counts: EchoCounts, ended_passes: int) -> None:
         """Continues at another place in the run."""
@@ -94,6 +96,8 @@ class Delivery:
         self._unused: Fetched | None = None  # fetched in an earlier iteration and not used: the next fetch returns it
         self._asked_at: int | None = None  # batches used in the run when the last one was fetched
         self._used_at = 0  # number of batches used in the run at which the batch that was fetched last comes into use
+        self._passes_at_last = ended_passes  # passes that had ended before the last batch
+        self._length_before_end: int | None = None  # length of the epoch, as it was before a pass ended it
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process has no consumer yet."""
@@ -136,14 +140,48 @@ class Delivery:
         """Passes over the data that have ended."""
         return self._ended_passes if self._before is None else self.in_use.ended_passes
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a Trainer has taken the batch in use and its step is not over. A resumed Trainer asks for that batch again."""
+        processed = None if self._steps is None else self._steps.processed
+        is_ahead = self._before is not None and self.is_ahead
+        return processed is not None and self._taken - is_ahead == processed + 1
+
+    @property
+    def before_in_use(self) -> Delivered:
+        """What was delivered up to the batch before the one in use."""
+        now = self.in_use
+        progress = now.progress.snapshot()
+        progress.delivered -= 1
+        progress.in_epoch = max(progress.in_epoch - 1, 0)
+        if self._length_before_end is not None:
+            progress.epoch_batches = self._length_before_end
+        counts, last = now.counts, now.last
+        left = EchoCounts(counts.fresh - last.fresh, counts.echoed - last.echoed, counts.refetched - last.refetched)
+        return Delivered(left, EchoCounts(), progress, min(now.ended_passes, self._passes_at_last))
+
     # ------------------------------------------------------------------ delivering
 
-    def begin_epoch(self, length: int, *, keeps_length: bool) -> None:
+    @property
+    def taken(self) -> int:
+        """Batches that were fetched since the epoch began."""
+        return self._taken
+
+    def take_back(self) -> None:
+        """Undoes the last fetch, because its batch has not reached the consumer."""
+        if self._before is None:  # else the batch before is in use
+            before, progress = self.before_in_use, self.progress
+            progress.delivered, progress.in_epoch = before.progress.delivered, before.progress.in_epoch
+            self._fresh, self._echoed, self._refetched = before.counts.fresh, before.counts.echoed, before.counts.refetched
+            self._last, self._taken = (0, 0, 0), self._taken - 1
+
+    def begin_epoch(self, length: int, *, keeps_length: bool, steps: Steps | None = None) -> None:
         """Begins the next epoch, or continues a resumed one.
 
         Args:
             length: Length of the next epoch; -1 if it ends when a pass ends.
             keeps_length: As in `Progress.begin`.
+            steps: The steps of the Trainer that iterates; None if there is none.
         """
         used = None if self.batches_used is None else self.batches_used()
         # A loader that begins again within the consumer's epoch is one of several, and its last batch is about to be used.
@@ -152,6 +190,7 @@ class Delivery:
         place = self._place()
         training = place if place is not None and place.epoch_batches >= 0 else None
         self.progress.begin(length, keeps_length=keeps_length, place=training)
+        self._steps, self._taken, self._length_before_end = steps, 0, None
 
     def trainers_length(self, length: int) -> int:
         """Returns the length to tell a Trainer that resumes, see `Progress.trainers_length`."""
@@ -167,7 +206,8 @@ class Delivery:
             progress = before.progress.snapshot()
             progress.resuming = not progress.in_epoch  # an epoch of which no batch was used has not begun
             self.continue_at(progress, before.counts, before.ended_passes)
-            self._unused, self._asked_at = unused, asked_at
+            self._last = (before.last.fresh, before.last.echoed, before.last.refetched)
+            self._unused, self._asked_at, self._taken = unused, asked_at, self._taken - 1
 
     def forget_unused(self) -> None:
         """Drops a batch that was fetched and not used. It will be fetched again."""
@@ -198,7 +238,7 @@ class Delivery:
             except StopIteration as error:
                 raise RuntimeError("StopIteration was raised while a batch was made, by collate_fn or a transform") from error
         if item is None:
-            self._before = None
+            self._before, self._length_before_end = None, progress.epoch_batches
             progress.end()
             raise StopIteration
         if before is not None:
@@ -231,8 +271,10 @@ class Delivery:
         self._last = fresh, echoed, refetched
         self._fresh, self._echoed, self._refetched = self._fresh + fresh, self._echoed + echoed, self._refetched + refetched
         progress = self.progress
+        self._passes_at_last = self._ended_passes
         progress.delivered += 1
         progress.in_epoch += 1
+        self._taken += 1
 
     def _all(self) -> EchoCounts:
         return EchoCounts(self._fresh, self._echoed, self._refetched)

@@ -19,8 +19,9 @@ from lightning_echo.caching.node_cache import gathered
 from lightning_echo.fetching.layout import Launch, Start
 from lightning_echo.fetching.prefetch import clear_frames
 from lightning_echo.fetching.restartable_pipeline import Pipeline, RestartablePipeline
+from lightning_echo.fetching.sampler_order import OtherLength
 from lightning_echo.loading.delivery import Delivery
-from lightning_echo.loading.epochs import Progress, TrainerPlace
+from lightning_echo.loading.epochs import Progress, Steps, TrainerPlace
 from lightning_echo.loading.factor import RunFactor
 from lightning_echo.loading.ranks import default_seed, world
 from lightning_echo.loading.resuming import (
@@ -75,6 +76,7 @@ class EchoRun:
         self.beginning = Beginning()
         self.predecessor = predecessor_of(self, setting.source.loader)
         self._has_described = False  # whether the line about the loader was logged
+        self._is_limited = False  # as in `begin_epoch`
         self._has_noted = False  # whether the message of a worker was shown
         self._reset()
 
@@ -174,13 +176,16 @@ class EchoRun:
             return False
         return self.delivery.progress.resuming or not self._has_other_length()
 
-    def begin_epoch(self, *, keeps_length: bool, is_alone: bool) -> None:
+    def begin_epoch(self, *, keeps_length: bool, is_alone: bool, steps: Steps | None = None, is_limited: bool = False) -> None:
         """Begins the next epoch, or continues a resumed one.
 
         Args:
             keeps_length: As in `Progress.begin`.
             is_alone: Whether this loader must find out by itself whether it continues the run of another loader. Otherwise an
                 `EchoDataModule` or `EchoCallback` tells it.
+            steps: The steps of the Trainer that iterates; None if there is none.
+            is_limited: Whether the Trainer ends an epoch after some number of steps. An epoch of a loader without a length then
+                goes on with the next pass, as a plain loader would begin again: only a pass that began in the epoch ends it.
         """
         predecessor, before = self.predecessor, self.beginning.before
         self.predecessor = self.beginning.before = None
@@ -189,9 +194,14 @@ class EchoRun:
         self._says.once(self._setting.correction(self.factor.value))
         self.notice_changes()
         self._empty_cache()
+        if self._pipeline.started is None:
+            self._setting.tell_pass(self.state())
         if not self.delivery.progress.resuming:
             self._follow_changes()
-        self.delivery.begin_epoch(self.length(), keeps_length=keeps_length)
+        self.delivery.begin_epoch(self.length(), keeps_length=keeps_length, steps=steps)
+        self._is_limited, progress = is_limited, self.delivery.progress
+        if not progress.in_epoch:
+            progress.has_begun_pass = is_limited and not self._setting.has_length and is_between_passes(self.state())
         fresh = self.delivery.progress.epoch_batches / self.factor.value
         self.beginning.note_epoch(self.heard_epoch, self.seed, fresh, self._setting.layout().batches_per_pass)
 
@@ -248,6 +258,7 @@ class EchoRun:
     def _begin_next_pass(self, changed_order: str) -> None:
         """Begins the next pass, because the data set has another length, or the sampler another order."""
         setting, state = self._setting, self.state()
+        setting.tell_pass(state, is_next=True)
         begin_at = start_of_next_pass(state, setting.layout(), setting.by_batches)
         if not self._has_other_length() and changed_order:
             cut = "" if is_between_passes(state) else ", and the rest of the present one is left out"
@@ -291,27 +302,44 @@ class EchoRun:
             StopIteration: The epoch has ended, because its pass has.
         """
         started, delivery = self._pipeline.started, self.delivery
-        pipeline = started or self._start()
+        pipeline, taken = started or self._start(), delivery.taken
         try:
-            batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
+            try:
+                batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
+            except OtherLength:
+                self._follow_length()
+                started = None
+                batch = delivery.fetch(self._start().next_batch, self._crosses_passes)
+            if started is None:
+                self._note_own()
+            if delivery.note and not self._has_noted:
+                self._has_noted = True
+                self.warn(delivery.note)
+            return batch
         except StopIteration:
             raise
         except BaseException as error:  # also an interrupt: a batch that was made and not delivered is made again
             try:
                 clear_frames(error)
             finally:
+                if delivery.taken > taken:
+                    delivery.take_back()
                 self.close()
             raise
-        if started is None:
-            self._note_own()
-        if delivery.note and not self._has_noted:
-            self._has_noted = True
-            self.warn(delivery.note)
-        return batch
+
+    def _follow_length(self) -> None:
+        """Goes to the next pass, which has another length than the one before. An epoch that has no batch yet has its length."""
+        self.close()
+        self._begin_next_pass("")
+        if not self.delivery.progress.in_epoch:
+            self.delivery.progress.epoch_batches = self.length()
 
     def _crosses_passes(self) -> bool:
-        """Whether an epoch continues when a pass has ended."""
-        return self._setting.has_length
+        """Notes that a pass has ended. Returns whether the epoch continues."""
+        progress, is_limited = self.delivery.progress, self._is_limited and not self._setting.has_length
+        crosses = self._setting.has_length or (is_limited and not progress.has_begun_pass)
+        progress.has_begun_pass = is_limited
+        return crosses
 
     def close(self) -> None:
         """Ends workers and thread. A later fetch starts new ones and continues where this one stopped."""
@@ -323,6 +351,7 @@ class EchoRun:
         if self.seed is None:
             self.seed = self.beginning.seed = named_seed(default_seed(setting.source.loader), self.name)
         self.settle()
+        self._setting.tell_pass(self.state())
         before = self.state()
         state = self._state_to_start_from(before)
         self._changes.begin()
@@ -344,7 +373,7 @@ class EchoRun:
             self._has_described = True
             self._says.inform(f"{setting.describe(self.factor.value)}{setting.remark()}")
         self._conditions = None if setting.by_streams else setting.conditions()  # the length of a stream is only expected
-        return self._pipeline.start(started)
+        return self._pipeline.start(started, self.delivery.progress.delivered)
 
     def settle(self) -> None:
         """Opens the cache, and makes the sizes that depend on the free memory final. All ranks must call this function together.
@@ -394,9 +423,9 @@ class EchoRun:
 
     # ------------------------------------------------------------------ going on
 
-    def state(self) -> EchoState:
-        """Returns where the run stands at the batch in use."""
-        in_use, factor = self.delivery.in_use, self.factor
+    def state(self, *, before: bool = False) -> EchoState:
+        """Returns where the run stands at the batch in use, or ``before`` it."""
+        in_use, factor = self.delivery.before_in_use if before else self.delivery.in_use, self.factor
         progress = in_use.progress
         conditions = self._conditions or self._setting.conditions()
         plan, order, stream = EchoState.parts_of(self._pipeline.state(progress.delivered))
@@ -419,6 +448,7 @@ class EchoRun:
             delivered=progress.delivered,
             begin_at=self._pipeline.begin_at,
             passes_over=in_use.ended_passes,
+            has_begun_pass=progress.has_begun_pass or None,
             counts=in_use.counts,
             plan=plan,
             order=order,
@@ -426,15 +456,16 @@ class EchoRun:
         )
 
     def state_dict(self, epoch_goes_on: bool | LeftOut | None, place: TrainerPlace | None) -> dict[str, Any]:
-        """Returns the state in plain types.
+        """Returns the state in plain types. Within a step of the Trainer, the run continues with the batch of that step.
 
         Args:
             epoch_goes_on: As in `EchoState`.
             place: Where the Trainer is; None if there is no Trainer.
         """
-        trainer = None if place is None else place.state()
+        is_under_way = self.delivery.is_under_way and self._pipeline.reaches(self.delivery.before_in_use.progress.delivered)
+        trainer, state = None if place is None else place.state(), self.state(before=is_under_way)
         new_length = self._setting.layout().length if self._has_other_length() else None
-        return replace(self.state(), epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length).to_dict()
+        return replace(state, epoch_goes_on=epoch_goes_on, trainer=trainer, new_length=new_length).to_dict()
 
     def load_state_dict(self, saved: dict[str, Any], limit: int | float | None) -> None:
         """Continues where a state was taken.
@@ -448,6 +479,9 @@ class EchoRun:
         """
         setting = self._setting
         state = EchoState.from_dict(saved, by_index=setting.source.rebuilds)
+        if may_change := setting.has_hearers:
+            self.close()  # what is told now is not for the pass that it reads
+        setting.tell_pass(state)
         length = setting.layout().length
         if other_order := other_order_of(state, setting):
             if not is_between_passes(state):
@@ -457,6 +491,8 @@ class EchoRun:
                     "had ended, or restart without the loader's state. Without a DistributedSampler, EchoLoader divides the "
                     "data itself, and then continues with any number of ranks"
                 )
+        elif may_change and is_between_passes(state):
+            pass  # the pass that begins has the length that it has
         elif length not in (state.layout.length, state.new_length) and state.delivered:
             raise EchoStateError(
                 f"the state is of a pass of {state.layout.length:,} items, but a pass of this loader has {length:,}: the data "
@@ -506,6 +542,7 @@ class EchoRun:
             self._setting.cache.follow(before._setting.cache)
         self._setting.keep_buffer_of(before.state())
         theirs = before.state()
+        self._setting.tell_pass(theirs)
         state, is_cut = follow_state(theirs, before._setting, self._setting)
         if is_cut:
             message = (

@@ -6,18 +6,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader
 
 from lightning_echo.loading.state import EchoState, TrainerState
 
-__all__ = ["Caller", "Epoch", "Iterations", "Progress", "TrainerPlace", "caller", "few_workers"]
+__all__ = ["Caller", "Epoch", "Iterations", "Progress", "Steps", "TrainerPlace", "caller", "few_workers", "takes_iterator"]
 
 _PACKAGES = "lightning.pytorch", "pytorch_lightning"
 
@@ -73,11 +75,49 @@ def few_workers(trainer: Any, loader: Any) -> tuple[str, type[Warning]] | None:
     return None
 
 
+def takes_iterator(model: Any) -> bool:
+    """Returns whether the ``training_step`` of a ``LightningModule`` takes an iterator, and fetches its batches itself."""
+    kind: Any = type(model)
+    return model is not None and _has_iterator(kind)
+
+
+@lru_cache(maxsize=4)
+def _has_iterator(model: Any) -> bool:
+    return "dataloader_iter" in inspect.signature(model.training_step).parameters
+
+
+class Steps:
+    """The steps of a Trainer since a loader has begun an epoch.
+
+    Args:
+        trainer: The Trainer. It is not kept alive.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = weakref.ref(trainer)
+        self._before = self._processed(trainer)
+
+    @staticmethod
+    def _processed(trainer: Any) -> int:
+        processed: int = trainer.fit_loop.epoch_loop.batch_progress.total.processed
+        return processed
+
+    @property
+    def processed(self) -> int | None:
+        """Number of batches whose step is over. None: it is not known, or says nothing of the number of batches taken."""
+        trainer = self._trainer()
+        if trainer is None or takes_iterator(trainer.lightning_module):
+            return None
+        return self._processed(trainer) - self._before
+
+
 class TrainerPlace(NamedTuple):
     """The place of the Trainer that iterates over the loader.
 
     Attributes:
-        in_epoch: Number of batches that it has taken in this epoch.
+        in_epoch: Number of batches that it has taken in this epoch. With a ``training_step(dataloader_iter)``, the batch that
+            such a step is about to take is one of them.
+        processed: Number of batches of this epoch whose step is over.
         epoch_batches: Number of batches that it takes in this epoch; -1 if it is not training, or if the number is not known.
         ended: Number of epochs that it has ended.
         is_over: Whether it has ended the epoch that it began last. The next batch then belongs to another epoch.
@@ -88,6 +128,7 @@ class TrainerPlace(NamedTuple):
     """
 
     in_epoch: int
+    processed: int
     epoch_batches: int
     ended: int
     is_over: bool
@@ -136,6 +177,8 @@ class Progress:
         epoch_batches: Length of the present epoch; -1 while that is not known, because it ends when a pass ends.
         in_epoch: Batches of the present epoch that were delivered.
         delivered: Batches that were delivered in the whole run.
+        has_begun_pass: Whether the present pass began in the present epoch. It is needed if only a limit of the Trainer ends an
+            epoch, see `EchoRun`.
         resuming: Whether the next iteration continues the present epoch instead of beginning another one.
         kept_length: Length of the next epoch, if it differs from the length that the factor gives; otherwise None.
         not_ended: Where the Trainer was when the state was saved, if all batches of the epoch had been delivered and the Trainer
@@ -146,6 +189,7 @@ class Progress:
     epoch_batches: int = 0
     in_epoch: int = 0
     delivered: int = 0
+    has_begun_pass: bool = False
 
     def __post_init__(self) -> None:
         self.resuming = False
@@ -166,12 +210,12 @@ class Progress:
             place: Where the Trainer is, if that is known. The epoch then has the same place as the Trainer's epoch, and does not
                 end earlier.
         """
-        goes_on = self.resuming and (place is None or place.in_epoch > 0)
+        goes_on = self.resuming and (place is None or place.processed > 0)
         if not goes_on:
-            self.epoch += bool(self.epoch_batches)
+            self.epoch += bool(self.epoch_batches) and not (self.resuming and not self.in_epoch)
             self.in_epoch, self.epoch_batches = 0, length
         if place is not None:
-            self.in_epoch, self.epoch_batches = place.in_epoch, max(self.epoch_batches, place.epoch_batches)
+            self.in_epoch, self.epoch_batches = place.processed, max(self.epoch_batches, place.epoch_batches)
         self.resuming, self.not_ended = False, None
         if not keeps_length:
             self.kept_length = None
@@ -202,7 +246,7 @@ class Progress:
         self.epoch_batches = self.in_epoch
 
     def snapshot(self) -> Progress:
-        """Returns a copy of the four numbers."""
+        """Returns a copy of the numbers."""
         return replace(self)
 
     @classmethod
@@ -214,7 +258,7 @@ class Progress:
                 may end before the epoch does.
             limit: The Trainer's ``limit_train_batches``, which ends an epoch earlier.
         """
-        progress = cls(state.epoch, state.epoch_batches, state.in_epoch, state.delivered)
+        progress = cls(state.epoch, state.epoch_batches, state.in_epoch, state.delivered, state.has_begun_pass is True)
         end = limited(progress.epoch_batches if progress.epoch_batches >= 0 else math.inf, limit)
         goes_on, trainer = state.epoch_goes_on, state.trainer
         progress.resuming = goes_on if isinstance(goes_on, bool) else progress.in_epoch < end

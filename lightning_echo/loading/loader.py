@@ -10,6 +10,7 @@ If the length of a pass is not known, an epoch ends when a pass ends.
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from lightning_echo.insertion import InsertionPoint, Needs, earliest
 from lightning_echo.loading import options
 from lightning_echo.loading.delivery import BatchesUsed
 from lightning_echo.loading.echo_run import EchoRun
-from lightning_echo.loading.epochs import Caller, Epoch, Iterations, TrainerPlace, caller, few_workers
+from lightning_echo.loading.epochs import Caller, Epoch, Iterations, Steps, TrainerPlace, caller, few_workers
 from lightning_echo.loading.ranks import world
 from lightning_echo.loading.schema import LEFT_OUT
 from lightning_echo.loading.setting import Setting
@@ -445,7 +446,14 @@ class EchoLoader(PlainAttributes):
         if self.sharing is not None:
             begins(self._run, self.sharing.config.name, epoch)
         keeps_length = bool(self.epoch_goes_on and self.epoch_goes_on())
-        self._run.begin_epoch(keeps_length=keeps_length, is_alone=not self.factor_owner)
+        trainer: Any = by.trainer if by.is_its_loop else None
+        is_single = trainer is not None and (self.trainer_place is not None or trainer.train_dataloader is self)
+        self._run.begin_epoch(
+            keeps_length=keeps_length,
+            is_alone=not self.factor_owner,
+            steps=None if trainer is None else Steps(trainer),
+            is_limited=is_single and trainer.num_training_batches != math.inf,
+        )
 
     def _is_trained_on(self, trainer: Any) -> bool:
         return bool(self.factor_owner) or trainer.train_dataloader is self

@@ -22,7 +22,7 @@ from lightning_echo.fetching.index_pipeline import lookahead, rank_key, start_in
 from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of, shape_of_stream_worker
 from lightning_echo.fetching.prefetch import DEPTH
 from lightning_echo.fetching.restartable_pipeline import Pipeline
-from lightning_echo.fetching.sampler_order import origin_of
+from lightning_echo.fetching.sampler_order import origin_of, tell_pass
 from lightning_echo.fetching.source import Source
 from lightning_echo.fetching.stream_pipeline import start_stream_pipeline
 from lightning_echo.insertion import InsertionPoint, Needs, earliest
@@ -83,6 +83,7 @@ class Setting:
         share: ShareConfig | None = None,
     ) -> None:
         self._ranks, self.reuse = ranks, reuse
+        self._layout_of_pass: Layout | None = None
         self.source = Source(loader)
         self.sharing = None
         if share is not None:
@@ -225,6 +226,10 @@ class Setting:
             remarks.append(
                 "an epoch ends when the loader's pass ends" if self.by_batches else "an epoch ends when the stream ends"
             )
+        if self.has_hearers:
+            remarks.append(
+                "set_epoch is told the number of the pass over the data, which only at factor 1 and in whole epochs is the epoch"
+            )
         if self.by_batches and not self.source.rebuilds:
             remarks.append("examples are counted by the leading dimension of a batch's first tensor")
         reason = f" (auto: {self.choice.reason})" if self.choice.reason else ""
@@ -262,8 +267,30 @@ class Setting:
         return self.source.rebuilds and not self.source.shards_itself
 
     def layout(self) -> Layout:
-        """Returns how a pass is cut into batches and divided among the ranks."""
-        return layout_of(self.source, self._shards()[0])
+        """Returns how a pass is cut into batches and divided among the ranks.
+
+        If its length may follow the number of the pass, this is the pass that was told last: see `tell_pass`.
+        """
+        return self._layout_of_pass or layout_of(self.source, self._shards()[0])
+
+    @property
+    def has_hearers(self) -> bool:
+        """Whether a sampler of the user's is told the number of each pass, so that the length of a pass may follow it."""
+        return self.sharing is None and bool(self.source.hearers())
+
+    def tell_pass(self, state: EchoState, *, is_next: bool = False) -> None:
+        """Tells a sampler of the user's which pass comes, since its length may follow that. Call it while nothing is read.
+
+        Args:
+            state: State of the run: its pass is told.
+            is_next: Whether the next pass is told, if that of the state has begun.
+        """
+        items = state.layout.items_per_pass(state.insertion_point.by_batches)
+        if items and self.has_hearers:
+            number = -(-state.position // items) if is_next else state.position // items
+            tell_pass(number, *self.source.hearers())
+            self._layout_of_pass = None
+            self._layout_of_pass = self.layout()
 
     def _shards(self) -> tuple[int, int]:
         """Returns the number of shares of the data, and which one this rank gets."""

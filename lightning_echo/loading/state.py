@@ -166,6 +166,8 @@ class EchoState:
         trainer: Where the Trainer was. If that is not known, it is None, and not in the file.
         new_length: Length of a pass of the data set when the state was saved, if the data set had grown or shrunk since the
             present pass began. Otherwise None, and not in the file.
+        has_begun_pass: True if the present pass began in the present epoch, and only a limit of the Trainer ends an epoch.
+            Otherwise None, and not in the file.
     """
 
     version: int = STATE_VERSION
@@ -194,6 +196,7 @@ class EchoState:
     epoch_goes_on: bool | LeftOut | None = LEFT_OUT
     trainer: TrainerState | None = None
     new_length: Size | None = None
+    has_begun_pass: bool | None = None
 
     @classmethod
     def from_dict(cls, state: Any, *, by_index: bool) -> EchoState:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from lightning_echo.loading.delivery import BatchesUsed
-from lightning_echo.loading.epochs import TrainerPlace
+from lightning_echo.loading.epochs import TrainerPlace, takes_iterator
 from lightning_echo.loading.loader import EchoLoader
 from lightning_echo.training.collection import is_collection, is_sized
 from lightning_echo.training.lengths import Attached
@@ -83,6 +83,7 @@ class TrainerLink:
         has_length = trainer.training and trainer.num_training_batches != math.inf
         return TrainerPlace(
             in_epoch=batches.ready,
+            processed=batches.processed,
             epoch_batches=int(trainer.num_training_batches) if has_length else -1,
             ended=epochs.processed,
             is_over=epochs.ready == epochs.started == epochs.processed,
@@ -94,10 +95,11 @@ class TrainerLink:
     def _batches_used(self) -> BatchesUsed | None:
         """Returns the number of batches that the Trainer has used, in the run and in the epoch.
 
-        Returns None if the Trainer knows the length of the epoch, because it then fetches no batch ahead.
+        Returns None if the Trainer knows the length of the epoch, or if the model fetches its batches itself, because no batch is
+        then fetched ahead.
         """
         trainer = self._attached.trainer
-        if trainer is None or trainer.num_training_batches != math.inf:
+        if trainer is None or trainer.num_training_batches != math.inf or takes_iterator(trainer.lightning_module):
             return None
         return BatchesUsed(trainer.fit_loop.total_batch_idx + 1, trainer.fit_loop.batch_idx + 1)
 

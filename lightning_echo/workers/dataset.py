@@ -45,7 +45,16 @@ from lightning_echo.splitting.stages import Stages, unchanged
 from lightning_echo.workers.errors import add_note, raise_sendable
 from lightning_echo.workers.seconds import Report
 
-__all__ = ["EchoCollate", "EchoDataset", "ExampleCache", "Fetcher", "RepeatedCall", "Request", "copies_by_itself"]
+__all__ = [
+    "NOT_PLANNED",
+    "EchoCollate",
+    "EchoDataset",
+    "ExampleCache",
+    "Fetcher",
+    "RepeatedCall",
+    "Request",
+    "copies_by_itself",
+]
 
 NO_LOOKUPS = Lookups()
 _IN_CACHE = object()  # stands for a live example that the cache of the node has in memory, where it stays
@@ -90,6 +99,10 @@ class Request(NamedTuple):
     round: int = -1
 
 
+NOT_PLANNED = Request(-1, (), 0, [], b"")
+"""Stands for a batch that could not be planned. It is answered by None twice, so that the batches before it are not lost."""
+
+
 class ExampleCache:
     """Answers requests in one process.
 
@@ -123,11 +136,13 @@ class ExampleCache:
         self._held: dict[int, Any] = {}
         self._source_seconds = 0.0  # of the present batch
 
-    def fetch(self, request: Request) -> tuple[Any, Report]:
-        """Returns the examples of a batch, and its report without the seconds of collate.
+    def fetch(self, request: Request) -> tuple[Any, Report | None]:
+        """Returns the examples of a batch, and its report without the seconds of collate. None twice for `NOT_PLANNED`.
 
         If no example is used again and the data set is not split, the examples are whatever its ``__getitems__`` returns.
         """
+        if request.number < 0:
+            return None, None
         stages = self._stages or self._begin()
         started, self._source_seconds = perf_counter(), 0.0
         before = NO_LOOKUPS if self._caching is None else self._caching.store.lookups

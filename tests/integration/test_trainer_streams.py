@@ -245,7 +245,7 @@ def test_an_integer_limit_cuts_epochs_and_the_pass_goes_on() -> None:
     assert [[batch[0] for batch in epoch] for epoch in run.model.by_epoch][:3] == [
         [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)],
         [(12, 13, 14, 15), (16, 17, 18, 19), (20, 21, 22, 23)],
-        [(24, 25, 26, 27), (28, 29)],
+        [(24, 25, 26, 27), (28, 29), (0, 1, 2, 3)],
     ]
 
 

@@ -24,7 +24,7 @@ class Fake:
 
 def started():
     restartable = RestartablePipeline()
-    return restartable, restartable.start(Fake())
+    return restartable, restartable.start(Fake(), 2)
 
 
 def test_before_the_first_start_there_is_nothing_to_go_on_from():
@@ -46,6 +46,20 @@ def test_while_it_runs_the_state_is_the_pipelines_and_at_rest_that_of_when_it_wa
     assert restartable.state(99) == Fake().state(5)
 
 
+def test_the_state_one_batch_earlier_is_known_if_that_batch_came_from_this_pipeline():
+    restartable, _ = started()
+    assert [restartable.reaches(delivered) for delivered in (1, 2, 4)] == [False, True, True]
+    restartable.stop(5)
+    assert restartable.reaches(4)
+    assert restartable.state(4) == Fake().state(4)
+    restartable.start(Fake(), 5)
+    restartable.stop(5)
+    assert not restartable.reaches(4)
+    assert restartable.state(4) == Fake().state(5)
+    restartable.wait_with(Fake().state(6))
+    assert not restartable.reaches(5)
+
+
 def test_who_drops_it_without_a_word_leaves_no_pipeline_open():
     restartable, pipeline = started()
     del restartable
@@ -57,7 +71,7 @@ def test_who_drops_it_without_a_word_leaves_no_pipeline_open():
 def test_a_state_is_gone_on_from_wherever_it_stood(was_started):
     restartable, log = RestartablePipeline(), []
     if was_started:
-        restartable.start(Fake(log))
+        restartable.start(Fake(log), 0)
     restartable.go_to(Start(12, 3), Fake().state(4))
     assert log == ["closed"] * was_started
     assert restartable.state(0) == Fake().state(4)
@@ -77,7 +91,7 @@ def test_at_rest_it_can_wait_with_another_state():
     restartable.stop(3)
     restartable.wait_with(Fake().state(7))
     assert restartable.state(3) == Fake().state(7)
-    assert restartable.start(Fake()) is restartable.started
+    assert restartable.start(Fake(), 3) is restartable.started
     restartable.stop(5)
     assert restartable.state(0) == Fake().state(5)
 
@@ -91,6 +105,6 @@ def test_for_another_process_it_is_at_rest_and_the_one_here_runs_on():
     assert sent.begin_at == (8, 2)
     assert restartable.started is pipeline
     assert pipeline.log == []
-    sent.start(Fake())
+    sent.start(Fake(), 4)
     sent.stop(6)
     assert sent.state(0) == Fake().state(6)

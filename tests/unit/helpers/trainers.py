@@ -29,7 +29,7 @@ def trainer_at(
         **{
             "fit_loop": SimpleNamespace(
                 epoch_progress=counted(ready=ready, started=started, processed=processed),
-                epoch_loop=SimpleNamespace(batch_progress=counted(ready=batches, completed=done)),
+                epoch_loop=SimpleNamespace(batch_progress=counted(ready=batches, processed=done, completed=done)),
                 batch_idx=batches - 1,
                 total_batch_idx=100 + batches - 1,
             ),
@@ -39,6 +39,7 @@ def trainer_at(
             "is_last_batch": batches == length,
             "ckpt_path": None,
             "limit_train_batches": 0.5,
+            "lightning_module": None,
             **attributes,
         }
     )

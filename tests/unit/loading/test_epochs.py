@@ -103,7 +103,7 @@ def test_an_iteration_goes_on_with_a_state_that_is_loaded_meanwhile():
 
 
 def place(in_epoch, epoch_batches=-1, *, ended=1, is_over=False, in_step=False, resumes=True, limit=1.0):
-    return TrainerPlace(in_epoch, epoch_batches, ended, is_over, in_step, resumes, limit)
+    return TrainerPlace(in_epoch, in_epoch, epoch_batches, ended, is_over, in_step, resumes, limit)
 
 
 def test_an_epoch_is_where_the_trainers_is():

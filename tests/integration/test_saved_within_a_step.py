@@ -1,0 +1,133 @@
+"""A checkpoint that is saved within a step, as Slurm's signal and ``OnExceptionCheckpoint`` save it: that step is done again.
+
+Lightning does not count a step that is under way, and asks for its batch again. A bare `EchoLoader` without a length is left out:
+it does not hear which batch is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from trainer_runs import Data, Recorder, Scans, trainer
+
+from lightning_echo import EchoCallback, EchoLoader
+
+BATCH, LENGTH, EPOCHS = 3, 17, 3
+
+
+class Stream(IterableDataset[Any]):
+    """Examples of `Scans`, divided among the workers. It has a state of its own."""
+
+    def __init__(self) -> None:
+        self.scans, self.at = Scans(LENGTH), 0
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        places = list(range(first, LENGTH, step))
+        while self.at < len(places):
+            self.at += 1
+            yield self.scans.augment(self.scans.decode(self.scans.read(places[self.at - 1])))
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Batches:
+    """Batches of `Scans` that do not tell what is in them. It has a state of its own, and no length."""
+
+    def __init__(self) -> None:
+        self.scans, self.at = Scans(LENGTH), 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < LENGTH // BATCH:
+            self.at += 1
+            indices = range(self.at * BATCH - BATCH, self.at * BATCH)
+            examples = [self.scans.augment(self.scans.decode(self.scans.read(index))) for index in indices]
+            yield torch.utils.data.default_collate(examples)
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+KINDS: dict[str, Any] = {
+    "by index": lambda: DataLoader(Scans(LENGTH), BATCH, shuffle=True),
+    "by index, workers": lambda: DataLoader(Scans(LENGTH), BATCH, shuffle=True, num_workers=2),
+    "stream": lambda: DataLoader(Stream(), BATCH),
+    "stream, workers": lambda: DataLoader(Stream(), BATCH, num_workers=2),
+    "batches": Batches,
+}
+CASES = [(kind, True) for kind in KINDS] + [("by index", False), ("by index, workers", False)]
+HOOKS = ["on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"]
+
+
+class Saves(pl.Callback):
+    """Saves a checkpoint in a hook of each step."""
+
+    def __init__(self, folder: Path, hook: str) -> None:
+        self.folder, self.steps = folder, 0
+        setattr(self, hook, self._save)
+
+    def _save(self, trainer: pl.Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"{self.steps}.ckpt")
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.steps += 1
+
+
+def fit(kind: str, with_callback: bool, *callbacks: Any, ckpt_path: Any = None, model: Any = None, **options: Any) -> Any:
+    torch.manual_seed(0)
+    echo = {"insertion_point": "auto" if kind == "batches" else "after_augmentation", "seed": 3}
+    loader, model = KINDS[kind](), model or Recorder()
+    if with_callback:
+        callbacks = (EchoCallback(factor=2, **echo), *callbacks)
+    else:
+        loader = EchoLoader(loader, 2, **echo)
+    running = trainer(max_epochs=EPOCHS, callbacks=list(callbacks), **options)
+    running.fit(model, loader, Data().val_dataloader(), ckpt_path=ckpt_path)
+    return model
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize(("kind", "with_callback"), CASES)
+def test_the_resumed_run_begins_with_the_batch_of_that_step(tmp_path: Path, kind: str, hook: str, with_callback: bool) -> None:
+    whole = fit(kind, with_callback, Saves(tmp_path, hook))
+    steps = len(whole.batches)
+    first, last = whole.steps[0], whole.steps[0] - 1
+    for at in (0, first // 2, last, first, steps - 1):
+        resumed = fit(kind, with_callback, ckpt_path=tmp_path / f"{at}.ckpt")
+        assert resumed.batches == whole.batches[at:], at
+        assert resumed.weights == whole.weights, at
+
+
+class Fails(Recorder):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.global_step == 4:
+            raise KeyError("a step that fails")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:.*fit.ckpt_path")
+@pytest.mark.parametrize(("kind", "with_callback"), [("by index, workers", False), ("stream", True), ("batches", True)])
+def test_a_step_that_fails_is_done_again(tmp_path: Path, kind: str, with_callback: bool) -> None:
+    whole = fit(kind, with_callback)
+    with pytest.raises(KeyError, match="a step that fails"):
+        fit(kind, with_callback, OnExceptionCheckpoint(str(tmp_path)), model=Fails(), enable_checkpointing=True)
+    (path,) = tmp_path.iterdir()
+    assert fit(kind, with_callback, ckpt_path=path).batches == whole.batches[4:]
