@@ -60,6 +60,11 @@ class Choice:
     holds: Sequence[Hold] = ()
 
 
+def choose_later(reason: str) -> Choice:
+    """Returns the choice of the earliest point at which no data set is cut, because of a ``reason`` that ``auto`` has."""
+    return _uncut(earliest(Needs.examples), reason)
+
+
 def choose(source: Source, point: InsertionPoint, cache: CacheConfig | None = None) -> Choice:
     """Returns the insertion point to use.
 
@@ -268,7 +273,7 @@ def _watched_stages(dataset: Any, split: Split, is_asked: bool) -> WatchedStages
     """Makes the stages that a worker runs. If the user asked for the point, an example that does not fit is an error."""
     refusal = ReadRefused if split.raw else SplitRefused
     stages = make_stages(dataset, split.conventions, raw=split.raw)
-    return WatchedStages(stages, dataset, refusal=refusal if is_asked else None)
+    return WatchedStages(stages, dataset, refusal=refusal if is_asked else None, may_fail=not is_asked)
 
 
 def reads_whole_batches(source: Source, choice: Choice) -> bool:

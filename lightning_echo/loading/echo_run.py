@@ -20,6 +20,7 @@ from lightning_echo.fetching.layout import Launch, Start
 from lightning_echo.fetching.prefetch import clear_frames
 from lightning_echo.fetching.restartable_pipeline import Pipeline, RestartablePipeline
 from lightning_echo.fetching.sampler_order import OtherLength
+from lightning_echo.insertion import Needs, earliest
 from lightning_echo.loading.delivery import Delivery
 from lightning_echo.loading.epochs import Progress, Steps, TrainerPlace
 from lightning_echo.loading.factor import RunFactor
@@ -43,6 +44,7 @@ from lightning_echo.loading.succession import Beginning, predecessor_of
 from lightning_echo.log import Says
 from lightning_echo.planning.hashing import named_seed
 from lightning_echo.protecting.fingerprints.changes import Changed, Changes
+from lightning_echo.splitting.fallback import SplitFails
 
 __all__ = ["EchoRun"]
 
@@ -306,8 +308,8 @@ class EchoRun:
         try:
             try:
                 batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
-            except OtherLength:
-                self._follow_length()
+            except (OtherLength, SplitFails) as error:
+                self._go_around(error)
                 started = None
                 batch = delivery.fetch(self._start().next_batch, self._crosses_passes)
             if started is None:
@@ -327,9 +329,23 @@ class EchoRun:
                 self.close()
             raise
 
-    def _follow_length(self) -> None:
-        """Goes to the next pass, which has another length than the one before. An epoch that has no batch yet has its length."""
+    def _go_around(self, error: OtherLength | SplitFails) -> None:
+        """Ends the workers, so that new ones can make the next batch in spite of an error, or raises it.
+
+        If a pass has another length than the one before, it begins, and an epoch that has no batch yet has its length. If the
+        split of the data set does not hold, the run continues without it, and live examples are read again.
+        """
         self.close()
+        if isinstance(error, SplitFails):
+            if not self._setting.leave_split("the split of the data set does not hold"):
+                raise error
+            self._conditions = self._setting.conditions()
+            self.warn(
+                "the split of the data set does not hold, so the run continues at "
+                f"{self._setting.choice.point.option} from batch {self.delivery.batches:,} on: {error.reason}. Ask for that "
+                "point at the start"
+            )
+            return
         self._begin_next_pass("")
         if not self.delivery.progress.in_epoch:
             self.delivery.progress.epoch_batches = self.length()
@@ -506,6 +522,8 @@ class EchoRun:
                 f"the state is of a run with share={before!r}, and this loader has share={here!r}: they have different orders. "
                 f"Resume with share={before!r}, or start anew without the loader's state"
             )
+        if state.delivered and state.insertion_point is earliest(Needs.examples):
+            setting.leave_split("the state was saved there")
         setting.keep_buffer_of(state)
         state = adapt_state(state, setting)
         if has_own_states(state) and world()[0] > 1:

@@ -1,8 +1,9 @@
 """`Setting`: what an `EchoLoader` was made with: the user's loader, the insertion point, the buffer size, the ranks.
 
-Only the buffer size can change later: if it depends on the free memory, it is an estimate until a run starts (`BufferSize`). The
-number of ranks and the length of the data set are looked up each time that they are needed, because a loader is made before a job
-starts its other processes, and because a data set may grow.
+Two things can change later. The buffer size is an estimate until a run starts, if it depends on the free memory (`BufferSize`).
+The insertion point that ``auto`` chose gives way to a later one, if the split of the data set does not hold
+(`Setting.leave_split`). The number of ranks and the length of the data set are looked up each time that they are needed, because
+a loader is made before a job starts its other processes, and because a data set may grow.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lightning_echo.caching.keys import Keys, NoKeysError
 from lightning_echo.caching.loader_cache import LoaderCache
 from lightning_echo.caching.node_cache import gathered
 from lightning_echo.caching.nodes.joining import Part
-from lightning_echo.fetching.choice import choose
+from lightning_echo.fetching.choice import choose, choose_later
 from lightning_echo.fetching.index_pipeline import lookahead, rank_key, start_index_pipeline
 from lightning_echo.fetching.layout import Launch, Layout, layout_of, shape_of, shape_of_stream_worker
 from lightning_echo.fetching.prefetch import DEPTH
@@ -95,7 +96,7 @@ class Setting:
             point = earliest(Needs.examples)  # what is held whole does not augment, so that there is nothing to redo
         if cache is not None:
             _check_cache(self.source)
-        self.choice = choose(self.source, point, cache)
+        self.choice, self._is_auto = choose(self.source, point, cache), point is InsertionPoint.auto
         self.cache = None
         if cache is not None:
             self.cache = LoaderCache(
@@ -112,6 +113,17 @@ class Setting:
         items = self._expected_items()
         sizing = BufferSizing.of(loader, self.choice.item_bytes, point, items, reuse, distinct=distinct)
         self.buffer = BufferSize(buffer_size, sizing, factor, self._room(ranks_of_launcher()))
+
+    def leave_split(self, reason: str) -> bool:
+        """Continues at a later point, at which the data set is not split. Returns whether that is possible.
+
+        Args:
+            reason: Why, for people.
+        """
+        may_leave = self._is_auto and self.choice.split is not None and self.cache is None and self.sharing is None
+        if may_leave:
+            self.choice = choose_later(reason)
+        return may_leave
 
     @property
     def by_batches(self) -> bool:

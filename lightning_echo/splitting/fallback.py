@@ -7,8 +7,10 @@ A split was proved on two examples. While training runs, every read is watched f
 * Loading fails, but the data set itself does not.
 
 If one of them happens, the data set itself reads that example whole for each use. So no transform is left out, applied twice or
-frozen. Each use then takes the time of a read. So the user is told, and training ends with an error if more than a third of the
-examples are like that. If the user asked for this insertion point, it ends at the first such example.
+frozen. Each use then takes the time of a read. So the user is told. If more than a third of the examples are like that,
+`SplitFails` says that the split is not worth keeping: the training continues at a later insertion point. If the user asked for
+this insertion point, it ends at the first such example. An error that does not come again, such as that of a slow disk, counts
+for nothing.
 
 Random numbers are watched over all reads of a batch together, because watching each read takes longer. If some were drawn, the
 examples of that batch are read again one by one, and so are those of all batches that follow.
@@ -26,7 +28,7 @@ from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.staged import read_batch
 from lightning_echo.splitting.stages import Load, Stages
 
-__all__ = ["WHOLE", "WatchedStages"]
+__all__ = ["WHOLE", "SplitFails", "WatchedStages"]
 
 _LARGEST_MISFIT_SHARE = 1 / 3  # of the examples read
 _ENOUGH_READS = 128  # with fewer reads, that share says nothing
@@ -40,6 +42,18 @@ WHOLE = _Whole.read_for_each_use
 """Stands for an example that is read whole for each use."""
 
 
+class SplitFails(RuntimeError):
+    """Too many examples do not fit the split. The message says how many, and why the last one does not.
+
+    Attributes:
+        reason: The message in one line. torch adds the traceback of the worker to an error from there.
+    """
+
+    @property
+    def reason(self) -> str:
+        return str(self).rpartition(f"{type(self).__name__}: ")[2].partition("\n")[0]
+
+
 class WatchedStages(Stages):
     """The stages of a data set that was split. Every read is watched.
 
@@ -48,13 +62,14 @@ class WatchedStages(Stages):
     Args:
         stages: The stages to watch. Their ``load`` raises `SplitRefused` for an example that does not fit.
         dataset: The data set. It reads examples whole.
-        refusal: Raised for the first example that does not fit. None: such examples are read whole, and `SplitRefused` is raised
-            if there are too many of them.
+        refusal: Raised for the first example that does not fit. None: such examples are read whole.
+        may_fail: Whether `SplitFails` is raised if too many examples are read whole.
 
     Attributes:
         note: What the user should be told about examples that are read whole; empty if there is nothing to tell.
         reads: Number of examples that were read. Too many of them must not be misfits. A cache also counts the examples it held.
         refusal: As given.
+        may_fail: As given.
     """
 
     __slots__ = (
@@ -67,12 +82,13 @@ class WatchedStages(Stages):
         "_misfits",
         "_stages",
         "_trap",
+        "may_fail",
         "note",
         "reads",
         "refusal",
     )
 
-    def __init__(self, stages: Stages, dataset: Any, *, refusal: type[SplitRefused] | None) -> None:
+    def __init__(self, stages: Stages, dataset: Any, *, refusal: type[SplitRefused] | None, may_fail: bool = False) -> None:
         super().__init__(
             self._load,
             self._augment,
@@ -81,7 +97,7 @@ class WatchedStages(Stages):
             load_many=None if stages.load_many is None else self._load_many,
             augment_routes=stages.augment_routes,
         )
-        self._stages, self._dataset, self.refusal = stages, dataset, refusal
+        self._stages, self._dataset, self.refusal, self.may_fail = stages, dataset, refusal, may_fail
         self._trap, self._generators, self._look_at = DrawingTrap(), 0, 1
         self._set_trap()
         many = stages.load_many
@@ -125,14 +141,17 @@ class WatchedStages(Stages):
 
     def _load(self, index: Any) -> Any:
         self.reads += 1
-        try:
-            return self._checked(index) if self._is_checking and self._checks_each else self._load_one(index)
-        except SplitRefused as refused:
-            reason = refused.reason
-        except Exception as error:  # the data set may raise anything. If it also fails without the split, that error is raised
-            with preserved_random_states():
-                self._read_whole(index)
-            reason = f"loading it in stages raised {type(error).__name__}: {error}"
+        load, reason = self._checked if self._is_checking and self._checks_each else self._load_one, ""
+        for _ in range(2):  # an error that does not come again is not the split's
+            try:
+                return load(index)
+            except SplitRefused as refused:
+                reason = refused.reason
+                break
+            except Exception as error:  # the data set may raise anything. If it also fails without the split, that is raised
+                with preserved_random_states():
+                    self._read_whole(index)
+                reason = f"loading it in stages raised {type(error).__name__}: {error}"
         self._misfits += 1
         self._tell_or_refuse(index, reason)
         return WHOLE
@@ -168,8 +187,8 @@ class WatchedStages(Stages):
     def _tell_or_refuse(self, index: Any, reason: str) -> None:
         if self.refusal is not None:
             raise self.refusal(f"example {index!r}: {reason}")
-        if self.reads >= _ENOUGH_READS and self._misfits > _LARGEST_MISFIT_SHARE * self.reads:
-            raise SplitRefused(
+        if self.may_fail and self.reads >= _ENOUGH_READS and self._misfits > _LARGEST_MISFIT_SHARE * self.reads:
+            raise SplitFails(
                 f"{self._misfits} of the {self.reads} examples that this process has read do not fit (the last one, {index!r}: "
                 f"{reason})"
             )

@@ -175,6 +175,8 @@ class ExampleCache:
         add_decoding(stages)
         self._watched = stages if isinstance(stages, WatchedStages) else None
         if self._caching is not None:
+            if self._watched is not None:
+                self._watched.may_fail = False  # what the cache holds was cut there
             self._cached = CachedReads(self._caching, self.dataset, stages)
             stages = self._stages = self._cached.stages
         self._copies_uses = bool(stages.redone) or not copies_by_itself(self._collate_fn)

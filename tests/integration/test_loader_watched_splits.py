@@ -4,6 +4,7 @@ What each example may be is known from the data set alone: it is recomputed here
 """
 
 import random
+import re
 import warnings
 from collections import Counter
 
@@ -160,18 +161,49 @@ def test_where_the_point_was_asked_for_such_an_example_is_an_error():
     assert "insertion_point='after_augmentation'" in str(refused.value)
 
 
-def test_where_many_examples_do_not_fit_the_split_is_given_up():
-    class Mostly(Partly):
-        def __getitem__(self, index):
-            image = self.image(index)
-            return (self.transform(image) if index % 5 == 0 else image), index
+class Mostly(Partly):
+    """Leaves four of five examples as they are."""
 
-    with pytest.raises(ValueError, match=r"\d+ of the \d+ examples that this process has read do not fit .*0 times") as refused:
-        delivered(Mostly())
-    assert "insertion_point='after_augmentation'" in str(refused.value)
-    uses, said, _ = delivered(Mostly(), point="after_augmentation")
-    assert not said
+    def __getitem__(self, index):
+        image = self.image(index)
+        return (self.transform(image) if index % 5 == 0 else image), index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("factor", [1, 4])
+def test_where_many_examples_do_not_fit_the_run_continues_at_a_later_point(workers, factor):
+    uses, said, loader = delivered(Mostly(), factor=factor, workers=workers, epochs=12)
+    assert loader.insertion_point == "after_augmentation"
     assert all((image[1].min() >= 1000) == (label % 5 == 0) for label, images in uses.items() for image in images)
+    assert re.search(r"continues at insertion_point='after_augmentation' from batch \d+ on: .*do not fit .*0 times", said[1])
+    assert "\n" not in said[1]
+    assert len(said) == 2
+    assert loader.counts.delivered == 12 * LENGTH
+
+
+@pytest.mark.filterwarnings("ignore:.*does not fit the split", "ignore:.*continues at")
+def test_a_run_that_has_left_the_split_resumes_exactly():
+    def make():
+        return EchoLoader(DataLoader(Mostly(), 16, shuffle=True), 4, seed=0)
+
+    first = make()
+    while first.insertion_point == "before_augmentation":
+        list(first)
+    state = first.state_dict()
+    rest = [batch for _ in range(2) for batch in first]
+    second = make()
+    second.load_state_dict(state)
+    found = [batch for _ in range(2) for batch in second]
+    assert len(rest) == len(found)
+    assert all(torch.equal(one[i], other[i]) for one, other in zip(rest, found, strict=True) for i in (0, 1))
+
+
+def test_with_a_cache_as_many_as_do_not_fit_are_read_whole():
+    loader = EchoLoader(DataLoader(Mostly(), 16, shuffle=True), 2, seed=0, cache="16MiB")
+    with pytest.warns(UserWarning, match="does not fit the split"):
+        uses = [use for _ in range(8) for batch in loader for use in zip(*batch, strict=True)]
+    loader.close()
+    assert all((image[1].min() >= 1000) == (label % 5 == 0) for image, label in uses)
 
 
 def test_a_data_set_that_looks_at_what_its_transform_returns_is_not_split():

@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
-from lightning_echo.splitting.fallback import WHOLE, WatchedStages
+from lightning_echo.splitting.fallback import WHOLE, SplitFails, WatchedStages
 from lightning_echo.splitting.splits import make_stages
 
 
@@ -33,8 +33,8 @@ class PartlyInCalls(Partly):
         return [self[index] for index in indices]
 
 
-def watched(dataset, refusal=None):
-    return WatchedStages(make_stages(dataset), dataset, refusal=refusal)
+def watched(dataset, refusal=None, may_fail=False):
+    return WatchedStages(make_stages(dataset), dataset, refusal=refusal, may_fail=may_fail)
 
 
 def test_an_example_that_fits_is_loaded_once_and_redone_for_each_use():
@@ -81,16 +81,39 @@ def test_where_it_is_refused_the_first_one_ends_it(refusal, where):
 
 
 def test_a_third_of_many_examples_ends_it_and_of_few_does_not():
-    few = watched(Partly(*range(0, 127)))
+    few = watched(Partly(*range(0, 127)), may_fail=True)
     assert [few.load(index) for index in range(127)] == [WHOLE] * 127
-    with pytest.raises(SplitRefused, match=r"128 of the 128 examples .* do not fit \(the last one, 1: it calls"):
+    with pytest.raises(SplitFails, match=r"128 of the 128 examples .* do not fit \(the last one, 1: it calls"):
         few.load(1)
-    third = watched(Partly(*range(0, 600, 3)))
+    third = watched(Partly(*range(0, 600, 3)), may_fail=True)
     for index in range(1, 600):  # begins with one that fits, so that it is never more than a third
         third.load(index)
     third.load(300)
-    with pytest.raises(SplitRefused, match=r"201 of the 601 examples"):
+    with pytest.raises(SplitFails, match=r"201 of the 601 examples"):
         third.load(300)
+
+
+def test_where_nothing_can_take_the_place_of_the_split_any_number_is_read_whole():
+    stages = watched(Partly(*range(200)))
+    assert [stages.load(index) for index in range(200)] == [WHOLE] * 200
+
+
+@pytest.mark.parametrize("refusal", [None, SplitRefused])
+@pytest.mark.parametrize("kind", [Partly, PartlyInCalls])
+def test_an_error_that_does_not_come_again_is_not_the_splits(kind, refusal):
+    class Flaky(kind):
+        fails = True
+
+        def __getitem__(self, index):
+            if index == 5 and self.fails:
+                type(self).fails = False
+                raise OSError("a slow disk")
+            return super().__getitem__(index)
+
+    stages = watched(Flaky(), refusal)
+    loaded = stages.load_many([4, 5]) if stages.load_many else [stages.load(index) for index in (4, 5)]
+    assert loaded == [(4, "label"), (5, "label")]
+    assert stages.note == ""
 
 
 def test_an_example_that_neither_can_be_loaded_nor_read_whole_raises_what_the_data_set_raises():
