@@ -27,6 +27,7 @@ from lightning_echo.caching.cache_config import HOLDS
 from lightning_echo.caching.cached_reads import Held
 from lightning_echo.protecting.copies import throw_away_copy
 from lightning_echo.protecting.elsewhere import NotRead
+from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.randomness import preserved_random_states
 from lightning_echo.splitting.calls import whole_batch
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
@@ -257,7 +258,7 @@ def read_held(
             if stages.must_repeat():
                 example = stages.load(index)
             stages.end()
-            examples.append(example)
+            examples.append(copy_example(example))  # since the next one may be read into the same memory
             seconds.append(perf_counter() - started)
     return examples, seconds
 

@@ -1,13 +1,15 @@
 """The stages as workers run them: an example that does not fit the split is noticed when it is read, and is never echoed.
 
-A split was proved on two examples. While training runs, every read is watched for three things:
+A split was proved on two examples. While training runs, every read is watched for four things:
 
 * The data set uses its transforms in another way than its convention says (`read_check.py`).
 * Loading draws random numbers.
 * Loading fails, but the data set itself does not.
+* An example is loaded into the memory of another one of its batch (``protecting/overlaps.py``). The batch is then loaded again,
+  and from then on each example is copied when it is loaded.
 
-If one of them happens, the data set itself reads that example whole for each use. So no transform is left out, applied twice or
-frozen. Each use then takes the time of a read. So the user is told. If more than a third of the examples are like that,
+If one of the first three happens, the data set itself reads that example whole for each use. So no transform is left out, applied
+twice or frozen. Each use then takes the time of a read. So the user is told. If more than a third of the examples are like that,
 `SplitFails` says that the split is not worth keeping: the training continues at a later insertion point. If the user asked for
 this insertion point, it ends at the first such example. An error that does not come again, such as that of a slow disk, counts
 for nothing.
@@ -18,11 +20,15 @@ examples of that batch are read again one by one, and so are those of all batche
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 
 from lightning_echo.insertion import Needs, earliest
+from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.generators import places_of_generators
+from lightning_echo.protecting.overlaps import Overlaps
+from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.randomness import DrawingTrap, preserved_random_states
 from lightning_echo.splitting.cut import SplitRefused
 from lightning_echo.splitting.staged import read_batch
@@ -74,12 +80,16 @@ class WatchedStages(Stages):
 
     __slots__ = (
         "_checks_each",
+        "_copied",
+        "_copies",
         "_dataset",
         "_generators",
         "_is_checking",
+        "_is_overlapping",
         "_load_one",
         "_look_at",
         "_misfits",
+        "_overlaps",
         "_stages",
         "_trap",
         "may_fail",
@@ -104,6 +114,9 @@ class WatchedStages(Stages):
         self._load_one: Load = stages.load if many is None else lambda index: many([index])[0]
         self._checks_each = False  # whether random states are compared after each example, and not after each batch
         self._is_checking = False  # whether a batch is being loaded whose random states are compared
+        self._overlaps, self._is_overlapping = Overlaps(), False
+        self._copies = False  # whether each example is copied when it is loaded
+        self._copied: list[tuple[Any, Any, Any]] = []  # index, example and copy, of the first batch that is copied
         self.reads = self._misfits = 0
         self.note = ""
 
@@ -118,33 +131,41 @@ class WatchedStages(Stages):
     def begin(self) -> None:
         """Call this before the examples of a batch are loaded, if some of them are kept."""
         self._is_checking = True
+        self._overlaps.clear()
         if not self._checks_each:
             self._trap.set()
 
     def must_repeat(self) -> bool:
-        """Returns whether random numbers were drawn since `begin`. If so, load all examples of the batch again, one by one.
+        """Returns whether to load all examples of the batch again, one by one. Call it once after `begin`.
 
-        A generator may have been made by one of the reads. It is looked for at the 1st, 10th, 100th ... read.
+        The reason is that random numbers were drawn, or that two examples are in the same memory. A generator may have been made
+        by one of the reads. It is looked for at the 1st, 10th, 100th ... read.
         """
         has_new = False
         while self.reads >= self._look_at:
             self._look_at *= 10
             has_new = self._set_trap() or has_new
+        is_due = has_new or (self._is_overlapping and not self._copies)
+        self._copies = self._copies or self._is_overlapping
         if self._checks_each or not (has_new or self._trap.drawn_from()):
-            return has_new
+            return is_due
         self._checks_each = True
         return True
 
     def end(self) -> None:
         """Call this when all examples of the batch are loaded, and then seed the global generators anew."""
         self._is_checking = False
+        self._overlaps.clear()
+        if self._copied:
+            self._tell_if_overwritten(self._copied)
+            self._copied, self._is_overlapping = [], False
 
     def _load(self, index: Any) -> Any:
         self.reads += 1
         load, reason = self._checked if self._is_checking and self._checks_each else self._load_one, ""
         for _ in range(2):  # an error that does not come again is not the split's
             try:
-                return load(index)
+                return self._apart(index, load(index))
             except SplitRefused as refused:
                 reason = refused.reason
                 break
@@ -158,17 +179,53 @@ class WatchedStages(Stages):
 
     def _load_many(self, indices: list[Any]) -> list[Any]:
         assert self._stages.load_many is not None
-        if not (self._is_checking and self._checks_each):
+        overwritten: Sequence[Any] = ()
+        if not (self._is_checking and self._checks_each) and not self._copies:
             try:
                 loaded = self._stages.load_many(indices)
                 self.reads += len(indices)
-                return loaded
+                if not self._is_overlapped(indices, loaded):
+                    return loaded
+                self._copies, overwritten = True, loaded
             except SplitRefused:  # at least one of them does not fit: it is found below
                 pass
             except Exception:  # as in _load
                 with preserved_random_states():
                     read_batch(self._dataset, indices)
-        return [self._load(index) for index in indices]
+        one_by_one = [self._load(index) for index in indices]
+        self._tell_if_overwritten(zip(indices, overwritten, one_by_one, strict=False))
+        return one_by_one
+
+    def _is_overlapped(self, indices: list[Any], loaded: Any) -> bool:
+        """Returns whether examples that were loaded in one call are in the same memory."""
+        overlaps = Overlaps()
+        return isinstance(loaded, (list, tuple)) and any(map(overlaps.add, indices, loaded))
+
+    def _apart(self, index: Any, example: Any) -> Any:
+        """Returns an example as it was loaded, or a copy of it if the data set is known to use memory twice."""
+        if self._copies:
+            copied = copy_example(example)
+            if self._is_overlapping:
+                self._copied.append((index, example, copied))
+            return copied
+        if self._is_checking and not self._is_overlapping:
+            self._is_overlapping = self._overlaps.add(index, example)
+        return example
+
+    def _tell_if_overwritten(self, copied: Iterable[tuple[Any, Any, Any]]) -> None:
+        """Says so if the data set uses its memory again. What examples have in common may also never change.
+
+        Args:
+            copied: Index, example as it is now, and a copy of it as it was.
+        """
+        for index, example, copy in copied:
+            if difference(copy, example, takes_apart=True) is not None:
+                name = type(self._dataset).__name__
+                self.note = self.note or (
+                    f"example {index!r} is overwritten when a later one of its batch is loaded, since {name} uses its memory "
+                    "again: from now on, each example is copied when it is loaded"
+                )
+                return
 
     def _checked(self, index: Any) -> Any:
         """Loads one example, and raises `SplitRefused` if that draws random numbers."""

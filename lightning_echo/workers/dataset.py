@@ -265,7 +265,9 @@ class ExampleCache:
         for i in not_held:
             if request.positions[i] not in loaded:
                 self._look_up([request.indices[i]], are_fresh=False)
-                loaded[request.positions[i]] = self._load(stages, request.positions[i], request.indices[i])
+                again_loaded = self._load(stages, request.positions[i], request.indices[i])
+                # The next lookup may read into the same memory.
+                loaded[request.positions[i]] = again_loaded if self._cached is None else copy_example(again_loaded)
                 refetched += 1
         fresh = request.positions[: request.fresh]
         self._look_up(request.indices[: request.fresh], are_fresh=True)
