@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["FileLock", "log_of", "names", "shared_folder", "socket_of", "starter_lock_of"]
+__all__ = ["FileLock", "log_of", "names", "shared_folder", "socket_of", "sockets_elsewhere", "starter_lock_of"]
 
 _MOST_PATH_BYTES = 107  # of a Unix socket, see unix(7)
 
@@ -62,6 +62,20 @@ def socket_of(name: str) -> str:
             f"{_MOST_PATH_BYTES}: take a shorter name, or set LIGHTNING_ECHO_SHARED to a shorter folder"
         )
     return path
+
+
+def sockets_elsewhere(name: str) -> list[str]:
+    """Returns the paths of sockets of this name in other folders in which a reader lives, as far as the system shows them.
+
+    If ``$LIGHTNING_ECHO_SHARED`` is set, the folder was chosen, and there are none.
+    """
+    if os.environ.get("LIGHTNING_ECHO_SHARED"):
+        return []
+    folders = set()
+    with suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as lines:
+        folders = {os.path.dirname(fields[7].rstrip("\n")) for line in lines if len(fields := line.split(maxsplit=7)) > 7}
+    paths = [os.path.join(folder, f"{name}.sock") for folder in sorted(folders - {str(shared_folder()), ""})]
+    return [path for path in paths if os.path.exists(path)]
 
 
 def starter_lock_of(name: str) -> str:

@@ -31,6 +31,7 @@ class ShareConfig:
         join: Where this training begins if other trainings have begun before. ``"now"``: where the fastest one is. ``"pass"``: at
             the next pass.
         wait_for: Number of trainings that the reader waits for before it begins.
+        wait_seconds: How long it waits for them, in seconds. Then it begins with those that are there, and a warning says so.
         window: Memory for examples that are prepared and that not all trainings have taken. A string is a size with a unit
             (``"1GiB"``). A float between 0 and 1 is a share of the free memory. An integer is a number of bytes, at least 4096.
             The training that starts the reader sets the window.
@@ -60,6 +61,7 @@ class ShareConfig:
     behind: str = "wait"
     join: str = "now"
     wait_for: int = 1
+    wait_seconds: float = 60.0
     window: int | float | str = "1GiB"
     restart: bool | str = True
     linger_seconds: float = 30.0
@@ -87,9 +89,11 @@ class ShareConfig:
             raise ValueError(f"share.wait_for must be a number of trainings, 1 or more, got {self.wait_for!r}")
         if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
             raise TypeError(f'share.ignore must be names of attributes, such as ["log_dir"], got {self.ignore!r}')
-        is_time = isinstance(self.linger_seconds, Real) and not isinstance(self.linger_seconds, bool)
-        if not is_time or not 0 <= self.linger_seconds < float("inf"):
-            raise ValueError(f"share.linger_seconds must be a number of seconds, 0 or more, got {self.linger_seconds!r}")
+        for option in ("wait_seconds", "linger_seconds"):
+            value = getattr(self, option)
+            is_time = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_time or not 0 <= value < float("inf"):
+                raise ValueError(f"share.{option} must be a number of seconds, 0 or more, got {value!r}")
         self._check_window()
 
     def _check_window(self) -> None:

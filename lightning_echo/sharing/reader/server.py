@@ -34,6 +34,8 @@ _LOOK_SECONDS = 0.2
 _MOST_FIRST_WAIT_SECONDS = 30.0  # a reader waits at least this long for its first training
 _GRACE_SECONDS = 10.0  # how long it waits for the trainings of a reader that has died
 _GOING_ON_SECONDS = 2.0  # the same, for the first one of them
+_TELL_FIRST_SECONDS = 3.0  # then those who still wait are told that this reader is there
+_TELL_AGAIN_SECONDS = 10.0
 _MOST_ITEM = 2**62
 _MOST_TEXT = 2000  # characters
 
@@ -93,6 +95,7 @@ class _Peer:
     pidfd: int = -1
     training: Training | None = None
     closed: bool = field(default=False)
+    tell_at: float = 0.0
 
 
 class Server:
@@ -168,6 +171,7 @@ class Server:
                 self._move_low()
                 if len(self._trainings.entered) < len(self._trainings.all):
                     self._let_enter_or_fail()
+                    self._tell_waiting()
         except Exception as error:
             # Now, because a training shows the end of the log as soon as this reader has left.
             LOGGER.error("ends\n%s", traceback.format_exc())
@@ -265,7 +269,7 @@ class Server:
             return False
         except (Gone, OSError):
             self._drop(peer)
-        except (WireError, KeyError, TypeError, ValueError) as error:
+        except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
             LOGGER.warning("process %s sends what is no message: %s", peer.pid, error)
             self._drop(peer)
         return True
@@ -322,14 +326,14 @@ class Server:
         if peer.training is not None:
             raise WireError("a second hello")
         theirs = said["print"]
-        if not isinstance(theirs, dict):
+        if not isinstance(theirs, dict) or not all(isinstance(text, str) for text in theirs.values()):
             raise WireError("a print of another kind")
         if differs := difference(theirs, self._print):
             if self._had_training and not self._trainings.all and self._linger_seconds < float("inf"):
                 LOGGER.info("ends: a training of this name has other data: %s", differs)
                 self._is_outdated = True  # the training starts another reader
                 self._let_nobody_come()
-                self._send_last(peer, {"over": differs[:_MOST_TEXT]})
+                self._try_to_send(peer, {"over": differs[:_MOST_TEXT]})
             else:
                 send(peer.connection, {"refused": differs[:_MOST_TEXT], "whose": self._who()})
             self._drop(peer)
@@ -348,9 +352,19 @@ class Server:
             goes_on=bool(said["goes_on"]),
             group=str(said["group"])[:100],
             ranks=_item(said["ranks"]),
+            patient_until=time.monotonic() + _seconds(said["wait_seconds"]),
         )
+        peer.tell_at = time.monotonic() + _TELL_FIRST_SECONDS
         self._trainings.all.append(peer.training)
         self._had_training = True
+
+    def _tell_waiting(self) -> None:
+        """Tells those who wait, every few seconds, that this reader is there and waits, too."""
+        now = time.monotonic()
+        for peer in list(self._peers.values()):
+            if peer.training is not None and peer.training.cursor is None and now >= peer.tell_at:
+                peer.tell_at = now + _TELL_AGAIN_SECONDS
+                self._try_to_send(peer, {"waits": self._trainings.count})
 
     def _let_enter_or_fail(self) -> None:
         try:
@@ -369,9 +383,9 @@ class Server:
         for peer in list(self._peers.values()):
             if peer.training is not None:
                 has_hope = peer.training.cursor is None and not isinstance(error, CannotBegin)
-                self._send_last(peer, {"over": ends["failed"]} if has_hope else ends)
+                self._try_to_send(peer, {"over": ends["failed"]} if has_hope else ends)
 
-    def _send_last(self, peer: _Peer, message: dict[str, Any]) -> None:
+    def _try_to_send(self, peer: _Peer, message: dict[str, Any]) -> None:
         with suppress(Gone, OSError):  # it has left, or does not listen
             send(peer.connection, message)
 
@@ -379,7 +393,7 @@ class Server:
         """Lets waiting trainings enter. If the reader has not begun, it begins as soon as enough of them have come."""
         trainings = self._trainings
         if not trainings.entered:
-            begin, passed = trainings.begin_at(), time.monotonic() - self._begun
+            begin, passed = trainings.begin_at(time.monotonic()), time.monotonic() - self._begun
             is_early = self._follows and passed < _GOING_ON_SECONDS and not trainings.any_goes_on
             is_missing = trainings.going_on < self._expected and passed < self._gather_seconds
             if begin is None or is_early or is_missing or not self._begin(begin):
@@ -420,6 +434,7 @@ class Server:
     def _tell_place(self, peer: _Peer, reading: Reads, place: int, others: int, is_late: bool) -> None:
         descriptor = reading.window.read_only_descriptor()
         welcome = {"place": place, "others": others, "is_late": is_late, "batch_size": self._batch_size, "whose": self._who()}
+        welcome["count"] = self._trainings.count
         try:
             send(peer.connection, {"welcome": welcome}, [descriptor])
         except (Gone, BlockingIOError):
@@ -453,6 +468,12 @@ class Server:
 def _item(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_ITEM:
         raise WireError(f"a number is wrong: {str(value)[:80]}")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_ITEM:
+        raise WireError(f"a time is wrong: {str(value)[:80]}")
     return value
 
 

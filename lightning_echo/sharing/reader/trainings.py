@@ -7,6 +7,7 @@ they take.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ class Training:
         goes_on: Whether it had another reader before, which has died.
         group: A name, the same for all ranks of a training.
         ranks: Number of ranks of the training.
+        patient_until: The time in seconds up to which the reader waits for more trainings.
         cursor: The first item that it still needs; None before it has entered.
         need_nanoseconds: Time per example that it takes, without waiting and without echoing; 0 if not known.
     """
@@ -42,6 +44,7 @@ class Training:
     goes_on: bool
     group: str
     ranks: int
+    patient_until: float = math.inf
     cursor: int | None = None
     need_nanoseconds: int = 0
 
@@ -89,10 +92,15 @@ class Trainings:
         """The trainings that have a place."""
         return [training for training in self.all if training.cursor is not None]
 
-    def begin_at(self) -> int | None:
-        """Returns the item to begin with, when no training has entered yet; None while the reader waits for more trainings."""
+    def begin_at(self, now: float) -> int | None:
+        """Returns the item to begin with, when no training has entered yet; None while the reader waits for more trainings.
+
+        Args:
+            now: The time in seconds.
+        """
         ready = self._ready()
-        if len({one.group for one in ready}) < max((one.wait_for for one in ready), default=1):
+        are_few = len({one.group for one in ready}) < max((one.wait_for for one in ready), default=1)
+        if are_few and now < min((one.patient_until for one in ready), default=math.inf):
             return None
         going_on = [one for one in ready if one.goes_on]  # they had a reader that has died: new trainings join them
         return min(one.wish or 0 for one in going_on or ready)

@@ -427,7 +427,7 @@ class Attachment:
                 f"{log_tail(config.name)}"
             )
         self._died_at = died_at
-        LOGGER.warning("share=%r: the reader has died%s; another one is started", config.name, why)
+        LOGGER.warning("share=%r: the reader has died; another one is started%s", config.name, why)
         wish = self.group.round_of(lacking) if self._follow is None else self._follow(window, first)
         return self._connector.connect(wish, goes_on=True, expected=window.trainings, is_over=is_over)
 

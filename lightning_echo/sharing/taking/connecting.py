@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from lightning_echo.log import LOGGER
-from lightning_echo.sharing.folder import FileLock, socket_of, starter_lock_of
+from lightning_echo.sharing.folder import FileLock, socket_of, sockets_elsewhere, starter_lock_of
 from lightning_echo.sharing.reader.process import Payload
 from lightning_echo.sharing.same_data import in_short
 from lightning_echo.sharing.share_config import ShareConfig
@@ -31,11 +31,15 @@ __all__ = ["Connector", "Group", "Link", "Place", "SharedDataDiffers", "Successi
 
 _BETWEEN_TRIES_SECONDS = 0.05
 _MOST_START_SECONDS = 60.0  # at its end, a training waits at most this long for a reader that is being started
-_SAY_AFTER_SECONDS = 3.0  # a longer wait is logged
+_MOST_MUTE_SECONDS = 60.0  # a reader says every few seconds that it is there
 
 
 class SharedDataDiffers(ValueError):
     """Another training has other data under the same name."""
+
+
+class _Mute(Exception):
+    """The reader does not answer."""
 
 
 class _Over(Exception):
@@ -151,6 +155,7 @@ class Connector:
         self._config, self._payload, self._print, self._group = config, payload, in_short(data_print), group
         self._label = label or name_of_process()
         self._has_started = False  # the present reader
+        self._socket, self._mute = 0, -1  # inodes of the socket that was found last, and of one where nobody answers
 
     def connect(self, wish: int | None, *, goes_on: bool, expected: int = 0, is_over: Callable[[], bool] = lambda: False) -> Link:
         """Returns a connection to a reader. If there is none, and no other training starts one, this training starts one.
@@ -174,6 +179,7 @@ class Connector:
                     if found is None:
                         payload = self._payload()
                         payload.options["expected"] = expected
+                        self._say_elsewhere()
                         self._has_started = True
                         killed += not start_reader(self._config.name, payload)
                         self._check_again(killed)
@@ -186,7 +192,14 @@ class Connector:
                     connection.close()
                     if pidfd >= 0:
                         os.close(pidfd)
-                    if isinstance(error, Gone):  # it was killed before it answered
+                    if isinstance(error, _Mute):
+                        LOGGER.warning(
+                            "share=%r: the reader that is there does not answer for %g s: another one is started in its place",
+                            self._config.name,
+                            _MOST_MUTE_SECONDS,
+                        )
+                        self._mute = self._socket
+                    elif isinstance(error, Gone):  # it was killed before it answered
                         killed += 1
                         self._check_again(killed)
                     elif not isinstance(error, _Over):
@@ -207,9 +220,12 @@ class Connector:
 
     def _connected(self) -> tuple[socket.socket, int] | None:
         """Returns a connection to a living reader and its pidfd; None if there is no reader."""
-        connection = new_socket()
+        connection, path = new_socket(), socket_of(self._config.name)
         try:
-            connection.connect(socket_of(self._config.name))
+            self._socket = os.stat(path).st_ino
+            if self._socket == self._mute:
+                raise FileNotFoundError  # as if it were not there
+            connection.connect(path)
             pid = check_peer(connection)
             return connection, os.pidfd_open(pid) if pid else -1
         except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):  # the last: only its forked children live
@@ -227,6 +243,7 @@ class Connector:
             "behind": config.behind,
             "join": config.join,
             "wait_for": 1 if goes_on else config.wait_for,
+            "wait_seconds": config.wait_seconds,
             "wish": wish,
             "goes_on": goes_on,
             "group": self._group.name,
@@ -234,14 +251,7 @@ class Connector:
             "print": self._print,
         }
         send(connection, {"hello": hello})
-        connection.settimeout(_SAY_AFTER_SECONDS)
-        try:
-            message, descriptors = receive(connection)
-        except TimeoutError:
-            what = "the reader of another node, or " if config.cluster else ""
-            LOGGER.info("share=%r: waits for %sother trainings (wait_for=%d)", config.name, what, config.wait_for)
-            connection.settimeout(None)
-            message, descriptors = receive(connection)
+        message, descriptors = self._answer(connection)
         if "refused" in message:
             raise SharedDataDiffers(
                 f"share={config.name!r} is the name of other data: {message['refused']} (here, and in the reader: "
@@ -260,10 +270,49 @@ class Connector:
         welcome = message["welcome"]
         if not self._has_started:
             LOGGER.info("share=%r: takes examples from the reader that is there: %s", config.name, welcome["whose"])
+        if not goes_on and not welcome["others"] and welcome["count"] < config.wait_for:
+            LOGGER.warning(
+                "share=%r: the reader begins with %d of %d trainings (wait_for): no more have come within %g s (wait_seconds)",
+                config.name,
+                welcome["count"],
+                config.wait_for,
+                config.wait_seconds,
+            )
         self._has_started = False
         connection.setblocking(False)
         place = Place(welcome["place"], welcome["others"], welcome["is_late"], welcome["batch_size"])
         return Window(descriptors[0], can_write=False), place
+
+    def _answer(self, connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+        """Waits for the answer to a hello. As long as the reader waits for others, it says so every few seconds."""
+        connection.settimeout(_MOST_MUTE_SECONDS)
+        has_said = False
+        while True:
+            try:
+                message, descriptors = receive(connection)
+            except TimeoutError:
+                raise _Mute from None
+            if "waits" not in message:
+                return message, descriptors
+            if not has_said:
+                has_said, config = True, self._config
+                what = "the reader of another node, or " if config.cluster else ""
+                LOGGER.info("share=%r: waits for %sother trainings (wait_for=%d)", config.name, what, config.wait_for)
+
+    def _say_elsewhere(self) -> None:
+        """Says that there is another reader of this name, which this training does not find."""
+        name = self._config.name
+        for path in sockets_elsewhere(name):
+            with new_socket() as connection, suppress(OSError):  # the reader of this socket has died, or is another user's
+                connection.connect(path)
+                LOGGER.warning(
+                    "share=%r: there is a reader of this name in %s (process %d), but this training looks in %s, and starts its "
+                    "own. Give all trainings the same XDG_RUNTIME_DIR, or the same LIGHTNING_ECHO_SHARED",
+                    name,
+                    os.path.dirname(path),
+                    check_peer(connection),
+                    os.path.dirname(socket_of(name)),
+                )
 
 
 class Succession:

@@ -23,6 +23,7 @@ HELLO = {
     "behind": "wait",
     "join": "now",
     "wait_for": 2,  # so that nothing is read
+    "wait_seconds": 600,
     "wish": None,
     "goes_on": False,
     "group": "g",
@@ -110,6 +111,9 @@ def ends(path, *messages):
         [{"hello": {**HELLO, "wish": 2**70}}],
         [{"hello": {**HELLO, "wish": 1.5}}],
         [{"hello": {**HELLO, "print": 7}}],
+        [{"hello": {**HELLO, "print": {"data set": 1.5}}}],
+        [{"hello": {**HELLO, "wait_seconds": 10**400}}],
+        [{"hello": {**HELLO, "wait_seconds": float("inf")}}],
         [{"hello": {**HELLO, "wait_for": 10}}, {"hello": HELLO}],
         [{"hello": {**HELLO, "wait_for": 10}}, {"at": 3}],
     ],

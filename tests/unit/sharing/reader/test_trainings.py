@@ -22,7 +22,7 @@ def test_the_first_one_enters_at_the_start_or_where_it_wishes():
     for wish, place in ((None, 0), (37, 37)):
         trainings = Trainings(100)
         trainings.all.append(training(wish=wish))
-        assert trainings.begin_at() == place
+        assert trainings.begin_at(0.0) == place
         (entry,) = trainings.entries(place, place)
         assert (entry.place, entry.others, entry.is_late) == (place, 0, False)
 
@@ -30,12 +30,19 @@ def test_the_first_one_enters_at_the_start_or_where_it_wishes():
 def test_a_reader_begins_when_so_many_have_come():
     trainings = Trainings(100)
     trainings.all.append(training(wait_for=2, group="a"))
-    assert trainings.begin_at() is None
+    assert trainings.begin_at(0.0) is None
     trainings.all.append(training(wait_for=2, group="a", ranks=1))
-    assert trainings.begin_at() is None  # another rank is no other training
+    assert trainings.begin_at(0.0) is None  # another rank is no other training
     trainings.all.append(training(wait_for=2, group="b"))
-    assert trainings.begin_at() == 0
+    assert trainings.begin_at(0.0) == 0
     assert [entry.is_late for entry in trainings.entries(0, 0)] == [False] * 3
+
+
+def test_a_reader_begins_with_fewer_when_one_of_them_has_waited_for_long_enough():
+    trainings = Trainings(100)
+    trainings.all.append(training(wait_for=3, group="a", patient_until=70.0))
+    trainings.all.append(training(wait_for=3, group="b", patient_until=90.0))
+    assert [trainings.begin_at(now) for now in (0.0, 69.9, 70.0)] == [None, None, 0]
 
 
 def test_a_late_one_enters_where_the_fastest_is_or_at_the_next_pass():
@@ -59,7 +66,7 @@ def test_one_that_comes_when_a_reader_has_begun_within_a_pass_is_late_though_not
 def test_one_that_comes_together_with_those_of_a_dead_reader_finds_them_at_work(join, place):
     trainings = Trainings(100)
     trainings.all += [training(group="new", join=join), training(group="old", wish=130, goes_on=True)]
-    assert trainings.begin_at() == 130
+    assert trainings.begin_at(0.0) == 130
     old, new = trainings.entries(130, 130)
     assert (old.training.group, old.place, old.is_late, old.others) == ("old", 130, False, 0)
     assert (new.training.group, new.place, new.is_late, new.others) == ("new", place, True, 1)
@@ -85,7 +92,7 @@ def test_one_that_stood_somewhere_goes_on_there_if_that_is_there(wish, goes_on, 
 def test_ranks_enter_together():
     trainings = Trainings(100)
     trainings.all.append(training(group="a", ranks=2))
-    assert trainings.begin_at() is None
+    assert trainings.begin_at(0.0) is None
     assert trainings.entries(0, 0) == []
     trainings.all.append(training(group="a", ranks=2))
     assert [entry.place for entry in trainings.entries(0, 0)] == [0, 0]

@@ -1,14 +1,18 @@
 """How a training finds a reader, and how it ends where readers fail or are killed before they have answered."""
 
+import logging
 import os
 import threading
+import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from torch.utils.data import DataLoader
 
 from lightning_echo.fetching.source import Source
 from lightning_echo.sharing.folder import socket_of
+from lightning_echo.sharing.reader import server
 from lightning_echo.sharing.reader.loader_parts import loader_of, parts_of
 from lightning_echo.sharing.reader.process import Payload, run_reader
 from lightning_echo.sharing.share_config import ShareConfig
@@ -75,6 +79,14 @@ def is_killed(name):
     thread = threading.Thread(target=run)
     thread.start()
     return thread
+
+
+def is_mute(name):
+    """A process that listens and never answers."""
+    listener = new_socket()
+    listener.bind(socket_of(name))
+    listener.listen()
+    return listener
 
 
 def is_killed_early(name):
@@ -186,3 +198,52 @@ def test_a_path_as_long_as_a_sockets_may_be_has_a_reader(started, path_bytes, tm
     wanted.append(reads)
     assert enters(connector()) == 0
     assert len(threads) == 1
+
+
+def answers_soon(monkeypatch):
+    """Readers say every 0.1 s that they are there, and are taken for mute after 2 s."""
+    monkeypatch.setattr(connecting, "_MOST_MUTE_SECONDS", 2.0)
+    monkeypatch.setattr(server, "_TELL_FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(server, "_TELL_AGAIN_SECONDS", 0.1)
+
+
+def test_a_listener_that_does_not_answer_is_replaced_and_that_is_said(started, monkeypatch, caplog):
+    answers_soon(monkeypatch)
+    wanted, threads = started
+    wanted.append(reads)
+    with is_mute("data"):
+        assert enters(connector()) == 0
+    assert len(threads) == 1
+    assert "does not answer for 2 s: another one is started in its place" in caplog.text
+
+
+def test_a_reader_that_waits_for_others_is_not_taken_for_a_mute_one_and_begins_after_a_while(started, monkeypatch, caplog):
+    answers_soon(monkeypatch)
+    caplog.set_level(logging.INFO, "lightning_echo")
+    wanted, threads = started
+    wanted.append(reads)
+    began = time.monotonic()
+    assert enters(connector(wait_for=2, wait_seconds=3)) == 0
+    assert time.monotonic() - began > 3
+    assert len(threads) == 1
+    assert "waits for other trainings (wait_for=2)" in caplog.text
+    assert "begins with 1 of 2 trainings (wait_for): no more have come within 3 s (wait_seconds)" in caplog.text
+
+
+def test_a_reader_of_the_name_in_another_folder_is_named_and_not_a_dead_one(started, tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("LIGHTNING_ECHO_SHARED")
+    wanted, threads = started
+    for folder in ("here", "there", "dead"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "dead"))
+    is_mute("data").close()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "there"))
+    wanted += [partial(reads, linger_seconds=3), reads]
+    assert enters(connector()) == 0
+    assert "looks in" not in caplog.text
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "here"))
+    assert enters(connector()) == 0
+    assert len(threads) == 2
+    assert f"there is a reader of this name in {tmp_path}/there/lightning_echo (process {os.getpid()})" in caplog.text
+    assert f"this training looks in {tmp_path}/here/lightning_echo, and starts its own" in caplog.text
+    assert caplog.text.count("looks in") == 1
