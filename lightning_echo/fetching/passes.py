@@ -14,7 +14,7 @@ A resumed run begins at the oldest batch that is still live, and reads forward f
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 from lightning_echo.fetching.sampler_order import check_length, tell_pass
@@ -166,10 +166,13 @@ class PassReader:
         number, first = self._pass_of(self._next)
         if self._iterator is None or number != self._pass_number:
             self._begin(number)
+            if self._is_stateful or self._next != first:  # a loader draws other numbers if it begins from a state
+                seed_all(mix(self._seed, self._next))
         assert self._iterator is not None
         batch = next(self._iterator, _END)
         if batch is _END and self._is_resumed and self._next == first:  # the state was of a pass that had ended
             self._begin(number)
+            seed_all(mix(self._seed, self._next))
             batch = next(self._iterator, _END)
         self._is_resumed = False
         if batch is _END:
@@ -184,8 +187,8 @@ class PassReader:
         self._pass_number = number
         if not self._is_resumed or self._iterator is not None:  # a resumed loader was told before its state was loaded
             self._tell_pass()
-            if self._length is not None:
-                check_length(len(self._batches), self._length, number)  # type: ignore[arg-type]
+            if self._length is not None and isinstance(self._batches, Sized):
+                check_length(len(self._batches), self._length, number)
         self._iterator = iter(self._batches)
 
     def _end(self, number: int, first: int) -> None:

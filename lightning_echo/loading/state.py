@@ -299,6 +299,7 @@ def _check(state: EchoState, *, by_index: bool) -> None:
     by_batches = state.insertion_point.by_batches
     if plan is not None and order is not None:
         buffers = 1 if by_batches else max(state.workers, 1)
+        require(plan.number == state.delivered, "delivered", f"{plan.number}, the number of the plan", state.delivered)
         check_plan(plan, "plan", plan.number * (1 if by_batches else layout.batch_size), buffers, state.reuse)
         check_order(order, plan.position, layout, by_index)
     elif order is not None:  # a pass begins whose length is not known

@@ -193,8 +193,34 @@ class RandomBatches:
             yield torch.tensor([i, random.random(), np.random.rand()], dtype=torch.float64)
 
 
+class EagerBatches:
+    """One with a state, that draws where it begins, and more where it begins from a state, as torchdata's loader does."""
+
+    def __init__(self):
+        self.at, self.loaded = 0, None
+
+    def __len__(self):
+        return BATCHES
+
+    def __iter__(self):
+        (self.at, is_loaded), self.loaded = (0, False) if self.loaded is None else (self.loaded, True), None
+        torch.rand(3 if is_loaded else 1)
+        return self._rest()
+
+    def _rest(self):
+        while self.at < BATCHES:
+            self.at += 1
+            yield torch.tensor([self.at, torch.rand(()).item(), random.random(), np.random.rand()], dtype=torch.float64)
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.loaded = state["at"]
+
+
 @pytest.mark.grid
-@pytest.mark.parametrize("batches", [Batches, RandomBatches, lambda: list(torch.arange(10).view(5, 2))])
+@pytest.mark.parametrize("batches", [Batches, RandomBatches, EagerBatches, lambda: list(torch.arange(10).view(5, 2))])
 @pytest.mark.parametrize("factor", [1, 2.5])
 @BY_EACH_RULE
 def test_plain_iterables_of_batches_are_resumed_exactly(batches, factor, reuse):

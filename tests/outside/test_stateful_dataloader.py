@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from outside_runs import (
     BATCH,
     LENGTH,
@@ -20,6 +21,8 @@ from outside_runs import (
     stamped,
 )
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from lightning_echo import EchoLoader
 
 torchdata = pytest.importorskip(
     "torchdata.stateful_dataloader", reason="torchdata is not installed: pip install 'lightning-echo[test-loaders]'"
@@ -91,6 +94,27 @@ def test_each_pass_is_fresh_exactly_once(way: str, reuse: str) -> None:
 @pytest.mark.parametrize(("workers", "way"), WORKERS_AND_WAYS)
 def test_a_killed_run_goes_on_with_the_same_batches(workers: int, way: str, tmp_path: Path) -> None:
     assert_resumes_exactly(lambda: numbers(workers), tmp_path, (1, 4, 6, 11, 14), way=way)
+
+
+class Noisy(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return {**super().__getitem__(index), "noise": torch.rand(())}
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_without_workers_the_noise_of_each_batch_is_the_same_too(factor: float) -> None:
+    def make() -> EchoLoader:
+        loader = torchdata.StatefulDataLoader(Noisy(), BATCH, shuffle=True)
+        return EchoLoader(loader, factor, insertion_point="after_batching", seed=0)
+
+    first = make()
+    noise = [batch["noise"].tolist() for _ in range(2) for batch in first]
+    first = make()
+    states = [first.state_dict() for _ in range(2) for _ in first]
+    for at, state in enumerate(states[:-1], 1):
+        second = make()
+        second.load_state_dict(state)
+        assert next(iter(second))["noise"].tolist() == noise[at]
 
 
 @pytest.mark.parametrize("reuse", RULES)
