@@ -27,10 +27,12 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
+from lightning_echo.caching.arena import Arena
 from lightning_echo.caching.example_store import BESIDE, ExampleStore, Lookups, StaleCacheError
 from lightning_echo.caching.keys import Keys
 from lightning_echo.caching.nodes.board import FromOthers
 from lightning_echo.caching.record import digest_of
+from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.protecting.randomness import preserved_random_states
 from lightning_echo.splitting.decoding import add_decoding
@@ -67,12 +69,14 @@ class Caching:
         make_held: A function that gets the data set and the stages of the insertion point, and returns the `Held`.
         check_at: Indices at which the workers compare their data sets; empty if all have the same one.
         others: What other nodes hold, if the cache is partitioned.
+        agreed: Where the workers of this job agree on their data set; None: where the examples are.
     """
 
     store: ExampleStore
     make_held: Callable[[Any, Stages], Held]
     check_at: Sequence[Any] = ()
     others: FromOthers | None = None
+    agreed: Arena | None = None
 
 
 class CachedReads:
@@ -101,7 +105,9 @@ class CachedReads:
                 f"the data set has {self._keys.count:,} examples here, and had {count:,} when the cache was made: give all "
                 "workers the same data set, or leave the cache out"
             )
-        self._check_at, self._digest, self._others = caching.check_at, b"", caching.others
+        self._check_at, self._others = caching.check_at, caching.others
+        self._to_compare = list(dict.fromkeys((caching.store.arena, caching.agreed or caching.store.arena)))
+        self._asked = self._digest = b""
         if self._held.stages is not stages:
             add_decoding(self._held.stages)
         self._finishing: WatchedStages | None = None  # does what is left to do before the insertion point's cut
@@ -284,16 +290,18 @@ class CachedReads:
         """Makes sure that this worker has the same data set as the other workers: ``worker_init_fn`` may have changed it.
 
         The first worker writes beside the examples what it reads. If that is not there yet, another worker goes on with its work,
-        and checks later.
+        and checks later. A kept cache may have been begun by a job that reads other examples of the same data, so the workers of
+        a job agree among themselves, too, and compare what they read with what the cache holds.
 
         Raises:
             StaleCacheError: The data set of this worker differs.
         """
-        arena = self._store.arena
         if not self._digest:
             read = self._read(list(self._check_at))
+            if self._store.name is not None:
+                self._compare_with_held(read)
             try:
-                self._digest = digest_of(read)
+                self._asked, self._digest = digest_of([tuple(map(self._key_of, self._check_at))]), digest_of(read)
             except Exception as error:  # whatever pickle raises: such examples cannot be held either
                 self._check_at, self._holds_nothing = (), True
                 self._note = (
@@ -301,13 +309,19 @@ class CachedReads:
                     f"{type(read[0]).__name__} cannot be compared, so that they are read each time: {error}"
                 )
                 return
-            arena.put(self._keys.count, [self._digest])
-        first = arena.get(self._keys.count)
-        if first is None:
-            return
-        self._check_at = ()
-        if bytes(first) == self._digest:
-            return
+        self._to_compare = [arena for arena in self._to_compare if not self._agrees_in(arena)]
+        if not self._to_compare:
+            self._check_at = ()
+
+    def _agrees_in(self, arena: Arena) -> bool:
+        """Returns whether the worker that was the first to write into an arena has the same data set; False if there is none."""
+        place = min(self._keys.count, arena.keys - 1)
+        arena.put(place, [self._asked, self._digest])
+        if (first := arena.get(place)) is None:
+            return False
+        asked, digest = bytes(first[: len(self._asked)]), bytes(first[len(self._asked) :])
+        if asked != self._asked or digest == self._digest:  # another job has asked for others
+            return True
         if (name := self._store.name) is not None:
             raise StaleCacheError(
                 f"the data set is another one in this worker, after worker_init_fn, than in the one that has begun the cache "
@@ -317,6 +331,17 @@ class CachedReads:
             "the data set is another one in each worker, since worker_init_fn changes it, so that an example of one would be "
             "taken for that of another: leave the cache out, or give all workers the same data set"
         )
+
+    def _compare_with_held(self, read: list[Any]) -> None:
+        for index, example in zip(self._check_at, read, strict=True):
+            found = self._store.look_up([self._key_of(index)], are_fresh=False)
+            if found.missing or example is WHOLE:
+                continue
+            if (where := difference(found.found[0], example, takes_apart=True)) is not None:
+                raise StaleCacheError(
+                    f"example {index!r} is another one in this worker, after worker_init_fn, than in the cache "
+                    f"{self._store.name!r} ({where}): give another cache.name, or give all workers the same data set"
+                )
 
 
 def keep_freed_memory() -> None:

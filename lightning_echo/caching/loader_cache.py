@@ -276,6 +276,13 @@ class LoaderCache:
         different = found.difference(self._contents(hold)) or ("" if self._differs_in_workers else self._first_difference(cache))
         if different:
             raise ValueError(f"{self._path} is kept for something else: {different}. {way_out(config, self._path)}")
+        if self._differs_in_workers and cache.counts.examples and not self._some_held(cache):
+            self._message = (
+                f"{self._path} holds none of the examples that are read here, and worker_init_fn may change them, so that none "
+                "can be compared: this run has a cache of its own"
+            )
+            self._config = replace(config, name=None)
+            return self._made(hold, keys)
         size = cache.counts.size
         if size != config.bytes_of() and not isinstance(config.size, float):
             self._message = (
@@ -328,14 +335,7 @@ class LoaderCache:
 
     def _first_difference(self, cache: NodeCache) -> str:
         """Returns, in words, the first difference between the data set and a cache. Only some examples are compared."""
-        store, key_of, held = cache.store(), Keys(self._dataset).of, []
-        indices = self._indices
-        step = max(len(indices) // _MOST_SEARCHED, 1)
-        for index in indices[::step]:
-            key = key_of(index)
-            if key is not None and key in store.arena:
-                held.append((index, key))
-        chosen = [held[place] for place in sample_places(len(held))]
+        store, chosen = cache.store(), self._some_held(cache)
         read = self._read(self._holds[cache.hold], [index for index, _ in chosen]) if chosen else []
         if isinstance(read, NotRead):
             return f"its examples cannot be compared: {read.reason}"
@@ -343,6 +343,15 @@ class LoaderCache:
             if (where := difference(store.get(key), example, takes_apart=True)) is not None:
                 return f"example {index!r} was another one when it was put there ({where})"
         return ""
+
+    def _some_held(self, cache: NodeCache) -> list[tuple[Any, int]]:
+        """Returns index and key of some examples that a cache holds, spread over the data."""
+        indices, key_of, held = self._indices, Keys(self._dataset).of, []
+        for index in indices[:: max(len(indices) // _MOST_SEARCHED, 1)]:
+            key = key_of(index)
+            if key is not None and key in cache.arena:
+                held.append((index, key))
+        return [held[place] for place in sample_places(len(held))]
 
     # ------------------------------------------------------------------ once it is open
 
@@ -358,8 +367,15 @@ class LoaderCache:
     def caching(self, rounds: Rounds | None = None) -> Caching:
         """Returns what the workers need."""
         assert self._opened is not None
-        check_at = [self._indices[place] for place in sample_places(len(self._indices))] if self._differs_in_workers else ()
-        return Caching(self._opened.store(), self._hold.make, check_at, None if rounds is None else rounds.others)
+        others = None if rounds is None else rounds.others
+        return Caching(self._opened.store(), self._hold.make, self._check_at(self._opened), others, self._opened.tally)
+
+    def _check_at(self, cache: NodeCache) -> list[Any]:
+        """Returns the indices at which the workers compare their data sets: of a kept cache such as it holds."""
+        if not self._differs_in_workers:
+            return []
+        held = [] if self._config.name is None else self._some_held(cache)
+        return [index for index, _ in held] or [self._indices[place] for place in sample_places(len(self._indices))]
 
     @property
     def of_node(self) -> NodeCache:

@@ -197,7 +197,8 @@ class NodeCache:
         """
         cls.check(config, is_there=os.path.lexists(path))
         arena, contents = open_kept(config, path, keys + BESIDE, data, begin)
-        return cls(arena, Arena.create(1, 0), contents.hold, config.name, data), contents  # hits and misses are those of this job
+        tally = Arena.create(1, 4096)  # hits and misses are those of this job, and so is what its workers agree on
+        return cls(arena, tally, contents.hold, config.name, data), contents
 
     @property
     def keys(self) -> int:
@@ -208,6 +209,11 @@ class NodeCache:
     def arena(self) -> Arena:
         """Where the examples are."""
         return self._arena
+
+    @property
+    def tally(self) -> Arena:
+        """Where hits and misses are counted. Each job has its own."""
+        return self._tally
 
     def store(self) -> ExampleStore:
         """Returns what a worker looks examples up in."""

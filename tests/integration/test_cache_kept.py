@@ -9,9 +9,10 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_echo import EchoLoader, StagedDataset
 from lightning_echo.caching.cache_config import CacheConfig
@@ -272,6 +273,72 @@ def test_a_data_set_that_workers_prepare_is_compared_by_them(tmp_path, monkeypat
     assert job(5)[1].hits == EXAMPLES
     with pytest.raises(RuntimeError, match=r"another one in this worker, after worker_init_fn, than .* cache 'train'"):
         job(6)
+
+
+class Values(Dataset):
+    """Workers may add an offset."""
+
+    offset = 0
+
+    def __getitem__(self, index):
+        return torch.tensor([index, index + self.offset])
+
+    def __len__(self):
+        return EXAMPLES
+
+
+def set_offset(number):
+    """Seeds, as many do. What else it does, its code does not show."""
+    np.random.seed(number)
+    offset = os.environ.get("OFFSET", "0")
+    torch.utils.data.get_worker_info().dataset.dataset.offset = number if offset == "number" else int(offset)
+
+
+def values_of(path, part, workers=1):
+    """Reads a part of the data twice. Returns what was read, the counts, and what was warned."""
+    loader = DataLoader(Subset(Values(), part), 4, shuffle=True, num_workers=workers, worker_init_fn=set_offset)
+    cache = CacheConfig("8MiB", "whole", path=str(path), name="train")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        echoed = EchoLoader(loader, 1, insertion_point="after_augmentation", cache=cache, seed=1)
+        try:
+            values = [sorted(map(tuple, torch.cat(list(echoed)).tolist())) for _ in range(2)]
+            return values, echoed.cache_counts, [str(each.message) for each in said if "cache" in str(each.message)]
+        finally:
+            echoed.close()
+
+
+def test_parts_of_the_data_share_a_kept_cache_also_with_a_harmless_worker_init_fn(tmp_path):
+    held = set()
+    for part in ([*range(30)], [*range(10, 40)], [39, 0, 20, 21], [*range(40)]):
+        values, counts, said = values_of(tmp_path, part)
+        assert values == [[(index, index) for index in sorted(part)]] * 2
+        assert counts.hits == 2 * len(part) - len({*part} - held)
+        held |= {*part}
+        assert said == []
+    assert len(os.listdir(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("offset", "than"), [("7", r"in the cache 'train' \("), ("number", "in the (cache 'train'|one that has)")]
+)
+def test_a_part_whose_workers_have_other_data_is_refused(tmp_path, monkeypatch, offset, than):
+    values_of(tmp_path, [*range(30)])
+    monkeypatch.setenv("OFFSET", offset)
+    with pytest.raises(RuntimeError, match=f"another one in this worker, after worker_init_fn, than {than}"):
+        values_of(tmp_path, [*range(10, 40)], workers=2)
+
+
+def test_parts_without_a_common_example_cannot_be_compared_and_are_not_mixed(tmp_path, monkeypatch):
+    values_of(tmp_path, [*range(20)])
+    monkeypatch.setenv("OFFSET", "7")
+    values, counts, said = values_of(tmp_path, [*range(20, 40)])
+    assert values == [[(index, index + 7) for index in range(20, 40)]] * 2
+    assert (counts.examples, counts.hits) == (20, 20)
+    assert len(said) == 1
+    assert "holds none of the examples that are read here" in said[0]
+    monkeypatch.delenv("OFFSET")
+    assert values_of(tmp_path, [*range(40)])[0] == [[(index, index) for index in range(40)]] * 2
 
 
 class Pair:

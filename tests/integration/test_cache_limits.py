@@ -106,7 +106,7 @@ def test_a_kept_cache_is_made_as_large_as_a_file_may_be(tmp_path: Path) -> None:
     "make", [lambda: epochs_of({"size": "8MiB"}, 0), lambda: CachedDataset(Numbers(), {"size": "8MiB", "hold": "whole"})]
 )
 def test_where_not_even_the_index_may_be_written_the_error_says_what_to_do(make: Callable[[], Any]) -> None:
-    with pytest.raises(ValueError, match=r"the index of 61 examples .*File too large.*raise its limits \(ulimit\), or leave"):
+    with pytest.raises(ValueError, match=r"the index of 62 examples .*File too large.*raise its limits \(ulimit\), or leave"):
         under(lambda: limit_files(100), make)
 
 
