@@ -52,6 +52,11 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             ),
         ),
         Claim(
+            "Hugging Face's accelerate, and the `Trainer` of transformers",
+            "yes, by `EchoLoader`",
+            outside("transformers::a_trainer_of_transformers_is_echoed_and_resumes_exactly_with_our_state"),
+        ),
+        Claim(
             "Fabric",
             "yes, by `EchoLoader`",
             integration("data_examples::each_rank_of_fabric_echoes_its_part_of_the_data"),
