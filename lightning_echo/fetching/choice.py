@@ -18,7 +18,7 @@ from lightning_echo.protecting.memory import nbytes
 from lightning_echo.splitting.calls import needs_one_call, whole_batch
 from lightning_echo.splitting.cut import ReadRefused, SplitRefused
 from lightning_echo.splitting.fallback import WatchedStages
-from lightning_echo.splitting.prove import ignores_index, read_plainly
+from lightning_echo.splitting.prove import holds_iteration, ignores_index, read_plainly
 from lightning_echo.splitting.sizes import size_of_examples
 from lightning_echo.splitting.splits import Split, find_split, make_stages, weighed
 from lightning_echo.splitting.staged import batched
@@ -90,7 +90,7 @@ def choose(source: Source, point: InsertionPoint, cache: CacheConfig | None = No
         reason = _why_batches_only(source) if is_auto else ""
     index = source.readable_index
     if not cuts and index is None and cache is None and (later.by_batches or batched(source.loader.dataset) is None):
-        return _uncut(later, reason)
+        return _uncut(later, reason, caution=_caution(source))
     hold = None if cache is None else (cache.hold, cache.bytes_of())
     asked = _Asked(point, cuts, index, source.readable_indices, hold, source.loader.collate_fn)
     found = read_elsewhere(source.loader, _look, asked)
@@ -102,7 +102,8 @@ def choose(source: Source, point: InsertionPoint, cache: CacheConfig | None = No
             holds_found(found)
         if cuts and not is_auto:
             raise found.error or ValueError(f"{point.option} is impossible here: {found.reason}. Use {_ways_out(Needs.examples)}")
-        return _uncut(later, reason or (f"{found.reason}; {_ECHOES_REPEAT}" if is_auto else ""))
+        why = reason or (f"{found.reason}; {_ECHOES_REPEAT}" if is_auto else "")
+        return _uncut(later, why, caution=_caution(source))
     return _chosen(source, point, later, reason, found)
 
 
@@ -127,14 +128,25 @@ def _chosen(source: Source, point: InsertionPoint, later: InsertionPoint, reason
         raise ValueError(f"{point.option} is impossible here: {found.split}") from found.split
     if found.split is not None:
         reason = f"{found.split.reason}; {_ECHOES_REPEAT}"
-    caution = ""
-    if found.ignores_index:
-        caution = (
-            f"{type(source.loader.dataset).__name__} returns what comes next, whatever index it is asked for: "
-            "an example that is read again after a resume is another one"
-        )
     item_bytes = found.example_bytes * ((source.loader.batch_size or 1) if later.by_batches else 1)
+    caution = _caution(source, ignores_index=found.ignores_index)
     return replace(_uncut(later, reason, item_bytes, caution), holds=holds)
+
+
+def _caution(source: Source, *, ignores_index: bool = False) -> str:
+    """Returns why a resumed run gets other examples; empty if no reason is known.
+
+    Args:
+        source: The user's loader.
+        ignores_index: Whether its data set was found to ignore its index.
+    """
+    dataset = getattr(source.loader, "dataset", None)
+    if not (ignores_index or (source.rebuilds and holds_iteration(dataset))):
+        return ""
+    return (
+        f"{type(dataset).__name__} returns what comes next, whatever index it is asked for: an example that is read again after "
+        "a resume is another one"
+    )
 
 
 # --- in the process that reads ---------------------------------------------------------------------------------------

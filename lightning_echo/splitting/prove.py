@@ -37,6 +37,7 @@ __all__ = [
     "PlainRead",
     "check_deterministic",
     "has_length",
+    "holds_iteration",
     "ignores_index",
     "indices_to_read",
     "prove",
@@ -138,6 +139,16 @@ def read_plainly(dataset: Any, indices: list[Any]) -> PlainRead:
         return PlainRead(indices, read_batch(copied, indices), random_states())
 
 
+def holds_iteration(dataset: Any) -> bool:
+    """Returns whether a data set holds a running iteration: a generator, or one of a loader. Its index then decides nothing.
+
+    Such a data set (TorchIO's ``Queue``) cannot be copied to be tried: the copy would take examples away from it.
+    """
+    held = getattr(dataset, "__dict__", {}).values()
+    modules = [type(each).__module__ for each in held if isinstance(each, Iterator)]
+    return any(module.startswith(("torch.utils.data", "builtins")) for module in modules)
+
+
 def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
     """Returns whether a data set ignores its index, and returns what comes next (TorchIO's ``Queue``).
 
@@ -153,6 +164,8 @@ def ignores_index(dataset: Any, one: Any, other: Any) -> bool:
         with seeded():
             begun = seeded_copy(dataset)
             first = read_batch(begun, [one])
+        if holds_iteration(begun):
+            return True
         again = read_plainly(begun, [one]).examples
         return difference(first, again) is not None and difference(again, read_plainly(begun, [other]).examples) is None
     except Exception:  # the data set may raise anything here: the examples that are needed were read before

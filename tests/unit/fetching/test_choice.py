@@ -407,3 +407,31 @@ def test_a_data_set_need_not_have_a_length() -> None:
 def test_of_a_subset_with_one_example_no_other_is_asked_for() -> None:
     dataset = Queue()
     assert choose(Source(DataLoader(dataset, 4, sampler=SubsetRandomSampler([5]))), InsertionPoint.auto).caution == ""
+
+
+class RunningQueue(Dataset[int]):
+    """As TorchIO's: it returns what its own loader yields next. By default that loader has begun before anything is asked."""
+
+    def __init__(self, begins: bool) -> None:
+        self.running = iter(self.loader()) if begins else None
+
+    def loader(self) -> DataLoader[int]:
+        return DataLoader(range(16), batch_size=None, shuffle=True)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        self.running = self.running or iter(self.loader())
+        return next(self.running)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("point", ["auto", "after_augmentation", "after_batching"])
+def test_a_queue_that_ignores_its_index_is_said_to_resume_with_other_data(point: str, begins: bool) -> None:
+    chosen = choose(Source(DataLoader(RunningQueue(begins), batch_size=4)), InsertionPoint(point))
+    assert "RunningQueue returns what comes next, whatever index it is asked for" in chosen.caution
+
+
+def test_of_a_data_set_that_is_read_by_index_nothing_is_said() -> None:
+    assert choose(Source(DataLoader(TensorDataset(torch.zeros(8)), batch_size=4)), InsertionPoint.auto).caution == ""
