@@ -34,6 +34,8 @@ class CacheConfig:
         name: The cache is kept under this name in ``path`` after the job, and the next job uses it. It needs ``path``.
         partitioned: Whether the nodes of a job hold different examples and send them to each other. Together they then hold as
             much as all of them have room for. It cannot be combined with ``name``.
+        ignore: Names of attributes of the data set and its transforms that decide no example, such as ``("log_dir",)``, or whole
+            paths as a message names them. If one of the others differs, nothing that was held for other data is used.
 
     Raises:
         TypeError: An option has a wrong type.
@@ -51,6 +53,7 @@ class CacheConfig:
     path: str | None = None
     name: str | None = None
     partitioned: bool = False
+    ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _checked_size(self.size))
@@ -69,6 +72,9 @@ class CacheConfig:
                 )
         if not isinstance(self.partitioned, bool):
             raise TypeError(f"cache.partitioned must be True or False, got {self.partitioned!r}")
+        if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
+            raise TypeError(f'cache.ignore must be names of attributes, such as ["log_dir"], got {self.ignore!r}')
+        object.__setattr__(self, "ignore", tuple(self.ignore))
         if self.partitioned and self.name is not None:
             raise ValueError(
                 f"cache.partitioned=True and cache.name={self.name!r} exclude each other: what a node keeps would be right for "

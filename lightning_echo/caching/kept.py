@@ -25,6 +25,7 @@ from lightning_echo.caching.arena import Arena
 from lightning_echo.caching.arena_file import ArenaError, open_own
 from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.record import decode, encode, owner_of
+from lightning_echo.caching.records.made_from import HINT
 from lightning_echo.protecting.fingerprints.fingerprint import Fingerprint
 
 __all__ = ["Contents", "file_of", "is_any_there", "open_kept", "refusal", "way_out", "why_another"]
@@ -106,7 +107,7 @@ def why_another(path: str, made_from: Fingerprint) -> str:
         newest = max(others, key=os.path.getmtime)
         arena = Arena(open_own(newest))
         found = Fingerprint(**decode(arena.get(arena.keys - 1), trusted=False))
-        return f"{newest} is of other data ({found.difference(made_from)})"
+        return f"{newest} is of other data ({found.difference(made_from)}{HINT})"
     except (ValueError, TypeError, OSError, ArenaError):
         return ""
 

@@ -39,7 +39,7 @@ from lightning_echo.caching.node_cache import (
 )
 from lightning_echo.caching.nodes.joining import Part, Partitioned, Rounds, join
 from lightning_echo.caching.record import digest_of
-from lightning_echo.caching.records.made_from import MadeFrom, made_from
+from lightning_echo.caching.records.made_from import HINT, MadeFrom, made_from
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
 from lightning_echo.protecting.fingerprints.changes import Changes
@@ -161,7 +161,7 @@ class LoaderCache:
 
     def _made_from(self, hold: Hold | None) -> MadeFrom:
         prepare = self._loader.worker_init_fn if self._differs_in_workers else None
-        return made_from(self._dataset, None if hold is None else hold.split, worker_init_fn=prepare)
+        return made_from(self._dataset, None if hold is None else hold.split, self._config.ignore, prepare)
 
     def open(self, part: Part | None = None, *, together: bool = True) -> str:
         """Opens the cache of the node, unless it is open.
@@ -331,7 +331,9 @@ class LoaderCache:
         if (hold := self._holds.get(before.hold)) is None:
             return f"{before.hold!r} examples are held, and now {' or '.join(map(repr, self._holds))} can be"
         now = self._made_from(hold).fingerprint()
-        return self._fingerprint.difference(now) or self._first_difference(before)
+        if difference := self._fingerprint.difference(now):
+            return f"{difference}{HINT}"
+        return self._first_difference(before)
 
     def _first_difference(self, cache: NodeCache) -> str:
         """Returns, in words, the first difference between the data set and a cache. Only some examples are compared."""

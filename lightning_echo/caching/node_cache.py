@@ -30,6 +30,7 @@ from lightning_echo.caching.cache_config import CacheConfig
 from lightning_echo.caching.example_store import BESIDE, ExampleStore
 from lightning_echo.caching.free_memory import free_memory_bytes
 from lightning_echo.caching.kept import Contents, open_kept
+from lightning_echo.caching.records.made_from import HINT
 from lightning_echo.protecting.fingerprints.fingerprint import Fingerprint
 from lightning_echo.protecting.memory import bytes_in_words
 from lightning_echo.splitting.sizes import sample_places
@@ -413,7 +414,8 @@ def difference_from_rank_0(made_from: Fingerprint) -> str:
         return ""
     of_rank_0 = gathered(made_from if torch.distributed.get_rank() == 0 else None)[0]
     assert of_rank_0 is not None
-    return of_rank_0.difference(made_from)
+    difference = of_rank_0.difference(made_from)
+    return f"{difference}{HINT}" if difference else ""
 
 
 def _attached(address: Address | None, make: Callable[[], NodeCache]) -> tuple[NodeCache, str]:

@@ -170,12 +170,13 @@ def test_bad_values_are_refused_at_once(options: Any, error: type[Exception], me
         (2**30, 2**30),
         (CacheConfig("8GiB"), "8GiB"),
         ({"size": "8GiB"}, "8GiB"),
-        ({"size": "8GiB", "hold": "auto", "path": None, "name": None, "partitioned": False}, "8GiB"),
+        ({"size": "8GiB", "hold": "auto", "path": None, "name": None, "partitioned": False, "ignore": []}, "8GiB"),
         (CacheConfig("8GiB", hold="raw"), {"size": "8GiB", "hold": "raw"}),
         ({"hold": "raw", "size": 0.5}, {"size": 0.5, "hold": "raw"}),
         (OmegaConf.create({"size": "8GiB", "hold": "loaded"}), {"size": "8GiB", "hold": "loaded"}),
         (CacheConfig("8GiB", path=Path("/local")), {"size": "8GiB", "path": "/local"}),  # type: ignore[arg-type]
         (CacheConfig("8GiB", partitioned=True), {"size": "8GiB", "partitioned": True}),
+        (OmegaConf.create({"size": "8GiB", "ignore": ["run"]}), {"size": "8GiB", "ignore": ("run",)}),
         (None, None),
     ],
 )
@@ -261,7 +262,7 @@ BAD_CACHES: list[tuple[Any, str]] = [
     ("8 apples", r'cache\.size must be a string with a unit such as "8GiB".*, got \'8 apples\''),
     ("0GiB", r"cache\.size='0GiB' is less than one MiB"),
     ({"hold": "raw"}, "cache needs a size"),
-    ({"sise": "8GiB"}, "cache has unknown options sise: known are size, hold, path, name, partitioned"),
+    ({"sise": "8GiB"}, "cache has unknown options sise: known are size, hold, path, name, partitioned, ignore"),
     ({"size": "8 apples"}, r"cache\.size must be a string with a unit"),
     ({"size": "8GiB", "hold": "decoded"}, r"cache\.hold must be one of 'auto', 'raw', 'loaded', 'whole', got 'decoded'"),
     ({"size": "8GiB", "name": "train"}, r"cache\.name='train' needs a folder on a local disk: give cache\.path, too"),

@@ -23,7 +23,10 @@ from lightning_echo.splitting.describe import Convention, Description, Role, dat
 from lightning_echo.splitting.splits import Split
 from lightning_echo.splitting.staged import AugmentedDataset
 
-__all__ = ["MadeFrom", "made_from"]
+__all__ = ["HINT", "MadeFrom", "made_from"]
+
+HINT = "; cache.ignore leaves out what decides no example"
+"""Follows a difference of two fingerprints in a message."""
 
 _STEPS = {Role.subset: ".dataset", Role.concat: ".datasets[{}]", Role.named_cut: "._inner"}
 _REDONE = {  # methods that run after the cut, and the attributes of a named cut that hold them

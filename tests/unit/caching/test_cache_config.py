@@ -83,6 +83,8 @@ def test_a_share_of_memory_that_nobody_knows(monkeypatch):
         ({"name": "../train", "path": "/d"}, ValueError, r"cache\.name must be 1 to 64 letters.*got '\.\./train'"),
         ({"name": ".train", "path": "/d"}, ValueError, r"cache\.name must be .*not beginning with '\.'"),
         ({"name": "a" * 65, "path": "/d"}, ValueError, r"cache\.name must be 1 to 64"),
+        ({"ignore": "log_dir"}, TypeError, r"cache\.ignore must be names of attributes, such as \[\"log_dir\"\], got 'log_dir'"),
+        ({"ignore": [3]}, TypeError, r"cache\.ignore must be names"),
         ({"partitioned": 1}, TypeError, r"cache\.partitioned must be True or False, got 1"),
         ({"partitioned": True, "name": "a", "path": "/d"}, ValueError, r"cache\.partitioned=True and cache\.name='a' exclude"),
     ],

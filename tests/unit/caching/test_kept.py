@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -188,8 +189,19 @@ class TestTheNextJob:
         assert cache.open() == ""
         assert len(os.listdir(config.path)) == 2
         assert 14 not in cache.caching().store.arena
-        assert re.search(rf"second pass on; {re.escape(first)} is of other data \({why}\)$", cache.describe())
+        assert re.search(
+            rf"second pass on; {re.escape(first)} is of other data \({why}; cache\.ignore leaves out .*\)$", cache.describe()
+        )
         assert "of other data" not in describe_of(Words(WORDS), config), "it has found its file again"
+
+    def test_finds_its_file_if_what_differs_decides_no_example(self, config):
+        for run in ("first", "second"):
+            words = Words(WORDS)
+            words.run = run
+            cache = cache_of(words, replace(config, ignore=("run",)))
+            assert cache.open() == ""
+        assert len(os.listdir(config.path)) == 1
+        assert "where 8 are already" in cache.describe()
 
     def test_has_other_files_which_no_attribute_shows(self, config, tmp_path):
         (tmp_path / "word").write_text("one")
