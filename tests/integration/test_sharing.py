@@ -331,7 +331,8 @@ def test_a_state_of_a_run_is_refused_under_another_name_or_none():
 )
 def test_other_data_under_the_same_name_is_refused_with_what_differs(options, what):
     first = loader_of(Shifted(64), 8)
-    next(iter(first))
+    epoch = iter(first)
+    next(epoch)
     dataset = Shifted(options.get("length", 64), options.get("offset", 0))
     second = loader_of(dataset, 8, shuffle=options.get("shuffle", True))
     try:

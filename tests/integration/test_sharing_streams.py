@@ -196,7 +196,8 @@ def test_a_batch_that_cannot_be_cut_is_refused_with_the_way_out():
 
 def test_other_batches_of_the_same_name_are_refused():
     first = shared(Batches(4, length=10))
-    next(iter(first))
+    epoch = iter(first)
+    next(epoch)
     with pytest.raises(SharedDataDiffers, match=r"loader\.length: 97 and 10"):
         next(iter(shared(Batches(4))))
     first.close()
