@@ -106,6 +106,11 @@ class Delivery:
     # ------------------------------------------------------------------ what is in use
 
     @property
+    def fetches_ahead(self) -> bool:
+        """Whether the consumer fetches one batch ahead."""
+        return self.batches_used is not None and self.batches_used() is not None
+
+    @property
     def is_ahead(self) -> bool:
         """Whether the batch that was fetched last is not in use yet."""
         if self._unused is not None:

@@ -140,8 +140,10 @@ class EchoRun:
             ValueError: Batch ``since`` may be planned already. Or nothing is planned yet, and ``since`` is a later batch than
                 the next one.
         """
-        fetched = self.delivery.progress.delivered
+        fetched = self.delivery.batches
         is_planned = self._pipeline.started is not None or self.state().pending is not None
+        if is_planned:  # a consumer that fetches ahead may have done so or not: it must not matter
+            fetched += self.delivery.fetches_ahead
         earliest = fetched + (self.planned_ahead if is_planned else 0)
         number = earliest if since is None else since
         if number < earliest:

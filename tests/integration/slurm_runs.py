@@ -22,15 +22,25 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
 
 
 class Ledger(pl.Callback):
-    """Writes a line with each batch's hash, and one with that of the weights at the end; sends SIGUSR1 after a step.
+    """Writes a line with each batch's hash, and one with that of the weights at the end; sends SIGUSR1 after or within a step.
 
     Args:
         path: The file to write to.
         signal_after: Number of steps in the run after which the time of the job is over. 0: it is not.
+        signal_in: A hook of the step that follows, in which the signal is sent. Empty: it is sent when the step before ends.
     """
 
-    def __init__(self, path: str, signal_after: int = 0) -> None:
+    def __init__(self, path: str, signal_after: int = 0, signal_in: str = "") -> None:
         self.path, self.signal_after = Path(path), signal_after
+        self._is_sent = False
+        if signal_in:
+            setattr(self, signal_in, self._signal)
+        self._signals_at_end = not signal_in
+
+    def _signal(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.signal_after and self.signal_after and not self._is_sent:
+            self._is_sent = True
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     def _note(self, *words: object) -> None:
         with self.path.open("a") as file:
@@ -39,8 +49,8 @@ class Ledger(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         del pl_module, outputs
         self._note(trainer.global_step, trainer.current_epoch, batch_idx, *batch[1].tolist(), digest(batch))
-        if trainer.global_step == self.signal_after:
-            os.kill(os.getpid(), signal.SIGUSR1)
+        if self._signals_at_end:
+            self._signal(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._note("weights", digest(pl_module.state_dict().values()))

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainer_runs import Data, Recorder, Scans, trainer
 
-from lightning_echo import EchoCallback, EchoLoader
+from lightning_echo import EchoCallback, EchoLoader, FactorSchedule
 
 BATCH, LENGTH, EPOCHS = 3, 17, 3
 
@@ -131,3 +131,33 @@ def test_a_step_that_fails_is_done_again(tmp_path: Path, kind: str, with_callbac
         fit(kind, with_callback, OnExceptionCheckpoint(str(tmp_path)), model=Fails(), enable_checkpointing=True)
     (path,) = tmp_path.iterdir()
     assert fit(kind, with_callback, ckpt_path=path).batches == whole.batches[4:]
+
+
+class SavesAtEnds(pl.Callback):
+    """Saves a checkpoint after each step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"{trainer.fit_loop.total_batch_idx + 1}.ckpt")
+
+
+@pytest.mark.parametrize("kind", ["stream", "stream, workers", "batches"])
+def test_a_factor_that_changes_at_an_epochs_end_counts_from_the_same_batch_after_a_resume_from_its_last_step(
+    tmp_path: Path, kind: str
+) -> None:
+    def run(*callbacks: Any, ckpt_path: Any = None) -> Any:
+        echo: dict[str, Any] = {"insertion_point": "auto" if kind == "batches" else "after_augmentation", "seed": 3}
+        model = Recorder()
+        callback = EchoCallback(FactorSchedule({0: 1.5, 1: 2.0, 2: 3.0}), **echo)
+        running = trainer(max_epochs=EPOCHS, callbacks=[callback, *callbacks])
+        running.fit(model, KINDS[kind](), Data().val_dataloader(), ckpt_path=ckpt_path)
+        return model
+
+    whole = run(SavesAtEnds(tmp_path))
+    first, second, _ = whole.steps
+    for at in (first, first + second):
+        resumed = run(ckpt_path=tmp_path / f"{at}.ckpt")
+        assert resumed.batches == whole.batches[at:]
+        assert resumed.weights == whole.weights

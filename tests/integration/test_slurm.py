@@ -43,11 +43,16 @@ class Slurm:
         path.write_text(f"#!/bin/bash\n{does}\n")
         path.chmod(0o755)
 
-    def start(self, signal_after: int) -> list[str]:
-        """Starts the job, whose time is over after that many steps; returns the lines that it has written."""
+    def start(self, signal_after: int, signal_in: str = "") -> list[str]:
+        """Starts the job, whose time is over after that many steps; returns the lines that it has written.
+
+        Args:
+            signal_after: As in `slurm_runs.Ledger`.
+            signal_in: As there.
+        """
         ledger = self.folder / f"ledger-{signal_after}.txt"
         added = ["--trainer.callbacks+=slurm_runs.Ledger", f"--trainer.callbacks.path={ledger}"]
-        added += [f"--trainer.callbacks.signal_after={signal_after}"]
+        added += [f"--trainer.callbacks.signal_after={signal_after}", f"--trainer.callbacks.signal_in={signal_in}"]
         others = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PL_GLOBAL_"))}
         path = os.pathsep.join([str(self.folder / "bin"), str(Path(sys.executable).parent), others["PATH"]])
         modules = os.pathsep.join([str(EXAMPLES.parent), str(TESTS)])
@@ -64,14 +69,22 @@ class Slurm:
         return ledger.read_text().splitlines()
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The lines of a job that nobody interrupts."""
+    whole = Slurm(tmp_path_factory.mktemp("whole"))
+    lines = whole.start(signal_after=0)
+    assert not whole.asked.exists()
+    return lines
+
+
 @pytest.mark.program
-def test_a_job_that_is_requeued_in_mid_epoch_twice_ends_as_one_that_nobody_interrupts(tmp_path: Path) -> None:
-    whole = Slurm(tmp_path / "whole")
-    expected = whole.start(signal_after=0)
+def test_a_job_that_is_requeued_in_mid_epoch_twice_ends_as_one_that_nobody_interrupts(
+    tmp_path: Path, expected: list[str]
+) -> None:
     assert len(expected) == STEPS + 1
     assert expected[-1].startswith("weights")
     assert len(set(expected)) == STEPS + 1, "no two batches are the same: each has noise of its own"
-    assert not whole.asked.exists()
 
     requeued = Slurm(tmp_path / "requeued")
     found = [requeued.start(signal_after) for signal_after in (FIRST, SECOND, 0)]
@@ -81,3 +94,14 @@ def test_a_job_that_is_requeued_in_mid_epoch_twice_ends_as_one_that_nobody_inter
         "hpc_ckpt_2.ckpt",
     ]
     assert found == [expected[:FIRST], expected[FIRST:SECOND], expected[SECOND:]]
+
+
+@pytest.mark.program
+def test_it_does_so_wherever_in_a_step_the_signal_comes(tmp_path: Path, expected: list[str]) -> None:
+    job, done = Slurm(tmp_path), 0
+    for signal_after, hook in ((FIRST, "on_train_batch_start"), (SECOND, "on_after_backward")):
+        found = job.start(signal_after, hook)
+        assert found in (expected[done:signal_after], expected[done : signal_after + 1]), "the step under way may still end"
+        done = signal_after  # it does not count: the next job does that step again
+    assert job.start(0) == expected[done:]
+    assert job.asked.read_text().splitlines() == ["requeue 4711"] * 2
