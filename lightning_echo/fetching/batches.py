@@ -17,22 +17,26 @@ The plan says for each step which batch is delivered. A batch that was read is h
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing import get_sharing_strategy
 
 from lightning_echo.fetching.passes import PassOver
 from lightning_echo.fetching.requests import BatchRequests
-from lightning_echo.protecting.aliases import LentBatch, rebuild, separate
+from lightning_echo.protecting.aliases import LentBatch, rebuild, separate, tensors_in
 from lightning_echo.protecting.protect import copy_example
 from lightning_echo.workers.seconds import Report
 
 __all__ = ["BatchEcho", "BatchUse", "LiveBatch", "LiveBatchEcho", "RequestedReader", "UseToCome", "count_examples", "size_of"]
 
 Read = Callable[[int], tuple[Any, Report]]
+
+_DESCRIPTORS_SHARE = 4  # live batches keep at most a fourth of the files open that a process may have open
 
 
 class BatchEcho:
@@ -90,7 +94,8 @@ class LiveBatchEcho(BatchEcho):
     Args:
         requests: As in `BatchEcho`.
         read: As in `BatchEcho`.
-        are_owned: Whether no other code uses the memory of the batches that are read. Then they are not copied.
+        are_owned: Whether no other code uses the memory of the batches that are read. Then they are not copied, unless they would
+            keep too many files open.
     """
 
     def __init__(self, requests: BatchRequests, read: Read, *, are_owned: bool = False) -> None:
@@ -98,11 +103,27 @@ class LiveBatchEcho(BatchEcho):
         self._are_owned = are_owned
 
     def _first_use(self, batch: Any, *, is_last: bool) -> tuple[UseToCome, LiveBatch]:
-        live = LiveBatch(batch if is_last or self._are_owned else copy_example(batch))
+        is_held_as_it_is = is_last or (self._are_owned and self._descriptors_suffice(batch))
+        live = LiveBatch(batch if is_held_as_it_is else copy_example(batch))
         return UseToCome(live, is_last), live
+
+    def _descriptors_suffice(self, batch: Any) -> bool:
+        """Returns whether one more batch like this may be held as it came from a worker: with an open file for each tensor."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if most == resource.RLIM_INFINITY or get_sharing_strategy() != "file_descriptor":  # type: ignore[no-untyped-call]
+            return True
+        return (len(self._held) + 1) * sum(map(_is_shared, tensors_in(batch))) <= most // _DESCRIPTORS_SHARE
 
     def _further_use(self, held: LiveBatch, *, is_last: bool) -> UseToCome:
         return UseToCome(held, is_last)
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor of the host is in memory that it shares with another process."""
+    try:
+        return tensor.device.type == "cpu" and bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+    except Exception:  # a class without memory of its own
+        return False
 
 
 class RequestedReader:
