@@ -212,8 +212,10 @@ class ReadCheck:
         """
         if _looks:
             raise SplitRefused(f"it looks at what its {' or '.join(self._names)} returns ({_looks[-1]})")
-        if any(sample is None for sample in samples):
-            return self._filled_around_none(samples)
+        for sample in samples:
+            if sample is None:
+                return self._filled_around_none(samples)
+            del sample  # a placeholder must not be kept
         results: list[weakref.ref[Placeholder]] = []
         filled = self._filled_as_usual(samples, results) or self._filled_by_search(samples, results)
         self._calls.clear()
