@@ -160,19 +160,15 @@ class PassReader:
             self._batches._iterator = None  # type: ignore[attr-defined]
 
     def _read_next(self) -> Any:
-        if self._next == 0 and not self._is_resumed:  # the order may have been drawn when the loader was made
-            self._save_state()
-        seed_all(mix(self._seed, self._next))
         number, first = self._pass_of(self._next)
         if self._iterator is None or number != self._pass_number:
-            self._begin(number)
-            if self._is_stateful or self._next != first:  # a loader draws other numbers if it begins from a state
-                seed_all(mix(self._seed, self._next))
+            self._begin(number, first)
+        else:
+            seed_all(mix(self._seed, self._next))
         assert self._iterator is not None
         batch = next(self._iterator, _END)
         if batch is _END and self._is_resumed and self._next == first:  # the state was of a pass that had ended
-            self._begin(number)
-            seed_all(mix(self._seed, self._next))
+            self._begin(number, first)
             batch = next(self._iterator, _END)
         self._is_resumed = False
         if batch is _END:
@@ -181,7 +177,11 @@ class PassReader:
         self._save_state()
         return batch
 
-    def _begin(self, number: int) -> None:
+    def _begin(self, number: int, first: int) -> None:
+        """Begins to iterate, under the seed of the first batch of the pass, since a loader may draw the order of the pass here.
+
+        A loader that begins from a state draws that again, and goes to its place in it.
+        """
         if self._iterator is not None and self._is_stateful:
             next(self._iterator, _END)  # only after this, the loader's state says that the pass has ended
         self._pass_number = number
@@ -189,7 +189,12 @@ class PassReader:
             self._tell_pass()
             if self._length is not None and isinstance(self._batches, Sized):
                 check_length(len(self._batches), self._length, number)
+        seed_all(mix(self._seed, first))
+        if self._next == 0 and not self._is_resumed:  # the order may have been drawn when the loader was made, or is drawn now
+            self._save_state()
         self._iterator = iter(self._batches)
+        if self._next != first and not _draws_order_late(self._batches):
+            seed_all(mix(self._seed, self._next))
 
     def _end(self, number: int, first: int) -> None:
         """Notes the end of a pass, and raises what `read` raises for it."""
@@ -219,3 +224,12 @@ class PassReader:
     def _save_state(self) -> None:
         if self._is_stateful:
             self._states[self._next] = pickle.dumps(self._batches.state_dict())  # type: ignore[attr-defined]
+
+
+def _draws_order_late(loader: Any) -> bool:
+    """Returns whether torchdata's loader draws the order of a pass with the first batch that is read from a state, not before.
+
+    It does without workers, if the user's batch sampler saves no state. The random numbers of that batch are then others than in
+    a run that was not killed.
+    """
+    return getattr(loader, "num_workers", None) == 0 and getattr(loader, "batch_size", 0) is None

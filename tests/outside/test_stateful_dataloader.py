@@ -20,7 +20,14 @@ from outside_runs import (
     fit,
     stamped,
 )
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from lightning_echo import EchoLoader
 
@@ -143,3 +150,21 @@ def test_a_stream_whose_workers_drop_their_own_rests_goes_on_with_the_next_pass(
     assert run.steps == [5, 5, 5]
     assert_counts(run, kept, complete=1)
     assert_resumes_exactly(make, tmp_path, (3, 9, 12), epochs=3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("has_batch_sampler", [False, True])
+def test_an_order_that_is_no_part_of_its_state_is_that_of_the_pass_after_a_resume(
+    has_batch_sampler: bool, workers: int, tmp_path: Path
+) -> None:
+    """Samplers of torch have no state: torchdata draws their order again, and skips what was read."""
+
+    def make() -> Any:
+        if has_batch_sampler:
+            batches = BatchSampler(RandomSampler(Numbers()), BATCH, drop_last=False)
+            return torchdata.StatefulDataLoader(Numbers(), batch_sampler=batches, num_workers=workers)
+        sampler = WeightedRandomSampler(torch.ones(LENGTH), LENGTH, replacement=False)
+        return torchdata.StatefulDataLoader(Numbers(), BATCH, sampler=sampler, num_workers=workers)
+
+    assert_counts(fit(make, epochs=4), range(LENGTH), complete=2)
+    assert_resumes_exactly(make, tmp_path, (1, 4, 6, 11, 14))
