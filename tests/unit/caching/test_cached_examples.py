@@ -281,7 +281,7 @@ class TestReading:
             def __getitems__(self, indices):
                 return [self[index] for index in indices[: self.most]]
 
-        with pytest.raises(ValueError, match="__getitems__ of the data set returned 2 examples for . indices"):
+        with pytest.raises(ValueError, match=r"__getitems__ of the data set returned 2 examples for . indices"):
             cached_of(Fewer(), hold="whole")
         Fewer.most = 5
         cached = cached_of(Fewer(), hold="whole")
