@@ -203,14 +203,18 @@ def scenario_resumed(rank: int) -> Any:
 
 
 def refused(loader: EchoLoader) -> str:
-    try:
-        for _ in range(3):
+    """Runs until a rank fails, which ends a training on all ranks. Returns what this rank has said."""
+    said, failed = "nothing", [False] * torch.distributed.get_world_size()
+    for _ in range(3):
+        try:
             epoch(loader)
-    except (ValueError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        loader.close()
-    return "nothing"
+        except (ValueError, RuntimeError) as error:
+            said = f"{type(error).__name__}: {error}"
+        torch.distributed.all_gather_object(failed, said != "nothing")
+        if any(failed):
+            break
+    loader.close()
+    return said
 
 
 class Private(Sampler[int]):
