@@ -1,8 +1,8 @@
 """Reads a loader that is not rebuilt: any iterable of batches, pass after pass. Only whole batches of it can be echoed.
 
-Positions count batches. If the loader has a length, that is the length of each pass. If it has none, or reads a stream, a pass
-ends where its iteration ends, and only reading shows where that is. `PassReader` is both the order that `BatchRequests` needs
-(which position belongs to which pass) and the reader.
+Positions count batches. If the loader has a length, that is the length of each pass. If it has none, a pass ends where its
+iteration ends, and only reading shows where that is. A pass over a stream ends at its length, or before, where its iteration
+ends. `PassReader` is both the order that `BatchRequests` needs (which position belongs to which pass) and the reader.
 
 A resumed run begins at the oldest batch that is still live, and reads forward from there, once:
 
@@ -44,8 +44,8 @@ class PassReader:
             ``set_epoch``.
         batches_per_pass: The loader's length; None if it has none.
         seed: Seed of the passes.
-        is_estimate: Whether a pass ends where the iteration ends, although the loader has a length. With several workers and
-            ``drop_last``, torch's length of a stream is too large: each worker drops its own rest.
+        is_estimate: Whether a pass may end before the length, where the iteration ends. With several workers and ``drop_last``,
+            torch's length of a stream is too large: each worker drops its own rest.
 
     Attributes:
         exact: True. Only the loader can know whether a resumed run reads the same.
@@ -167,13 +167,17 @@ class PassReader:
             seed_all(mix(self._seed, self._next))
         assert self._iterator is not None
         batch = next(self._iterator, _END)
-        if batch is _END and self._is_resumed and self._next == first:  # the state was of a pass that had ended
+        # The state was of a pass that had ended. Or a loader that is its own iterator hears only now of the end of its pass.
+        ends_late = self._is_resumed or (isinstance(self._batches, Iterator) and self._next > 0)
+        if batch is _END and ends_late and self._next == first:
             self._begin(number, first)
             batch = next(self._iterator, _END)
         self._is_resumed = False
         if batch is _END:
             self._end(number, first)
         self._next += 1
+        if self._length is None and self._next - first == self._estimate:
+            self._passes.append((number + 1, self._next))
         self._save_state()
         return batch
 

@@ -27,6 +27,7 @@ from lightning_echo.caching.cached_reads import Caching
 from lightning_echo.fetching.sampler_order import draws_by_itself, sampler_in_words
 from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.shape import PlanShape
+from lightning_echo.protecting.objects import is_stateful
 from lightning_echo.splitting.stages import Stages
 from lightning_echo.workers.dataset import EchoCollate, EchoDataset, ExampleCache, Request
 from lightning_echo.workers.streams import StreamEcho, StreamRequest
@@ -79,9 +80,15 @@ class Source:
 
     @property
     def reads_stream(self) -> bool:
-        """Whether the loader reads a stream or is its own iterator, so that another iteration may have other examples."""
-        read = self.loader, getattr(self.loader, "dataset", None)
-        return isinstance(self.loader, Iterator) or any(isinstance(each, IterableDataset) for each in read)
+        """Whether another iteration may have other examples.
+
+        It may if the loader reads a stream, is its own iterator, or has a loader of accelerate around torchdata's, whose first
+        iteration draws its order otherwise than later ones.
+        """
+        loader = self.loader
+        if isinstance(loader, Iterator) or is_stateful(getattr(loader, "base_dataloader", None)):
+            return True
+        return any(isinstance(each, IterableDataset) for each in (loader, getattr(loader, "dataset", None)))
 
     @property
     def own_batches(self) -> bool:

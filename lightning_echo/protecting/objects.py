@@ -224,10 +224,10 @@ def _can_be_closed(value: Any) -> bool:
 def is_stateful(source: Any) -> bool:
     """Returns whether a loader or stream saves its own state, by ``state_dict()`` and ``load_state_dict(state)``.
 
-    The loaders of accelerate have both methods, but only those of the loader inside work.
+    The loaders of accelerate have both methods, whatever is inside. They fail, or give a state from which the order of the pass
+    is drawn again.
     """
-    inside = getattr(source, "base_dataloader", None)
-    if inside is not None and not is_stateful(inside):
+    if getattr(source, "base_dataloader", None) is not None:
         return False
     return all(_accepts(getattr(source, name, None), count) for name, count in (("state_dict", 0), ("load_state_dict", 1)))
 

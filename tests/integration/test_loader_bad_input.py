@@ -240,6 +240,10 @@ def test_such_a_loader_resumes_only_between_passes():
     next(batches)
     with pytest.raises(ValueError, match="within a pass"):
         EchoLoader(SaysItsLength(), 1, seed=0).load_state_dict(loader.state_dict())
+    list(batches)
+    resumed = EchoLoader(SaysItsLength(), 1, seed=0)
+    resumed.load_state_dict(loader.state_dict())
+    assert [int(batch[0]) for batch in resumed] == [1, 2, 3, 4, 5]
 
 
 class NeedsAReset(SaysItsLength):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'lightning-echo[test-outside]'"
 )
 
+# torchdata 0.11 calls a torch function that torch 2.15 deprecates, in every loader.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
 EXAMPLES, BATCH, EPOCHS, SAVED_AT = 32, 4, 3, 11
 STEPS = EPOCHS * EXAMPLES // BATCH
-STATE = "echo.pt"
+STATE, POINT = "echo.pt", "after_batching"
 
 
 class Numbers(Dataset[Any]):
@@ -124,3 +128,41 @@ def test_a_prepared_stream_says_that_it_cannot_resume_within_a_pass() -> None:
     next(iter(echoed))
     with pytest.raises(ValueError, match="within a pass"):
         EchoLoader(prepared, 2, seed=1).load_state_dict(echoed.state_dict())
+
+
+def prepared(is_stateful: bool) -> EchoLoader:
+    configuration = accelerate.utils.DataLoaderConfiguration(use_stateful_dataloader=is_stateful)
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
+    return EchoLoader(accelerator.prepare(DataLoader(Numbers(), BATCH, shuffle=True)), 1, insertion_point=POINT, seed=1)
+
+
+def after(taken: int, is_stateful: bool) -> dict[str, Any]:
+    """The state after so many batches: eight are a pass."""
+    killed = prepared(is_stateful)
+    for _ in range(taken // 8):
+        list(killed)
+    batches = iter(killed)
+    for _ in range(taken % 8):
+        next(batches)
+    return killed.state_dict()
+
+
+def numbers(loader: EchoLoader, epochs: int) -> list[list[float]]:
+    return [batch["x"][:, 0].tolist() for _ in range(epochs) for batch in loader]
+
+
+@pytest.mark.parametrize("taken", [3, 8, 11])
+def test_a_prepared_loader_resumes_in_the_order_of_its_pass(taken: int) -> None:
+    full, resumed = numbers(prepared(False), 3), prepared(False)
+    resumed.load_state_dict(after(taken, False))
+    assert sorted(itertools.chain.from_iterable(full[:8])) == list(range(EXAMPLES))
+    assert numbers(resumed, 3)[: len(full) - taken] == full[taken:]
+
+
+def test_a_prepared_loader_with_a_state_resumes_between_passes_alone() -> None:
+    """Its first iteration draws its order otherwise than later ones, so that the order of a pass is not known again."""
+    with pytest.raises(ValueError, match="within a pass"):
+        prepared(True).load_state_dict(after(11, True))
+    resumed = prepared(True)
+    resumed.load_state_dict(after(8, True))
+    assert sorted(itertools.chain.from_iterable(numbers(resumed, 1))) == list(range(EXAMPLES))

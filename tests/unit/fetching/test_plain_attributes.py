@@ -37,7 +37,7 @@ def test_lightning_does_not_take_an_echoed_stream_with_a_length_for_a_stream():
 
 
 class Prepared:
-    """As a loader of accelerate: it has the methods of a state, and they work if those of the loader inside do."""
+    """As a loader of accelerate: it has the methods of a state, whatever is inside."""
 
     def __init__(self, loader: Any) -> None:
         self.base_dataloader = loader
@@ -64,7 +64,7 @@ def batches_of(loader: EchoLoader, epochs: int) -> list[Any]:
     return [batch.tolist() for _ in range(epochs) for batch in loader]
 
 
-def test_a_wrapper_has_a_state_only_if_the_loader_inside_has_one():
+def test_a_pass_of_a_prepared_loader_is_read_again():
     def make() -> EchoLoader:
         return EchoLoader(Prepared(DataLoader(range(16), 2, shuffle=True)), 2, seed=3)
 
