@@ -365,7 +365,7 @@ def seeded() -> Iterator[None]:
 
 @contextmanager
 def _other_seeds() -> Iterator[None]:
-    """Seeds what `_seeded` seeds, and a worker, with other numbers. Puts all of it back afterwards."""
+    """Seeds what `seeded` seeds, and a worker, with other numbers. Puts all of it back afterwards."""
     with preserved_random_states(), _worker_seed(_SEED + 1):
         seed_all(_SEED + 1)
         yield

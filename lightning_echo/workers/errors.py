@@ -66,7 +66,7 @@ class InitThatSaysWhy:
 
     def __call__(self, worker: int) -> None:
         info: Any = get_worker_info()
-        fetcher = getattr(info.dataset, "__dict__", {}).get("_echo_fetcher")
+        fetcher = getattr(getattr(info, "dataset", None), "__dict__", {}).get("_echo_fetcher")
         if fetcher is not None:  # an EchoDataset: the user's code may ask for the class of its own data set
             object.__setattr__(info, "dataset", fetcher.dataset)
         try:

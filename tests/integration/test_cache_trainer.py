@@ -63,7 +63,7 @@ def test_a_cache_alone_gives_the_batches_of_a_plain_training_from_the_second_epo
     batches, weights, _ = run(None)
     cached, its_weights, reads = run("2MiB")
     assert (cached, its_weights) == (batches, weights)
-    at_construction, audits = 16, 3 * max(workers, 1)
+    at_construction, audits = 16 + 2 * 8, 3 * max(workers, 1)  # the proofs, and the sizes of eight each at the point and held
     assert 22 <= reads <= 22 + at_construction + audits
 
 

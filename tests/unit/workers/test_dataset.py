@@ -188,13 +188,15 @@ class TestReadingWholeBatches:
                 refetched += counts[2]
             assert refetched > 0
 
-    def test_a_call_that_returns_too_few_examples_is_an_error(self):
+    def test_a_call_that_returns_too_few_examples_is_an_error_where_one_is_used_again_and_else_reaches_collate_as_it_is(self):
         class Short(Whole):
             def __getitems__(self, indices):
                 return super().__getitems__(indices)[1:]
 
         with pytest.raises(ValueError, match="__getitems__ of the data set returned 2 examples for 3 indices"):
-            make_cache(Short()).fetch(request([0, 1, 2], fresh=3))
+            make_cache(Short()).fetch(request([0, 1, 2], fresh=3, stays_live="001"))
+        examples, _ = make_cache(Short()).fetch(request([0, 1, 2], fresh=3))
+        assert [index for index, _ in examples] == [1, 2]
 
 
 class Clock:

@@ -193,10 +193,13 @@ def test_workers_may_be_others_and_what_they_open_is_noted(tmp_path):
 
 def test_options_of_the_users_workers_are_taken_over():
     waits = {"timeout": 7, "prefetch_factor": 5, "multiprocessing_context": multiprocessing.get_context("spawn")}
-    both = {"pin_memory": True, "worker_init_fn": print}
-    loader = loader_of(Sleeping(), 1, **waits, **both)
-    assert options_of(loader, 3) == {"num_workers": 3, **waits, **both}
-    assert options_of(loader, 0) == {"num_workers": 0, **both}
+    started = []
+    loader = loader_of(Sleeping(), 1, **waits, pin_memory=True, worker_init_fn=started.append)
+    for workers, waiting in ((3, waits), (0, {})):
+        options = options_of(loader, workers)
+        options.pop("worker_init_fn")(workers)
+        assert options == {"num_workers": workers, "pin_memory": True, **waiting}
+    assert started == [3, 0]
     without = loader_of(Sleeping(), 0)
     assert options_of(without, 2)["prefetch_factor"] == 2  # torch's own
 
