@@ -189,7 +189,7 @@ class EchoRun:
                 `EchoDataModule` or `EchoCallback` tells it.
             steps: The steps of the Trainer that iterates; None if there is none.
             is_limited: Whether the Trainer ends an epoch after some number of steps. An epoch of a loader without a length then
-                goes on with the next pass, as a plain loader would begin again: only a pass that began in the epoch ends it.
+                continues with the next pass, as a plain loader would begin again: only a pass that began in the epoch ends it.
         """
         predecessor, before = self.predecessor, self.beginning.before
         self.predecessor = self.beginning.before = None
