@@ -161,7 +161,9 @@ def _named(module: str, name: str) -> Any:
 def _dataclass(module: str, name: str) -> type:
     found = _look_up(module, name)
     if not (isinstance(found, type) and is_dataclass(found) and found.__new__ is object.__new__):
-        raise TypeError(f"{module}.{name} is not a dataclass in this training, but the reader's data set returns one of that name")
+        raise TypeError(
+            f"{module}.{name} is not a dataclass in this training, but the reader's data set returns one of that name"
+        )
     return found
 
 
