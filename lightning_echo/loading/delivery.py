@@ -23,6 +23,7 @@ from lightning_echo.workers.seconds import Report, StageSeconds
 __all__ = ["BatchesUsed", "Delivered", "Delivery"]
 
 Fetched = tuple[Any, Report]
+Counted = tuple[Progress, int, int, tuple[int, int, int], tuple[int, int, int], int, int]
 
 
 def _never() -> bool:
@@ -167,18 +168,20 @@ class Delivery:
 
     # ------------------------------------------------------------------ delivering
 
-    @property
-    def taken(self) -> int:
-        """Batches that were fetched since the epoch began."""
-        return self._taken
+    def counted(self) -> Counted:
+        """Returns what `_count` changes, for `take_back`."""
+        progress, examples = self.progress, (self._fresh, self._echoed, self._refetched)
+        return progress, progress.delivered, progress.in_epoch, examples, self._last, self._taken, self._passes_at_last
 
-    def take_back(self) -> None:
-        """Undoes the last fetch, because its batch has not reached the consumer."""
-        if self._before is None:  # else the batch before is in use
-            before, progress = self.before_in_use, self.progress
-            progress.delivered, progress.in_epoch = before.progress.delivered, before.progress.in_epoch
-            self._fresh, self._echoed, self._refetched = before.counts.fresh, before.counts.echoed, before.counts.refetched
-            self._last, self._taken = (0, 0, 0), self._taken - 1
+    def take_back(self, counted: Counted) -> None:
+        """Undoes a fetch, also half of one, because its batch has not reached the consumer.
+
+        Args:
+            counted: What `counted` returned before the fetch.
+        """
+        progress, delivered, in_epoch, examples, self._last, self._taken, self._passes_at_last = counted
+        self._fresh, self._echoed, self._refetched = examples
+        progress.delivered, progress.in_epoch = delivered, in_epoch
 
     def begin_epoch(self, length: int, *, keeps_length: bool, steps: Steps | None = None) -> None:
         """Begins the next epoch, or continues a resumed one.
@@ -269,10 +272,7 @@ class Delivery:
         seconds.batches += 1
 
     def _count(self, fresh: int, echoed: int, refetched: int) -> None:
-        """Counts a batch, as the last action of a fetch.
-
-        If an interrupt comes before this, nothing was fetched. If it comes after this, the consumer has the batch.
-        """
+        """Counts a batch, as the last action of a fetch. After an interrupt, see `take_back`."""
         self._last = fresh, echoed, refetched
         self._fresh, self._echoed, self._refetched = self._fresh + fresh, self._echoed + echoed, self._refetched + refetched
         progress = self.progress

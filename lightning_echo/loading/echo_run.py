@@ -306,13 +306,13 @@ class EchoRun:
             StopIteration: The epoch has ended, because its pass has.
         """
         started, delivery = self._pipeline.started, self.delivery
-        pipeline, taken = started or self._start(), delivery.taken
+        pipeline, counted = started or self._start(), delivery.counted()
         try:
             try:
                 batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
             except (OtherLength, SplitFails) as error:
                 self._go_around(error)
-                started = None
+                started, counted = None, delivery.counted()
                 batch = delivery.fetch(self._start().next_batch, self._crosses_passes)
             if started is None:
                 self._note_own()
@@ -326,8 +326,7 @@ class EchoRun:
             try:
                 clear_frames(error)
             finally:
-                if delivery.taken > taken:
-                    delivery.take_back()
+                delivery.take_back(counted)
                 self.close()
             raise
 

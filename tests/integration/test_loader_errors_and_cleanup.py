@@ -19,6 +19,7 @@ from loader_cases import POINTS, Values, nothing_left_behind, same, take, until,
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from lightning_echo import EchoLoader, StagedDataset
+from lightning_echo.loading.echo_run import EchoRun
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,8 +164,8 @@ def test_after_an_exception_the_loader_goes_on_at_the_batch_that_failed(num_work
 class Interrupts:
     """Raises KeyboardInterrupt once, as Python does between two of its steps: before the ``at``-th line of the loader's own code.
 
-    Lines from where the batch is counted are left out: what happens between there and the training's own code nobody can tell
-    from an interrupt in the training.
+    Lines after `EchoRun.fetch` are left out: what happens between there and the training's own code nobody can tell from an
+    interrupt in the training.
     """
 
     def __init__(self, at):
@@ -178,7 +179,7 @@ class Interrupts:
         return self.line
 
     def line(self, frame, event, argument):
-        if frame.f_code.co_name == "_count" and event == "line":
+        if event == "return" and frame.f_code is EchoRun.fetch.__code__:
             self.lines = -(10**9)
         if event == "line" and not self.raised:
             self.lines += 1
@@ -190,7 +191,7 @@ class Interrupts:
 
 @pytest.mark.parametrize(("num_workers", "every"), [(0, 1), (2, 11)])
 @pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
-def test_an_interrupt_anywhere_before_a_batch_is_counted_loses_none_and_repeats_none(point, num_workers, every):
+def test_an_interrupt_anywhere_before_a_batch_is_handed_out_loses_none_and_repeats_none(point, num_workers, every):
     def loader():
         return EchoLoader(broken(Broken(), num_workers), 2, insertion_point=point, seed=0)
 
