@@ -189,14 +189,14 @@ def wrong(loader, epochs=2):
 @pytest.mark.filterwarnings("ignore:.*uses its memory again")
 @pytest.mark.grid
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("cache", [None, "4MiB", {"size": "4MiB", "hold": "loaded"}])
-@pytest.mark.parametrize("factor", [1, 2, 3.5])
+@pytest.mark.parametrize("cache", [None, {"size": "4MiB", "hold": "loaded"}])
+@pytest.mark.parametrize("factor", [1, 2.37])
 @pytest.mark.parametrize(
     "make",
     [*(lambda slots, kind=kind: Decoder(slots, kind) for kind in BUFFERS), InOneCall, Picture, PictureInOneCall],
     ids=[*BUFFERS, "in one call", "transform", "transform in one call"],
 )
-@pytest.mark.parametrize("slots", [2, 3, 4])
+@pytest.mark.parametrize("slots", [2, 4])
 def test_images_decoded_into_a_ring_of_buffers_belong_to_their_labels(slots, make, factor, cache, workers):
     loader = DataLoader(make(slots), batch_size=BATCH_SIZE, shuffle=True, num_workers=workers)
     echoed = EchoLoader(loader, factor, insertion_point="before_augmentation", cache=cache, seed=0)
