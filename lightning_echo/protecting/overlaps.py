@@ -13,6 +13,7 @@ This runs for each example that is loaded, so it must be fast. It takes about 2 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_echo.protecting.objects import attributes_of, image_class
 from lightning_echo.protecting.protect import IMMUTABLE
 
 __all__ = ["Overlaps"]
@@ -136,10 +138,17 @@ def _values(value: Any, ranges: list[tuple[int, int]], depth: int) -> None:
             _add(member, ranges, depth + 1)
 
 
+def _image(value: Any, ranges: list[tuple[int, int]], depth: int) -> None:
+    # An image of Pillow does not tell where its memory is, only that it is that of an array or a file (Image.fromarray). Two such
+    # images count as in the same memory.
+    place = id(_image) if getattr(value, "readonly", False) else id(value)
+    ranges.append((place, place + 1))
+
+
 def _object(value: Any, ranges: list[tuple[int, int]], depth: int) -> None:
     ranges.append((id(value), id(value) + 1))  # one object in two examples
-    if depth < _DEEP and isinstance(held := getattr(value, "__dict__", None), dict):
-        _values(held, ranges, depth)
+    if depth < _DEEP:
+        _values(attributes_of(value), ranges, depth)
 
 
 _ADDERS: dict[type, _Add] = {
@@ -159,7 +168,9 @@ def _adder_for(kind: type) -> _Add:
         return _nothing
     if issubclass(kind, torch.Tensor):
         return _any_tensor
-    for base, adder in ((np.ndarray, _array), (dict, _values), (tuple, _members), (list, _members)):
+    if issubclass(kind, image_class() or ()):
+        return _image
+    for base, adder in ((np.ndarray, _array), (dict, _values), (tuple, _members), (list, _members), (deque, _members)):
         if issubclass(kind, base):
             return adder
     return _object

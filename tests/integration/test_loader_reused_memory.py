@@ -203,6 +203,30 @@ def test_images_decoded_into_a_ring_of_buffers_belong_to_their_labels(slots, mak
     assert wrong(echoed) == []
 
 
+class Gray(Dataset):
+    """Makes images of Pillow of its buffers, which copies none of them: ``Image.fromarray`` of one channel."""
+
+    def __init__(self):
+        self.buffers, self.turn = [np.zeros((4, 4), np.uint8) for _ in range(3)], 0
+        self.transform = lambda image: torch.from_numpy(np.array(image)).flatten()[:3] + torch.zeros(())
+
+    def __getitem__(self, index):
+        self.turn += 1
+        buffer = self.buffers[self.turn % 3]
+        buffer[:] = index
+        return self.transform(PIL.Image.fromarray(buffer)), index
+
+    def __len__(self):
+        return 80
+
+
+@pytest.mark.filterwarnings("ignore:.*uses its memory again")
+@pytest.mark.parametrize("cache", [None, "4MiB"])
+def test_images_over_the_memory_of_arrays_belong_to_their_labels(cache):
+    loader = DataLoader(Gray(), batch_size=BATCH_SIZE, shuffle=True)
+    assert wrong(EchoLoader(loader, 2, insertion_point="before_augmentation", cache=cache, seed=0)) == []
+
+
 def said_by(loader):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

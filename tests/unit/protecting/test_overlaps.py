@@ -1,6 +1,7 @@
 """Examples in the same memory are found, whatever they are made of; those beside each other, and the same one again, are not."""
 
 import dataclasses
+from collections import deque
 
 import numpy as np
 import PIL.Image
@@ -16,7 +17,13 @@ class Sample:
     image: torch.Tensor
 
 
+@dataclasses.dataclass(slots=True)
+class InSlots:
+    image: torch.Tensor
+
+
 TENSOR, ARRAY, BYTES = torch.zeros(4, 6), np.zeros((4, 6)), bytearray(24)
+GRAY = np.zeros((4, 4), np.uint8)
 PICTURE = PIL.Image.new("L", (4, 4))
 
 
@@ -40,6 +47,9 @@ def overlap(*examples):
         (BYTES, memoryview(BYTES)[3:4]),
         (np.frombuffer(BYTES, np.uint8), BYTES),
         (PICTURE, (PICTURE, 1)),
+        (PIL.Image.fromarray(GRAY), PIL.Image.fromarray(GRAY)),
+        (InSlots(TENSOR[0]), InSlots(TENSOR[0])),
+        (deque([TENSOR[0]]), [TENSOR[0]]),
     ],
 )
 def test_the_same_memory_is_found(one, other):
