@@ -138,6 +138,44 @@ def test_another_transform_before_the_cut_does():
         assert hits_after(map(loader_of, images)) == [0, 0]
 
 
+class Named:
+    """Gives some classes another number."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __call__(self, label):
+        return self.numbers.get(label, label)
+
+
+class Around(Dataset):
+    """Augments the examples of another data set, which has a transform under the same name."""
+
+    def __init__(self, numbers):
+        self.dataset, self.transform = Inside(numbers), flipped
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        return self.transform(self.dataset[index])
+
+
+class Inside(Labelled):
+    def __init__(self, numbers):
+        super().__init__()
+        self.transform = Named(numbers)
+
+    def __getitem__(self, index):
+        return index, self.transform(self.labels[index])
+
+
+def test_nor_is_another_transform_missed_that_a_data_set_inside_has_under_the_same_name():
+    around = [Around({}), Around({label: 1000 for label in CHANGED})]
+    with pytest.warns(UserWarning, match=r"dataset\.dataset\.transform\.numbers.*the cache is emptied"):
+        assert hits_after(map(loader_of, around)) == [0, 0]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_made_anew_over_data_that_reading_changes_goes_on_with_its_cache(workers):
     image = Image(v2.RandomCrop(2))

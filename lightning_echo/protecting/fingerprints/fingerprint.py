@@ -104,10 +104,17 @@ def first_difference(here: Mapping[str, str], there: Mapping[str, str], ignore: 
         one, other = here.get(path, _NOTHING), there.get(path, _NOTHING)
         if one == other or _is_opened_later(one, other) or _is_opened_later(other, one):
             continue
-        if any(f".{name}." in f".{path}." or f".{name}[" in f".{path}" for name in names):
+        if any(_is_within(path, name) for name in names):
             continue
         return f"the {path} is other code" if path.startswith(_CODE) else f"{path}: {one} and {other}"
     return ""
+
+
+def _is_within(path: str, name: str) -> bool:
+    """Returns whether a path leads through an attribute that is given by its name, or by its whole path."""
+    if "." in name:
+        return path.startswith((f"{name}.", f"{name}[")) or path == name
+    return f".{name}." in f".{path}." or f".{name}[" in f".{path}"
 
 
 def _is_opened_later(before: str, after: str) -> bool:

@@ -102,8 +102,8 @@ class Walk:
         self._add(path, value, 0)
 
     def is_ignored(self, path: str) -> bool:
-        """Returns whether the user has left out an attribute."""
-        return any(path == name or path.endswith(f".{name}") for name in self._ignore)
+        """Returns whether an attribute is left out: by its name, or by its whole path, which is not a data set's inside it."""
+        return path in self._ignore or path.rpartition(".")[2] in self._ignore
 
     def _add(self, path: str, value: Any, depth: int) -> None:
         start = len(self.texts)

@@ -250,7 +250,7 @@ def test_globals_and_class_attributes_are_seen_when_they_change(monkeypatch):
             assert before.difference(fingerprint({"x": Images()})) == said
 
 
-@pytest.mark.parametrize("ignored", ["log_dir", "x.log_dir", "dataset.log_dir"])
+@pytest.mark.parametrize("ignored", ["log_dir", "x.log_dir", "x.dataset.log_dir"])
 def test_what_the_user_leaves_out_is_no_difference(ignored):
     one, other = (Subset(Lines(["a"], log_dir), [0]) for log_dir in ("logs/1", "logs/2"))
     prints = [fingerprint({"x": data.dataset if ignored == "x.log_dir" else data}, ignore=[ignored]) for data in (one, other)]
