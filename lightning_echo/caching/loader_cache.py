@@ -14,6 +14,7 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from lightning_echo.caching.node_cache import (
 from lightning_echo.caching.nodes.joining import Part, Partitioned, Rounds, join
 from lightning_echo.caching.record import digest_of
 from lightning_echo.caching.records.made_from import HINT, MadeFrom, made_from
+from lightning_echo.caching.records.own_changes import changed_by_reading
 from lightning_echo.protecting.difference import difference
 from lightning_echo.protecting.elsewhere import NotRead, read_elsewhere
 from lightning_echo.protecting.fingerprints.changes import Changes
@@ -209,10 +211,11 @@ class LoaderCache:
 
     def _look_from_now_on(self, *, is_before: bool) -> None:
         """Notes what the records are made from, to see later whether that has changed."""
-        source = self._made_from(self._hold)
+        source, own = self._made_from(self._hold), self._changes.own
         if not is_before:  # else the records are made from what was noted then
-            self._fingerprint = source.fingerprint()
-        self._changes = Changes(self._watched, ignore=source.ignore)
+            self._fingerprint, own = source.fingerprint(), set()
+        self._changes = Changes(self._watched, ignore=source.ignore, by_reading=partial(self._own_of_reading, self._hold))
+        self._changes.own |= own
         self._changes.begin()
 
     def _open_partitioned(
@@ -331,9 +334,16 @@ class LoaderCache:
         if (hold := self._holds.get(before.hold)) is None:
             return f"{before.hold!r} examples are held, and now {' or '.join(map(repr, self._holds))} can be"
         now = self._made_from(hold).fingerprint()
-        if difference := self._fingerprint.difference(now):
+        if difference := self._fingerprint.difference(now, self._changes.own):
+            difference = self._fingerprint.difference(now, self._changes.own | self._own_of_reading(hold))
+        if difference:
             return f"{difference}{HINT}"
         return self._first_difference(before)
+
+    def _own_of_reading(self, hold: Hold) -> set[str]:
+        """Returns the paths of what reading itself changes in the data set, such as a counter of reads."""
+        ignore = self._made_from(hold).ignore
+        return changed_by_reading(self._loader, partial(_parts_of, split=hold.split), ignore, self._given_indices)
 
     def _first_difference(self, cache: NodeCache) -> str:
         """Returns, in words, the first difference between the data set and a cache. Only some examples are compared."""
@@ -481,6 +491,10 @@ class LoaderCache:
         """Returns the state for another process. That process opens a cache of its own."""
         nothing = {"_opened": None, "_readers": (), "_partitioned": None, "_changes": Changes(dict)}
         return {**vars(self), **nothing}
+
+
+def _parts_of(dataset: Any, split: Split | None) -> dict[str, Any]:
+    return made_from(dataset, split).parts
 
 
 def number_of(made_from: Fingerprint) -> int:

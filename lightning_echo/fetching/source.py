@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 from lightning_echo.caching.cached_reads import Caching
+from lightning_echo.caching.records.own_changes import changed_by_reading
 from lightning_echo.fetching.sampler_order import draws_by_itself, sampler_in_words
 from lightning_echo.fetching.worker_processes import WorkerProcesses
 from lightning_echo.planning.shape import PlanShape
@@ -160,6 +161,10 @@ class Source:
         """Returns the sampler if it is one of torch's: the user's own may change by itself, and others draw nothing."""
         is_torchs = self.rebuilds and not (self.is_sequential or self.is_shuffled) and draws_by_itself(self.sampler)
         return {"sampler": self.sampler} if is_torchs else {}
+
+    def changed_by_reading(self) -> set[str]:
+        """Returns the paths of what reading itself changes in the data set, such as a counter of reads. See `watched_parts`."""
+        return changed_by_reading(self.loader, _dataset_alone, (), self.readable_indices) if self.rebuilds else set()
 
     @property
     def may_run_in_thread(self) -> bool:
@@ -380,3 +385,7 @@ def _length_of(loader: Any, *, is_needed: bool) -> int | None:
             "Give its data set examples, or set drop_last=False"
         )
     return length
+
+
+def _dataset_alone(dataset: Any) -> dict[str, Any]:
+    return {"dataset": dataset}

@@ -92,7 +92,8 @@ class EchoRun:
         # To which the pipeline's state belongs: those of its start, or of a loaded state. None: the present ones.
         self._conditions: Conditions | None = None
         source = self._setting.source
-        self._changes, self._changed = Changes(source.watched_parts, source.watched_sampler), Changed()
+        self._changes = Changes(source.watched_parts, source.watched_sampler, by_reading=source.changed_by_reading)
+        self._changed = Changed()
         self._compared: Pipeline | None = None  # the pipeline after whose start the data of the cache was compared
         self.delivery.reset()
         self.factor.restart()

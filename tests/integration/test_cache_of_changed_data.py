@@ -171,7 +171,7 @@ class Inside(Labelled):
 
 
 def test_nor_is_another_transform_missed_that_a_data_set_inside_has_under_the_same_name():
-    around = [Around({}), Around({label: 1000 for label in CHANGED})]
+    around = [Around({}), Around(dict.fromkeys(CHANGED, 1000))]
     with pytest.warns(UserWarning, match=r"dataset\.dataset\.transform\.numbers.*the cache is emptied"):
         assert hits_after(map(loader_of, around)) == [0, 0]
 
@@ -210,3 +210,62 @@ def test_nor_is_a_label_missed_that_was_set_while_no_worker_ran():
     data.labels[13] = 1000
     assert [13, 1000] in [example for batch in echoed for example in batch.tolist()]
     echoed.close()
+
+
+class Counts(Dataset):
+    """Counts its reads, and remembers what it has read."""
+
+    def __init__(self):
+        self.reads, self.memo, self.transform = 0, {}, tuple
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        self.reads += 1
+        if index not in self.memo:
+            self.memo[index] = (torch.tensor(float(index)), index)
+        return self.transform(self.memo[index])
+
+
+class Validates(Listens):
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0][:, None]).sum()
+
+    def validation_step(self, batch, batch_idx):
+        assert len(batch[0])
+
+
+class OverOneBase(pl.LightningDataModule):
+    """Trains and validates on one data set, or on new ones around it."""
+
+    def __init__(self, workers, wrap):
+        super().__init__()
+        self.workers, self.wrap, self.base = workers, wrap, Counts()
+
+    def train_dataloader(self):
+        return loader_of(self.wrap(self.base, range(150)), self.workers)
+
+    def val_dataloader(self):
+        return DataLoader(self.wrap(self.base, range(150, LENGTH)), BATCH_SIZE)
+
+
+class Wraps(Dataset):
+    def __init__(self, base, indices):
+        self.base, self.indices, self.transform = base, indices, flipped
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, index):
+        return self.transform(self.base[self.indices[index]])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("wrap", "reload"), [(Subset, 0), (Wraps, 1)])
+def test_a_validation_that_reads_the_same_data_set_empties_no_cache(wrap, reload, workers):
+    callback = EchoCallback(factor=1, seed=0, insertion_point="before_augmentation", cache="4MiB")
+    run = trainer(max_epochs=3, reload_dataloaders_every_n_epochs=reload, callbacks=[callback])
+    run.fit(Validates(), OverOneBase(workers, wrap))
+    counts = run.train_dataloader.cache_counts
+    assert (counts.hits, counts.misses) == (300, 150)
