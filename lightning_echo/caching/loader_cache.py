@@ -190,7 +190,7 @@ class LoaderCache:
         if before is not None and (different := self._difference(before, keys)):
             before, lost = None, self._begin_again(f"the data set is another one now ({different})")
         if together and is_distributed():
-            made_from = self._made_from(list(self._holds.values())[-1]).fingerprint()
+            made_from = self._compared_among_ranks(list(self._holds.values())[-1])
             identity = Identity(type(self._dataset).__qualname__, keys, self._samples(), made_from.digest())
             difference = difference_from_rank_0(made_from)
             if self._config.partitioned and part is not None:
@@ -312,6 +312,13 @@ class LoaderCache:
         return Contents.of(Keys(self._dataset).parts, hold.name, hold.what)
 
     # ------------------------------------------------------------------ is it the same data set?
+
+    def _compared_among_ranks(self, hold: Hold) -> Fingerprint:
+        """Returns the fingerprint, without what the ranks have changed by reading. All ranks call this function together."""
+        made_from = self._made_from(hold).fingerprint()
+        if len(set(gathered(made_from.digest()))) == 1:
+            return made_from
+        return made_from.without(set().union(*gathered(self._changes.own | self._own_of_reading(hold))))
 
     def _samples(self) -> bytes | None:
         """Returns a digest of the examples at some places; None if this process cannot read them, or pickle cannot write them."""

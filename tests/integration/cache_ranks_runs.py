@@ -111,6 +111,27 @@ def scenario_data_of_each_rank(rank: int) -> Any:
     return {"seen": seen, "counts": counts_of_node(cached), "said": said, "fresh": cached.counts.fresh}
 
 
+class Memorizing(Numbers):
+    """Remembers what it has read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memo: dict[int, bytes] = {}
+
+    def read(self, index: int) -> bytes:
+        return self.memo.setdefault(index, super().read(index))
+
+
+def scenario_each_rank_has_read_others(rank: int) -> Any:
+    dataset = Memorizing()
+    dataset.read(rank)  # as a validation does before the training
+    cached = loader(dataset)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        passes(cached)
+    return {"counts": counts_of_node(cached), "said": [str(each.message) for each in caught if "cache" in str(each.message)]}
+
+
 def scenario_reload(rank: int) -> Any:
     first = loader(Numbers())
     passes(first, 2)

@@ -93,6 +93,12 @@ def test_ranks_with_data_of_their_own_never_get_each_others_examples(ranks: list
         assert said[rank] == (own if rank % 2 else [])
 
 
+def test_ranks_that_have_read_different_examples_of_the_same_data_share_its_cache(ranks: list[dict[str, Any]]) -> None:
+    assert of(ranks, "each_rank_has_read_others", "said") == [[]] * RANKS
+    held, alike = (of(ranks, scenario, "counts") for scenario in ("each_rank_has_read_others", "same_data"))
+    assert [counts[:2] for counts in held] == [counts[:2] for counts in alike]
+
+
 def test_a_reload_keeps_what_is_held_of_the_same_data_and_nothing_of_other_data(ranks: list[dict[str, Any]]) -> None:
     for rank in range(RANKS):
         reload = ranks[rank]["scenario_reload"]

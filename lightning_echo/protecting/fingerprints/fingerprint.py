@@ -33,6 +33,12 @@ class Fingerprint(NamedTuple):
         code = [item for item in self.code.items() if not item[0].startswith(LOADED_LATER)]
         return digest_of_texts([part for item in (*held, *code) for part in item])
 
+    def without(self, names: Iterable[str]) -> Fingerprint:
+        """Returns the fingerprint without attributes that are given by name, or by whole path."""
+        names = tuple(names)
+        held, code = ({path: text for path, text in part.items() if not _is_left_out(path, names)} for part in self)
+        return Fingerprint(held, code)
+
     def difference(self, other: Fingerprint, ignore: Iterable[str] = ()) -> str:
         """Returns the first difference, as `first_difference` does.
 
@@ -104,10 +110,14 @@ def first_difference(here: Mapping[str, str], there: Mapping[str, str], ignore: 
         one, other = here.get(path, _NOTHING), there.get(path, _NOTHING)
         if one == other or _is_opened_later(one, other) or _is_opened_later(other, one):
             continue
-        if any(_is_within(path, name) for name in names):
+        if _is_left_out(path, names):
             continue
         return f"the {path} is other code" if path.startswith(_CODE) else f"{path}: {one} and {other}"
     return ""
+
+
+def _is_left_out(path: str, names: Iterable[str]) -> bool:
+    return any(_is_within(path, name) for name in names)
 
 
 def _is_within(path: str, name: str) -> bool:
