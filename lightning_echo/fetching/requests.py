@@ -13,6 +13,7 @@ a delivered batch is computed from the last snapshot before it, by planning forw
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import compress
@@ -22,6 +23,7 @@ from lightning_echo.planning.order import Order
 from lightning_echo.planning.plan import Plan, PlannedBatch
 from lightning_echo.planning.plans import plan_from_state
 from lightning_echo.workers.dataset import NOT_PLANNED, RepeatedCall, Request
+from lightning_echo.workers.errors import add_note
 
 __all__ = ["BatchRequests", "BatchedOrder", "ExampleRequests", "ItemOrder", "Step"]
 
@@ -162,6 +164,8 @@ class _PlannedRequests:
             fresh = self.order.take(batch.fresh) if batch.fresh else []
         except Exception as error:  # the user's sampler may raise anything
             self.failure = error
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            add_note(error, f"(raised in {at.name}, {at.filename}:{at.lineno})")
             raise
         if fresh and 1 in batch.stays_live:
             self._items.update(compress(zip(batch.positions, fresh, strict=False), batch.stays_live))
@@ -207,9 +211,10 @@ class ExampleRequests(_PlannedRequests):
         with self._lock:
             try:
                 batch, indices = self._next_batch()
-            except Exception:
+            except Exception as error:
                 if self.failure is None:
                     raise
+                _let_go_of_frames(error)
                 return NOT_PLANNED
             items, fresh, positions, stays_live = self._items, batch.fresh, batch.positions, batch.stays_live
             if fresh == len(positions):
@@ -279,9 +284,10 @@ class BatchRequests(_PlannedRequests):
             try:
                 while not self._reads:
                     self._plan_step()
-            except Exception:
+            except Exception as error:
                 if self.failure is None:
                     raise
+                _let_go_of_frames(error)
                 return NOT_PLANNED  # whoever asks for the `step` gets the error
             return self._reads.popleft()
 
@@ -308,3 +314,10 @@ class BatchRequests(_PlannedRequests):
         if is_read and size >= 0:  # the worker sees a batch of fresh examples of which none is used again; number: for its seed
             self._reads.append(Request(position, [position], size, indices, bytes(size)))
         self._steps.append(Step(position, is_read, is_fresh, stays_live, size, batch.forget))
+
+
+def _let_go_of_frames(error: BaseException | None) -> None:
+    """Removes the tracebacks of an error that is raised later: they hold the iterator of the epoch that has planned ahead."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

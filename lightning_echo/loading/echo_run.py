@@ -313,6 +313,8 @@ class EchoRun:
                 batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
             except (OtherLength, SplitFails) as error:
                 self._go_around(error)
+                clear_frames(error)
+                error.__traceback__ = None  # it refers to the iterator of this epoch, and the pipeline that ends keeps the error
                 started, counted = None, delivery.counted()
                 batch = delivery.fetch(self._start().next_batch, self._crosses_passes)
             if started is None:

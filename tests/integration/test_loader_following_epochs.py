@@ -141,13 +141,39 @@ class Noted(pl.LightningModule):
 
 
 @pytest.mark.filterwarnings("ignore:.*a pass has", "ignore:.*does not have many workers")
-def test_a_trainer_gets_what_it_gets_without_the_callback():
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_trainer_gets_what_it_gets_without_the_callback(workers):
     plain, echoed = Noted(), Noted()
     trainer().fit(plain, make("sampler", LENGTHS["shrinks"]))
     callback = EchoCallback(factor=1, insertion_point="after_augmentation")
-    trainer(callbacks=[callback]).fit(echoed, make("sampler", LENGTHS["shrinks"]))
+    trainer(callbacks=[callback]).fit(echoed, make("sampler", LENGTHS["shrinks"], workers))
     assert [epoch for epoch, *_ in plain.seen] == [0] * 6 + [1] * 4 + [2] * 2
     assert echoed.seen == plain.seen
+
+
+@pytest.mark.filterwarnings("ignore:.*a pass has", "ignore:.*does not have many workers")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_trainer_goes_through_each_pass_of_a_sampler_that_grows(workers):
+    model = Noted()
+    callback = EchoCallback(factor=1, insertion_point="after_augmentation")
+    trainer(max_epochs=6, callbacks=[callback]).fit(model, make("sampler", LENGTHS["grows"], workers))
+    seen = [index for _, *batch in model.seen for index in batch]
+    assert seen == [PASS * epoch + i for epoch, length in enumerate(LENGTHS["grows"]) for i in range(length)][:48]
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_sampler_in_a_later_epoch_reaches_the_user_of_a_trainer(workers):
+    class Fails(Curriculum):
+        def __iter__(self):
+            if self.epoch:
+                raise LookupError("no more indices")
+            return super().__iter__()
+
+    model, loader = Noted(), DataLoader(Indices(), 4, sampler=Fails([8]), num_workers=workers)
+    with pytest.raises(LookupError, match="no more indices"):
+        trainer(callbacks=[EchoCallback(factor=1, insertion_point="after_augmentation")]).fit(model, loader)
+    assert model.seen == [(0, 0, 1, 2, 3), (0, 4, 5, 6, 7)]
 
 
 @pytest.mark.parametrize("kind", ["sampler", "batch sampler"])
