@@ -28,6 +28,7 @@ from lightning_echo.loading.ranks import default_seed, world
 from lightning_echo.loading.resuming import (
     adapt_state,
     begin_next_pass,
+    check_same_passes,
     follow_state,
     has_own_states,
     is_between_passes,
@@ -39,7 +40,7 @@ from lightning_echo.loading.resuming import (
 )
 from lightning_echo.loading.schema import LeftOut
 from lightning_echo.loading.setting import Setting
-from lightning_echo.loading.state import Conditions, EchoState, EchoStateError
+from lightning_echo.loading.state import Conditions, EchoState
 from lightning_echo.loading.succession import Beginning, predecessor_of
 from lightning_echo.log import Says
 from lightning_echo.planning.hashing import named_seed
@@ -502,30 +503,7 @@ class EchoRun:
         if may_change := setting.has_hearers:
             self.close()  # what is told now is not for the pass that it reads
         setting.tell_pass(state)
-        length = setting.layout().length
-        if other_order := other_order_of(state, setting):
-            if not is_between_passes(state):
-                raise EchoStateError(
-                    f"the state was saved within a pass, with {other_order}: in another order the rest of that pass would repeat "
-                    "examples and leave others out. Resume with the same sampler, or from a state that was saved where a pass "
-                    "had ended, or restart without the loader's state. Without a DistributedSampler, EchoLoader divides the "
-                    "data itself, and then continues with any number of ranks"
-                )
-        elif may_change and is_between_passes(state):
-            pass  # the pass that begins has the length that it has
-        elif length not in (state.layout.length, state.new_length) and state.delivered:
-            raise EchoStateError(
-                f"the state is of a pass of {state.layout.length:,} items, but a pass of this loader has {length:,}: the data "
-                "set, the sampler or the kind of insertion point has changed. Resume with the same one, or start anew without "
-                "the loader's state"
-            )
-        before = None if state.order is None else state.order.share
-        here = setting.sharing.config.name if setting.sharing is not None and setting.sharing.is_replayed else None
-        if state.plan is not None and before != here:
-            raise EchoStateError(
-                f"the state is of a run with share={before!r}, and this loader has share={here!r}: they have different orders. "
-                f"Resume with share={before!r}, or start anew without the loader's state"
-            )
+        check_same_passes(state, setting, may_change=may_change)
         if state.delivered and state.insertion_point is earliest(Needs.examples):
             setting.leave_split("the state was saved there")
         setting.keep_buffer_of(state)

@@ -19,6 +19,7 @@ from lightning_echo.loading.state import EchoState, EchoStateError
 __all__ = [
     "adapt_state",
     "begin_next_pass",
+    "check_same_passes",
     "follow_state",
     "has_own_states",
     "is_between_passes",
@@ -46,6 +47,43 @@ def adapt_state(state: EchoState, setting: Setting) -> EchoState:
     if not is_between_passes(state):
         raise EchoStateError(_refusal(state, setting, changed))
     return _next_pass(state, setting)
+
+
+def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -> None:
+    """Refuses a state whose passes are not those of the loader that loads it.
+
+    Args:
+        state: The loaded state.
+        setting: The setting of the loader that loads it. It has been told the pass of the state.
+        may_change: Whether the length of a pass may follow its number.
+
+    Raises:
+        EchoStateError: The passes have another order or length, or only one of the two runs shares its reading.
+    """
+    length = setting.layout().length
+    if other_order := other_order_of(state, setting):
+        if not is_between_passes(state):
+            raise EchoStateError(
+                f"the state was saved within a pass, with {other_order}: in another order the rest of that pass would repeat "
+                "examples and leave others out. Resume with the same sampler, or from a state that was saved where a pass "
+                "had ended, or restart without the loader's state. Without a DistributedSampler, EchoLoader divides the "
+                "data itself, and then continues with any number of ranks"
+            )
+    elif may_change and is_between_passes(state):
+        pass  # the pass that begins has the length that it has
+    elif length not in (state.layout.length, state.new_length) and state.delivered:
+        raise EchoStateError(
+            f"the state is of a pass of {state.layout.length:,} items, but a pass of this loader has {length:,}: the data "
+            "set, the sampler or the kind of insertion point has changed. Resume with the same one, or start anew without "
+            "the loader's state"
+        )
+    before = None if state.order is None else state.order.share
+    here = setting.sharing.config.name if setting.sharing is not None and setting.sharing.is_replayed else None
+    if state.plan is not None and before != here:
+        raise EchoStateError(
+            f"the state is of a run with share={before!r}, and this loader has share={here!r}: they have different orders. "
+            f"Resume with share={before!r}, or start anew without the loader's state"
+        )
 
 
 def begin_next_pass(state: EchoState, setting: Setting) -> tuple[EchoState | None, bool]:
