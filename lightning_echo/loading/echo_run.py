@@ -430,8 +430,8 @@ class EchoRun:
         if state.plan is None or not (changed := state.conditions.differences(setting.conditions())):
             return state
         begin_at = where_to_go_on(state, setting.layout(), setting.by_batches)
-        is_same_order = not other_order_of(state, setting)
-        if state.layout.length != setting.layout().length or not is_same_order:
+        is_same_pass = state.layout.length == setting.layout().length and not other_order_of(state, setting)
+        if not is_same_pass:
             self.warn(why_next_pass(state, setting))
         else:
             self.warn(
@@ -439,7 +439,7 @@ class EchoRun:
                 "but its batches are not those of the run that was saved"
             )
         progress.in_epoch, progress.epoch_batches, progress.delivered = 0, self.length(), begin_at.number
-        order = order_to_go_on(state, setting.layout(), begin_at) if is_same_order else None
+        order = order_to_go_on(state, setting.layout(), begin_at) if is_same_pass else None
         return replace(state, plan=None, order=order, begin_at=begin_at)
 
     # ------------------------------------------------------------------ going on

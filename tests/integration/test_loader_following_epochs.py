@@ -128,6 +128,29 @@ def test_a_run_resumes_at_each_batch(kind, workers):
         assert found == batches[at:]
 
 
+@pytest.mark.filterwarnings("ignore:.*a pass has")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_echoed_run_resumes_at_each_batch(workers):
+    def make_loader():
+        return EchoLoader(make("sampler", [8, 8, 20, 4, 12], workers), 2, insertion_point="after_augmentation", seed=0)
+
+    first, states, batches = make_loader(), [], []
+    while len(batches) < 16:
+        for batch in first:
+            batches.append(batch.tolist())
+            states.append(first.state_dict())
+    first.close()
+    for at, state in enumerate(states, 1):
+        if workers and at not in (3, 7, 8):
+            continue
+        second, found = make_loader(), []
+        second.load_state_dict(state)
+        while len(found) < len(batches) - at:
+            found += [batch.tolist() for batch in second]
+        second.close()
+        assert found[: len(batches) - at] == batches[at:], at
+
+
 class Noted(pl.LightningModule):
     def __init__(self):
         super().__init__()
