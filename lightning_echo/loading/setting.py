@@ -33,6 +33,7 @@ from lightning_echo.loading.state import Conditions, EchoState
 from lightning_echo.planning.plans import make_plan
 from lightning_echo.planning.shape import Reuse
 from lightning_echo.protecting.objects import is_stateful
+from lightning_echo.protecting.randomness import preserved_random_states
 from lightning_echo.sharing.loader_sharing import LoaderSharing, point_of_shared
 from lightning_echo.sharing.reader.loader_parts import unit_of
 from lightning_echo.sharing.share_config import ShareConfig
@@ -300,7 +301,8 @@ class Setting:
         items = state.layout.items_per_pass(state.insertion_point.by_batches)
         if items and self.has_hearers:
             number = -(-state.position // items) if is_next else state.position // items
-            tell_pass(number, *self.source.hearers())
+            with preserved_random_states():  # it may draw or seed; when the pass begins, it is told again in states of its own
+                tell_pass(number, *self.source.hearers())
             self._layout_of_pass = None
             self._layout_of_pass = self.layout()
 
