@@ -99,6 +99,7 @@ class Delivery:
         self._used_at = 0  # number of batches used in the run at which the batch that was fetched last comes into use
         self._passes_at_last = ended_passes  # passes that had ended before the last batch
         self._length_before_end: int | None = None  # length of the epoch, as it was before a pass ended it
+        self._counted: Counted = (progress, -1, 0, (0, 0, 0), (0, 0, 0), 0, 0)  # what the last fetch found, see `take_back`
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy in another process has no consumer yet."""
@@ -168,20 +169,17 @@ class Delivery:
 
     # ------------------------------------------------------------------ delivering
 
-    def counted(self) -> Counted:
-        """Returns what `_count` changes, for `take_back`."""
-        progress, examples = self.progress, (self._fresh, self._echoed, self._refetched)
-        return progress, progress.delivered, progress.in_epoch, examples, self._last, self._taken, self._passes_at_last
-
-    def take_back(self, counted: Counted) -> None:
+    def take_back(self, delivered: int) -> None:
         """Undoes a fetch, also half of one, because its batch has not reached the consumer.
 
         Args:
-            counted: What `counted` returned before the fetch.
+            delivered: Batches that had been delivered before the fetch. If that fetch had not begun, nothing is undone.
         """
-        progress, delivered, in_epoch, examples, self._last, self._taken, self._passes_at_last = counted
-        self._fresh, self._echoed, self._refetched = examples
-        progress.delivered, progress.in_epoch = delivered, in_epoch
+        progress, had_delivered, in_epoch, examples, last, taken, passes_at_last = self._counted
+        if progress is self.progress and had_delivered == delivered:
+            progress.delivered, progress.in_epoch = delivered, in_epoch
+            self._fresh, self._echoed, self._refetched = examples
+            self._last, self._taken, self._passes_at_last = last, taken, passes_at_last
 
     def begin_epoch(self, length: int, *, keeps_length: bool, steps: Steps | None = None) -> None:
         """Begins the next epoch, or continues a resumed one.
@@ -235,8 +233,10 @@ class Delivery:
             StopIteration: The epoch has ended.
             RuntimeError: ``next_batch`` raised a StopIteration. Passed on, it would end the epoch silently.
         """
+        progress, examples = self.progress, (self._fresh, self._echoed, self._refetched)
+        self._counted = progress, progress.delivered, progress.in_epoch, examples, self._last, self._taken, self._passes_at_last
         before = None if self.batches_used is None else self._delivered()
-        item, progress = self._unused, self.progress
+        item = self._unused
         if item is None:
             try:
                 while (item := next_batch(progress.delivered)) is None:

@@ -308,7 +308,7 @@ class EchoRun:
             StopIteration: The epoch has ended, because its pass has.
         """
         started, delivery = self._pipeline.started, self.delivery
-        pipeline, counted = started or self._start(), delivery.counted()
+        pipeline, delivered = started or self._start(), delivery.progress.delivered
         try:
             try:
                 batch = delivery.fetch(pipeline.next_batch, self._crosses_passes)
@@ -316,7 +316,7 @@ class EchoRun:
                 self._go_around(error)
                 clear_frames(error)
                 error.__traceback__ = None  # it refers to the iterator of this epoch, and the pipeline that ends keeps the error
-                started, counted = None, delivery.counted()
+                started, delivered = None, delivery.progress.delivered
                 batch = delivery.fetch(self._start().next_batch, self._crosses_passes)
             if started is None:
                 self._note_own()
@@ -330,7 +330,7 @@ class EchoRun:
             try:
                 clear_frames(error)
             finally:
-                delivery.take_back(counted)
+                delivery.take_back(delivered)
                 self.close()
             raise
 
