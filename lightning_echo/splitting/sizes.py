@@ -5,8 +5,10 @@ A size is a figure. It never ends a training: an example that cannot be read is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from lightning_echo.splitting.stages import Stages
 __all__ = ["ExampleSize", "sample_places", "size_of", "size_of_examples", "sizes_joined"]
 
 _SAMPLES = 8
-_MOST_SECONDS = 0.5  # no further example is read after that: a slow source must not make the start slow
+_MOST_SECONDS = 0.5  # no example is read after that: a slow source, or one that hangs, must not make the start slow
 
 
 class ExampleSize(NamedTuple):
@@ -55,7 +57,7 @@ def size_of_examples(dataset: Any, make: Callable[[Any], Stages], indices: Seque
         indices: The indices that can be read; None: all.
     """
     sizes: list[ExampleSize] = []
-    with suppress(Exception), preserved_random_states():  # whatever the data set raises
+    with suppress(Exception), preserved_random_states(), _at_most(_MOST_SECONDS):  # whatever the data set raises
         indices = range(len(dataset)) if indices is None else indices
         stages = make(throw_away_copy(dataset))
         places, started = sample_places(len(indices)), perf_counter()
@@ -65,6 +67,29 @@ def size_of_examples(dataset: Any, make: Callable[[Any], Stages], indices: Seque
             with suppress(Exception):
                 sizes.append(size_of(_loaded(stages, indices[place])))
     return sizes_joined(sizes) if sizes else None
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in a read that takes longer, unless the program has a timer of its own, or this is not the main thread.
+
+    Sizes are weighed in a process that ends afterwards, so that nothing is lost with the read.
+    """
+    may_set = threading.current_thread() is threading.main_thread() and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    if not may_set:
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise TimeoutError(f"the read takes longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def size_of(*examples: Any) -> ExampleSize:
