@@ -189,7 +189,7 @@ class Interrupts:
         return self.line
 
 
-@pytest.mark.parametrize(("num_workers", "every"), [(0, 1), (2, 11)])
+@pytest.mark.parametrize(("num_workers", "every"), [(0, 2), (2, 11)])
 @pytest.mark.parametrize("point", ["after_augmentation", "after_batching"])
 def test_an_interrupt_anywhere_before_a_batch_is_handed_out_loses_none_and_repeats_none(point, num_workers, every):
     def loader():

@@ -80,6 +80,7 @@ def cases():
     return [(kind, name, workers) for kind in KINDS for name in LENGTHS for workers in (0, 2) if kind != "loader" or not workers]
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*a pass has")
 @pytest.mark.parametrize(("kind", "name", "workers"), cases())
 def test_without_echoing_the_epochs_are_those_of_the_plain_loader(kind, name, workers):
@@ -89,6 +90,7 @@ def test_without_echoing_the_epochs_are_those_of_the_plain_loader(kind, name, wo
     assert found == plain_epochs(kind, LENGTHS[name], 4)
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*a pass has")
 @pytest.mark.parametrize(("kind", "name", "workers"), cases())
 def test_with_echoing_each_pass_is_gone_through_whole(kind, name, workers):
@@ -105,6 +107,7 @@ def test_with_echoing_each_pass_is_gone_through_whole(kind, name, workers):
         assert not left_out
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*a pass has")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 2])
