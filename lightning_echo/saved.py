@@ -59,7 +59,7 @@ def state_of(owner: str) -> Iterator[None]:
     try:
         yield
     except FieldError as error:
-        way_out = "Resume from another checkpoint, or start anew without this one"
+        way_out = "Resume from another checkpoint, or restart without this one"
         raise EchoStateError(f"the state of {owner} is damaged: {error}. {way_out}") from None
 
 

@@ -464,7 +464,7 @@ def look_over(file: ArenaFile) -> None:
 
 
 def _no_arena() -> str:
-    return "this file is no cache of lightning_echo, or one of another version: give another path or name"
+    return "this file is not a cache of lightning_echo, or one of another version: give another path or name"
 
 
 def _damaged(what: str) -> str:

@@ -107,7 +107,7 @@ class LoaderCache:
         self._fingerprint = Fingerprint({}, {})  # of what its records are made from
         self._changes = Changes(dict)
         self._partitioned: Partitioned | None = None
-        self._message = self._path = self._why = ""  # about the file that was opened, its path, why there is no older one
+        self._message = self._path = self._why = ""  # about the file that was opened, its path, why it is a new one
         self._has_said = False
 
     @property

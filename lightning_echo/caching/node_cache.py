@@ -172,7 +172,7 @@ class NodeCache:
             data: A number that stands for the data, see `ExampleStore`.
 
         Raises:
-            ValueError: The size is more than is free, the path is no folder that can be written, or the index has no room.
+            ValueError: The size is more than is free, the path is not a folder that can be written, or the index has no room.
         """
         cls.check(config)
         size, places = config.bytes_of(), keys + BESIDE
@@ -193,7 +193,7 @@ class NodeCache:
             begin: As in `open_kept`.
 
         Raises:
-            ValueError: The path is no folder that can be written, or the file cannot be used.
+            ValueError: The path is not a folder that can be written, or the file cannot be used.
             TypeError: As in `open_kept`.
         """
         cls.check(config, is_there=os.path.lexists(path))

@@ -74,7 +74,7 @@ def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -
     elif length not in (state.layout.length, state.new_length) and state.delivered:
         raise EchoStateError(
             f"the state is of a pass of {state.layout.length:,} items, but a pass of this loader has {length:,}: the data "
-            "set, the sampler or the kind of insertion point has changed. Resume with the same one, or start anew without "
+            "set, the sampler or the kind of insertion point has changed. Resume with the same one, or restart without "
             "the loader's state"
         )
     before = None if state.order is None else state.order.share
@@ -82,7 +82,7 @@ def check_same_passes(state: EchoState, setting: Setting, *, may_change: bool) -
     if state.plan is not None and before != here:
         raise EchoStateError(
             f"the state is of a run with share={before!r}, and this loader has share={here!r}: they have different orders. "
-            f"Resume with share={before!r}, or start anew without the loader's state"
+            f"Resume with share={before!r}, or restart without the loader's state"
         )
 
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 Path = tuple[Any, ...]  # keys, numbers of list entries, and names of columns as ``(name,)``
 
 _MOST = 2**62  # of anything that is counted
-_WAY_OUT = "Resume from another checkpoint, or start anew without the loader's state"
+_WAY_OUT = "Resume from another checkpoint, or restart without the loader's state"
 
 
 class Least(NamedTuple):

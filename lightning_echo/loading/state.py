@@ -213,7 +213,7 @@ class EchoState:
         """
         if isinstance(state, dict) and "version" not in state and {"insertion_point", "layout"} & state.keys():
             raise EchoStateError(
-                "the state is damaged: version is missing. Resume from another checkpoint, or start anew without it"
+                "the state is damaged: version is missing. Resume from another checkpoint, or restart without it"
             )
         if not isinstance(state, dict) or "version" not in state:
             raise EchoStateError(

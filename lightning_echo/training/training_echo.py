@@ -474,7 +474,7 @@ class TrainingEcho:
         if states.keys() != self._parts.keys():
             raise EchoStateError(
                 f"the state belongs to {names_in_words(states)}, but this run has {names_in_words(self._parts)}: resume with the "
-                "loaders that were echoed when it was saved, under the same names, or start anew without the state"
+                "loaders that were echoed when it was saved, under the same names, or restart without the state"
             )
         for name, loader in self._parts.items():
             self._link.set_limit(loader)

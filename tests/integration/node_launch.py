@@ -29,7 +29,7 @@ def torchrun(nodes: int, ranks: int, *program: object, restarts: int = 0) -> str
         nodes: Number of nodes.
         ranks: Number of ranks on each.
         program: The file and its arguments.
-        restarts: How often a rank may fail. Nodes then find each other by c10d, with which all of them start anew if one has to.
+        restarts: How often a rank may fail. Nodes then find each other by c10d, with which all of them restart if one has to.
     """
     port = _free_port()
     options = [f"--nnodes={nodes}", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]

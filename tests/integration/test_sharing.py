@@ -11,14 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 from lightning_echo import EchoLoader
 from lightning_echo.sharing.taking.connecting import SharedDataDiffers
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("s")
-    folder.chmod(0o700)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-    yield
-    end_readers()
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 # ---------------------------------------------------------------------- exact

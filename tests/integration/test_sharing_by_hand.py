@@ -10,21 +10,14 @@ from unittest.mock import patch
 import pytest
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.demos.boring_classes import BoringModel
-from sharing_runs import Numbers, end_readers, epochs_of, in_process, indices, loader_of, status, wait_until
+from sharing_runs import Numbers, epochs_of, in_process, indices, loader_of, status, wait_until
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_echo import EchoCLI, ShareConfig, serve
 from lightning_echo.__main__ import main
 from lightning_echo.sharing.serving import status_of
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("s")
-    folder.chmod(0o700)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-    yield
-    end_readers()
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def serving(connection, seconds=0.0):

@@ -36,13 +36,7 @@ LENGTH = 240
 NOBODY = 65534
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("s")
-    folder.chmod(0o700)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-    yield
-    end_readers()
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def trains_for_ever(connection, options, forks=False):
@@ -319,7 +313,7 @@ def test_a_worker_of_the_reader_that_is_killed_loses_nothing(tmp_path):
 
 def test_files_of_the_working_folder_with_the_names_of_modules_do_not_end_a_reader(tmp_path, monkeypatch):
     for name in ("queue.py", "typing.py", "torch.py", "lightning_echo.py"):
-        (tmp_path / name).write_text("raise RuntimeError('this is no module of the reader')")
+        (tmp_path / name).write_text("raise RuntimeError('the reader must not import this')")
     monkeypatch.chdir(tmp_path)
     loader = loader_of(Numbers(32), 8)
     (epoch,) = epochs_of(loader, 1)

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from sharing_runs import Numbers, end_readers, epochs_of, indices, loader_of
+from sharing_runs import Numbers, epochs_of, indices, loader_of
 
 from lightning_echo.sharing import starting
 
@@ -89,15 +89,6 @@ def test_full_file_systems_have_no_effect_on_who_shares_and_who_comes(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     epochs = json.loads(done.stdout.splitlines()[-1])
     assert [sorted(epoch) for epoch in epochs] == [list(range(LENGTH))] * 7
-
-
-@pytest.fixture
-def own_folder(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("s")
-    folder.chmod(0o700)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-    yield
-    end_readers()
 
 
 @pytest.mark.usefixtures("own_folder")

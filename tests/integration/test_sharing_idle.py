@@ -3,18 +3,12 @@
 import threading
 
 import pytest
-from sharing_runs import Numbers, end_readers, epochs_of, indices, loader_of
+from sharing_runs import Numbers, epochs_of, indices, loader_of
 
 LENGTH = 240
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("s")
-    folder.chmod(0o700)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-    yield
-    end_readers()
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def in_thread(run):

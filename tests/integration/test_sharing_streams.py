@@ -17,13 +17,7 @@ from lightning_echo.sharing.taking.connecting import SharedDataDiffers
 LENGTH = 97
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("s")
-    folder.chmod(0o700)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-    yield
-    end_readers()
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 class Stream(IterableDataset):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from sharing_runs import Numbers, end_readers, wait_until
+from sharing_runs import Numbers, wait_until
 from torch.utils.data import DataLoader
 
 from lightning_echo import EchoCallback
@@ -20,13 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "optuna_sweep.py"
 LENGTH = 60
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("s")
-    folder.chmod(0o700)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-    yield
-    end_readers()
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def trainings_served(name):

@@ -17,13 +17,7 @@ LENGTH = 42
 SHARE: dict[str, Any] = {"name": "fit", "linger_seconds": 0.5, "window": "1MiB"}
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
-    folder = tmp_path_factory.mktemp("s")
-    folder.chmod(0o700)
-    monkeypatch.setenv("LIGHTNING_ECHO_SHARED", str(folder))
-    yield
-    end_readers()
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def indices(epoch: Any) -> list[int]:

@@ -1,6 +1,6 @@
 """What reading itself changes in a data set, such as a counter of reads, or a dict of what was read before.
 
-Such changes are no other data. A validation that reads the same data set in the training's process makes them, too.
+Such changes are not changes of the data. A validation that reads the same data set in the training's process makes them, too.
 """
 
 from __future__ import annotations

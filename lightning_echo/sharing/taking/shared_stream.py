@@ -100,7 +100,7 @@ class SharedStream(IterableDataset[Any]):
         if state.get("share") != self._config.name:
             raise EchoStateError(
                 f"the state is of a run with share={state.get('share')!r}, and this loader has share={self._config.name!r}. "
-                f"Resume with the same, or start anew without the loader's state"
+                f"Resume with the same, or restart without the loader's state"
             )
         with state_of(f"share={self._config.name!r}"):
             number, offset = entry(state, "pass", int | None), entry(state, "offset", int)

@@ -232,7 +232,7 @@ class TestSeveralProcesses:
         with pytest.raises(OSError, match="No such file"):
             Arena.attach(ArenaAddress(os.getpid(), 10**6, b""))
         for path in (os.devnull, tmp_path / "other"):
-            with open(path, "w") as other, pytest.raises(ArenaError, match="no cache of lightning_echo"):
+            with open(path, "w") as other, pytest.raises(ArenaError, match="not a cache of lightning_echo"):
                 Arena.attach(ArenaAddress(os.getpid(), other.fileno(), b""))
 
     def test_the_last_one_that_goes_takes_the_memory_along(self):
@@ -334,7 +334,9 @@ class TestFiles:
     def test_of_something_else_are_refused(self, tmp_path, content):
         path = tmp_path / "arena"
         path.write_bytes(content)
-        with pytest.raises(ArenaError, match="no cache of lightning_echo, or one of another version: give another path or name"):
+        with pytest.raises(
+            ArenaError, match="not a cache of lightning_echo, or one of another version: give another path or name"
+        ):
             Arena.open_file(str(path))
         assert path.read_bytes() == content
 

@@ -109,7 +109,7 @@ class TestTheFile:
         with open(path_of(config), "wb") as file:
             file.write(b"something else")
         with pytest.raises(
-            ValueError, match=r"cache\.name='train' cannot be used: .* no cache of lightning_echo.*train-loaded-\w+\.cache"
+            ValueError, match=r"cache\.name='train' cannot be used: .* not a cache of lightning_echo.*train-loaded-\w+\.cache"
         ):
             open_kept(config, path_of(config), 21, 0, lambda: (CONTENTS, {}))
 

@@ -312,7 +312,7 @@ class TestStatesThatCannotBeGoneOnWith:
         played(other, 1)
         loader, expected = echo(), played(echo(), 2)
         batches = played(loader, 1)
-        with pytest.raises(EchoStateError, match=r"of a pass of 50 items, but a pass of this loader has 43.* start anew"):
+        with pytest.raises(EchoStateError, match=r"of a pass of 50 items, but a pass of this loader has 43.* restart"):
             loader.load_state_dict(other.state_dict())
         assert batches + played(loader, 1) == expected
 

@@ -32,7 +32,7 @@ def test_a_reader_begins_when_so_many_have_come():
     trainings.all.append(training(wait_for=2, group="a"))
     assert trainings.begin_at(0.0) is None
     trainings.all.append(training(wait_for=2, group="a", ranks=1))
-    assert trainings.begin_at(0.0) is None  # another rank is no other training
+    assert trainings.begin_at(0.0) is None  # another rank is not another training
     trainings.all.append(training(wait_for=2, group="b"))
     assert trainings.begin_at(0.0) == 0
     assert [entry.is_late for entry in trainings.entries(0, 0)] == [False] * 3
