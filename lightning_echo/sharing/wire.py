@@ -11,14 +11,15 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 __all__ = ["MOST_BYTES", "Gone", "WireError", "check_peer", "new_socket", "receive", "said_last", "send"]
 
 MOST_BYTES = 2**16
 _MOST_DESCRIPTORS = 1
 _CREDENTIALS = struct.Struct("3i")
+_Read = TypeVar("_Read")
 
 
 class WireError(ValueError):
@@ -75,7 +76,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """
     room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
     try:
-        data, ancillary, flags, _ = connection.recvmsg(MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = _past_reset(lambda: connection.recvmsg(MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC))
     except ConnectionResetError as error:
         raise Gone("the connection is closed") from error
     descriptors = array.array("i")
@@ -93,10 +94,18 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def said_last(connection: socket.socket, name: str) -> dict[str, Any]:
     """Returns the next message if it has this name, and leaves it there; otherwise an empty one."""
     try:
-        message = _checked(connection.recv(MOST_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT), 0)
+        message = _checked(_past_reset(lambda: connection.recv(MOST_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)), 0)
     except (OSError, WireError):  # OSError: nothing has come, or the connection is closed
         return {}
     return message if name in message else {}
+
+
+def _past_reset(read: Callable[[], _Read]) -> _Read:
+    """Reads, once more if the other side has left without reading everything: that is told first, before its last messages."""
+    try:
+        return read()
+    except ConnectionResetError:
+        return read()
 
 
 def _checked(data: bytes, flags: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -74,13 +75,18 @@ def main(name: str, status: int) -> None:
 
 @contextmanager
 def telling_of_failure(status: int) -> Iterator[None]:
-    """Tells the training that waits if this process fails. If it is killed, it tells nothing."""
+    """Tells the training that waits if this process fails. If it is killed, it tells nothing.
+
+    Raises:
+        SystemExit: This process has failed.
+    """
     try:
         yield
     except BaseException:
+        traceback.print_exc()  # before the training hears of it: its message has the end of this log
         with suppress(BrokenPipeError):  # the training has heard that this process is ready, and waits no more
             os.write(status, FAILED)
-        raise
+        sys.exit(1)
 
 
 def left_parent() -> Payload:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_echo.sharing import wire
-from lightning_echo.sharing.wire import MOST_BYTES, Gone, WireError, check_peer, receive, send
+from lightning_echo.sharing.wire import MOST_BYTES, Gone, WireError, check_peer, receive, said_last, send
 
 
 @pytest.fixture
@@ -46,6 +46,25 @@ def test_an_end_is_told_on_both_sides(pair):
         receive(here)
     with pytest.raises(Gone):
         send(here, {"at": 1})
+
+
+def test_the_last_message_of_a_side_that_has_not_read_everything_arrives(pair):
+    left, right = pair
+    send(right, {"at": 7})
+    send(left, {"failed": "why"})
+    left.close()
+    assert said_last(right, "failed") == {"failed": "why"}
+    assert receive(right) == ({"failed": "why"}, [])
+    with pytest.raises(Gone):
+        receive(right)
+
+
+def test_a_message_is_received_before_the_end_of_a_side_that_has_not_read_everything(pair):
+    left, right = pair
+    send(right, {"at": 7})
+    send(left, {"over": "why"})
+    left.close()
+    assert receive(right) == ({"over": "why"}, [])
 
 
 @pytest.mark.parametrize("data", [b"{", b"[1]", b"7", b"\xff\xfe", b"[" * 50_000, b'{"a":' * 10_000])
