@@ -28,10 +28,14 @@ install: $(INSTALLED) ## create .venv with everything that the other targets use
 demo: $(INSTALLED) ## train on digits without and with echoing, print a table, save a plot
 	$(BIN)/python examples/digits.py $(ARGS)
 
-# Side by side on the cores, a thread each, single tests handed from one process to the other when it has none left.
-SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --dist worksteal
-# Left to test-all: of each grid of parameters all but a few, what takes seconds, programs started as users start them, tests of times.
+# Side by side, one process more than cores, since many tests wait: a thread each, single tests handed from one process to the
+# other when it has none left.
+PROCESSES ?= $(shell expr $$(nproc) + 1)
+SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses $(PROCESSES) --dist worksteal
+# Left to test-rest: of each grid of parameters all but a few (CI runs each pair of values), what takes seconds, programs started as
+# users start them, tests of times.
 LEAN := not rest_of_grid and not slow and not program and not alone and not ray
+REST := (rest_of_grid or slow or program) and not rest_of_pairs and not alone and not ray
 # And the tests of benchmarks/.
 BENCHMARK_TESTS := tests/unit/benchmarks $(addprefix tests/integration/,test_learning_runs.py test_wallclock.py test_peers.py test_gpu_run.py)
 OF_PACKAGE := $(addprefix --ignore=,$(BENCHMARK_TESTS))
@@ -49,14 +53,15 @@ endif
 test-fast: $(INSTALLED) ## run the unit tests and a few with a Trainer
 	$(SIDE_BY_SIDE) -m "$(LEAN)" $(OF_PACKAGE) tests/unit $(SMOKE:%=tests/integration/%.py) $(ARGS)
 
-test-rest: $(INSTALLED) ## run what `make test` leaves out: full grids, programs, outside loaders, then what compares times
-	$(SIDE_BY_SIDE) -m "(rest_of_grid or slow or program) and not alone and not ray" $(OF_PACKAGE) $(TESTED)
+test-rest: $(INSTALLED) ## run what `make test` leaves out: pairs of parameters, programs, outside loaders, then what compares times
+	$(SIDE_BY_SIDE) -m "$(REST)" $(OF_PACKAGE) $(TESTED)
 	$(SIDE_BY_SIDE) -m "not alone and not ray" $(BENCHMARK_TESTS) tests/outside
 	$(BIN)/python -m pytest -q -m alone
 
-test-all: ## run all tests
+test-all: ## run all tests, with full grids of parameters
 	$(MAKE) test ARGS=
 	$(MAKE) test-rest
+	$(SIDE_BY_SIDE) -m rest_of_pairs $(OF_PACKAGE) $(TESTED)
 
 test-ray: $(RAY_INSTALLED) ## run the tests on a Ray cluster of several nodes on this machine (CI does)
 	$(BIN)/python -m pytest -m ray tests/integration $(ARGS)

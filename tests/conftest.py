@@ -4,10 +4,15 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import combinations
+from multiprocessing import spawn
 from stat import S_ISFIFO
 
+import fast_python
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -17,6 +22,36 @@ settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+
+_REAL_PYTHON, _FAST_PYTHON = sys.executable, "LIGHTNING_ECHO_FAST_PYTHON"
+
+
+def _use_python(path: str) -> None:
+    sys.executable = path
+    spawn.set_executable(path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Programs that tests start begin with torch and Lightning loaded, if tests run side by side. See fast_python.py."""
+    config = session.config
+    if hasattr(config, "workerinput"):
+        _use_python(os.environ[_FAST_PYTHON])
+    elif config.getoption("numprocesses", None):
+        running = ExitStack()
+        os.environ[_FAST_PYTHON] = running.enter_context(fast_python.start())
+        config.add_cleanup(running.close)
+
+
+@pytest.fixture(autouse=True)
+def _own_interpreter(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests that are marked so start programs with the real interpreter."""
+    before = sys.executable
+    if request.node.get_closest_marker("own_interpreter"):
+        _use_python(_REAL_PYTHON)
+    yield
+    _use_python(before)
 
 
 @pytest.hookimpl(trylast=True)  # pytest's own plugins make copies of standard error
@@ -43,25 +78,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what `make test` leaves out of full grids of parameters, as `rest_of_grid`.
+    """Marks what is left out of full grids of parameters: as `rest_of_grid` by `make test`, as `rest_of_pairs` by CI, too.
 
-    What stays has each value of each argument at least once, and all of them about equally often: again and again the one with
-    the most values that are missing, and of those the one whose values there are fewest of.
+    What `make test` runs has each value of each argument at least once, what CI runs each pair of values of two arguments. Both
+    are chosen in the same way: again and again the test with the most that is missing, and of those the one whose values occur
+    least.
     """
-    grids: dict[str, dict[pytest.Item, set[tuple[str, int]]]] = {}
+    grids: dict[str, dict[pytest.Item, list[tuple[str, int]]]] = {}
     for item in items:
         if item.get_closest_marker("grid") and hasattr(item, "callspec"):
-            values = {(name, id(value)) for name, value in item.callspec.params.items()}
+            values = sorted((name, id(value)) for name, value in item.callspec.params.items())
             grids.setdefault(item.nodeid.partition("[")[0], {})[item] = values
     for grid in grids.values():
-        rest, missing, there = list(grid), set().union(*grid.values()), Counter[tuple[str, int]]()
-        while missing:
-            stays = max(rest, key=lambda item: (len(grid[item] & missing), -sum(there[value] for value in grid[item])))
-            rest.remove(stays)
-            missing -= grid[stays]
-            there.update(grid[stays])
-        for item in rest:
-            item.add_marker("rest_of_grid")
+        rest, occurs = list(grid), Counter[tuple[str, int]]()
+        for size, mark in ((1, "rest_of_grid"), (2, "rest_of_pairs")):
+            has = {item: set(combinations(values, size)) for item, values in grid.items()}
+            missing = set().union(*has.values()).difference(*(has[item] for item in grid if item not in rest))
+            while missing:
+                stays = max(rest, key=lambda item: (len(has[item] & missing), -sum(occurs[value] for value in grid[item])))
+                rest.remove(stays)
+                missing -= has[stays]
+                occurs.update(grid[stays])
+            for item in rest:
+                item.add_marker(mark)
 
 
 # A shell starts background jobs with interrupts ignored, and Python leaves it at that, also in the programs that tests start.

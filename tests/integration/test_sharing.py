@@ -267,6 +267,7 @@ def test_an_edit_in_place_reaches_no_other_training():
 # ---------------------------------------------------------------------- resuming
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("factor", "point"), [(1, "auto"), (2.5, "auto"), (2, "after_batching")])
 @pytest.mark.parametrize("batches", [3, 17, 26])
 def test_alone_with_its_reader_a_training_resumes_exactly(factor, point, batches):

@@ -268,6 +268,7 @@ class Waits(Numbers):
         return super().__getitem__(index)
 
 
+@pytest.mark.own_interpreter  # the data set reads the name of the program
 def test_a_reader_that_is_killed_before_its_first_example_is_followed_by_another_one(tmp_path):
     def run():
         loader = loader_of(Waits(LENGTH, tmp_path / "reads"), 8, wait_for=2)

@@ -253,6 +253,7 @@ def test_each_training_echoes_as_much_as_it_wants(kind):
     assert echoing.counts.fresh < len(echoed) == echoing.counts.fresh + echoing.counts.echoed
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("factor", [1, 2])
 @pytest.mark.parametrize("batches", [3, 13, 20])
 @pytest.mark.parametrize("kind", LOADERS)

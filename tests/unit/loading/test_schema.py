@@ -228,6 +228,7 @@ def test_that_nothing_is_known_of_the_epoch_is_another_state_than_that_nobody_wa
     assert unknown.to_dict()["epoch_goes_on"] is None
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_state_with_a_wrong_value_is_refused_by_its_name_or_can_be_gone_on_with(name, wrong):

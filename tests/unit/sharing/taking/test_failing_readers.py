@@ -111,8 +111,8 @@ def started(monkeypatch):
             assert not thread.is_alive()
 
 
-def connector(data=DATA, **share):
-    return Connector(ShareConfig("data", **share), lambda: Payload([], {}, b""), data, Group.of_one())
+def connector(data=DATA, name="data", **share):
+    return Connector(ShareConfig(name, **share), lambda: Payload([], {}, b""), data, Group.of_one())
 
 
 def enters(each):
@@ -236,13 +236,15 @@ def test_a_reader_of_the_name_in_another_folder_is_named_and_not_a_dead_one(star
     for folder in ("here", "there", "dead"):
         (tmp_path / folder).mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "dead"))
-    is_mute("data").close()
+    is_mute("elsewhere").close()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "there"))
-    wanted += [partial(reads, linger_seconds=3), reads]
-    assert enters(connector()) == 0
+    wanted += [reads, reads]
+    link = connector(name="elsewhere").connect(None, goes_on=False)  # while it is there, its reader is
     assert "looks in" not in caplog.text
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "here"))
-    assert enters(connector()) == 0
+    assert enters(connector(name="elsewhere")) == 0
+    link.hang_up()
+    link.close()
     assert len(threads) == 2
     assert f"there is a reader of this name in {tmp_path}/there/lightning_echo (process {os.getpid()})" in caplog.text
     assert f"this training looks in {tmp_path}/here/lightning_echo, and starts its own" in caplog.text
