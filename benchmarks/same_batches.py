@@ -5,7 +5,8 @@
 
 Each setting runs twice. The first loader delivers 300 batches without interruption, over as many epochs as that takes. A second
 loader loads the state that the first one had after 150 batches, and delivers the other 150. A hash covers what the batches are
-(values, dtypes, shapes, containers), the counts of fresh and echoed examples after each batch, and where epochs end.
+(values, dtypes, shapes, containers), the counts of fresh and echoed examples after each batch, and where epochs end. Each batch
+is then overwritten, as by a training that edits in place: no echo may see that.
 
 The settings are combinations of the values in `DIMENSIONS` that the package accepts (`is_accepted`). They are chosen so that each
 pair of values that can occur occurs at least once. A few settings that share their reading stand at the end. `after_transfer` is
@@ -195,10 +196,19 @@ class Stream(IterableDataset[Any]):
 
 
 class SizedStream(Stream):
-    """The same with a length."""
+    """The same with a length, which is told the number of the pass as well."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
 
     def __len__(self) -> int:
         return LENGTH
+
+    def __iter__(self) -> Iterator[Any]:
+        for example in super().__iter__():
+            yield {**example, "epoch": self.epoch}
 
 
 class Uneven(Sampler[list[int]]):
@@ -497,6 +507,15 @@ class Digest:
         self._hash.update(f"{text}\0".encode())
 
 
+def overwrite(batch: Any) -> None:
+    """Sets all tensors of a batch to zero, in place."""
+    if isinstance(batch, torch.Tensor):
+        batch.zero_()
+    elif isinstance(batch, (Mapping, list, tuple)):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            overwrite(part)
+
+
 class Delivery:
     """What a loader delivers, epoch after epoch, as hashes."""
 
@@ -513,6 +532,7 @@ class Delivery:
             batch, counts = self._next(), self._loader.last_batch_counts
             digest.add(batch)
             digest.add((counts.fresh, counts.echoed))
+            overwrite(batch)
             if before not in (None, self._epoch):
                 digest.add(f"an epoch of {len(self._loader)}" if self._loader.has_length else "an epoch")
             before = self._epoch
