@@ -17,6 +17,8 @@ import pickle
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from lightning_echo.fetching.sampler_order import check_length, tell_pass
 from lightning_echo.planning.hashing import mix
 from lightning_echo.protecting.objects import is_stateful
@@ -197,8 +199,15 @@ class PassReader:
         if self._next == 0 and not self._is_resumed:  # the order may have been drawn when the loader was made, or is drawn now
             self._save_state()
         self._iterator = iter(self._batches)
-        if self._next != first and not _draws_order_late(self._batches):
+        if self._reseeds_after_begin(first) and not _draws_order_late(self._batches):
             seed_all(mix(self._seed, self._next))
+
+    def _reseeds_after_begin(self, first: int) -> bool:
+        """Returns whether the next batch has numbers of its own, and not those that follow what was drawn when the pass began.
+
+        A loader may draw other numbers if it begins from a state. torchdata's draws the order of a pass with its first batch.
+        """
+        return self._next != first or (self._is_stateful and not isinstance(self._batches, DataLoader))
 
     def _end(self, number: int, first: int) -> None:
         """Notes the end of a pass, and raises what `read` raises for it."""

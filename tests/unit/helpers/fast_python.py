@@ -49,7 +49,7 @@ import _socket, array, json, os, signal, sys
 arguments, environment = sys.argv[1:], dict(os.environ)
 def run_real():
     os.execv({python!r}, [{python!r}, *arguments])
-first = arguments[0] if arguments else "-"
+first = next((each for each in arguments if each != "-u"), "-")
 if first.startswith("-") and first not in ("-c", "-m") or any(environment.get(n) != v for n, v in {read_once!r}.items()):
     run_real()
 server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -223,6 +223,10 @@ def _program_of(arguments: list[str], environment: dict[str, str]) -> Callable[[
     random.seed()
     np.random.seed()
     kind, *rest = arguments
+    if kind == "-u":
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)
+        kind, *rest = rest
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     if kind == "-m":
         name, *rest = rest
