@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from itertools import combinations
 from multiprocessing import spawn
@@ -44,14 +44,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         config.add_cleanup(running.close)
 
 
-@pytest.fixture(autouse=True)
-def _own_interpreter(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests that are marked so start programs with the real interpreter."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Tests that are marked so start programs with the real interpreter, their fixtures included."""
     before = sys.executable
-    if request.node.get_closest_marker("own_interpreter"):
+    if item.get_closest_marker("own_interpreter"):
         _use_python(_REAL_PYTHON)
-    yield
-    _use_python(before)
+    try:
+        return (yield)
+    finally:
+        _use_python(before)
 
 
 @pytest.hookimpl(trylast=True)  # pytest's own plugins make copies of standard error

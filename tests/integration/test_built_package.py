@@ -50,7 +50,7 @@ Trainer(max_epochs=2, accelerator="cpu", callbacks=[echo], enable_checkpointing=
 print("fresh", echo.reports[-1].fresh_examples, "echoed", echo.reports[-1].echoed_examples)
 """
 
-pytestmark = [pytest.mark.program, pytest.mark.slow]
+pytestmark = [pytest.mark.program, pytest.mark.slow, pytest.mark.own_interpreter]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 declared_only = pytest.importorskip("declared_only")
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.program, pytest.mark.slow]
+pytestmark = [pytest.mark.program, pytest.mark.slow, pytest.mark.own_interpreter]
 # What a GPU machine has: torch and what trains with it, and what tests need.
 THERE = ("torch", "torchvision", "lightning", "torchmetrics", "cloudpickle", "pytest", "pytest-timeout", "pillow", "pyyaml")
 

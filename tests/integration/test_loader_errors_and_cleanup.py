@@ -541,6 +541,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.own_interpreter  # sees how an interpreter ends
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("ending", "status", "last_words"),

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.own_interpreter  # starts "python" of its folder
+
 TESTS, EXAMPLES = Path(__file__).parent, Path(__file__).parents[2] / "examples"
 JOB = {
     "SLURM_JOB_ID": "4711",

@@ -13,6 +13,8 @@ import pytest
 
 import lightning_echo
 
+pytestmark = pytest.mark.own_interpreter  # what is imported is seen
+
 ROOT = Path(lightning_echo.__file__).parent
 # The folders, and the files beside them, from the bottom up: each imports what stands before it. lightning_echo/README.md.
 LEVELS = (

@@ -13,6 +13,8 @@ import lightning_echo
 from lightning_echo.log import LOGGER, FallbackHandler, set_up
 from lightning_echo.training.rank_zero import rank_zero_info
 
+pytestmark = pytest.mark.own_interpreter  # programs set up logging at their begin
+
 IMPORT = "import lightning_echo\n"
 BASIC = "import logging\nlogging.basicConfig(format='mine: %(message)s', level=logging.INFO)\n"
 SAY = "from lightning_echo.log import LOGGER\nLOGGER.info('chosen')\nLOGGER.warning('careful')\n"

@@ -100,6 +100,7 @@ def test_as_a_program_it_ends_with_the_status(tmp_path):
     assert ended.stderr.startswith("error: ")
 
 
+@pytest.mark.own_interpreter  # sees what is imported
 def test_it_needs_neither_lightning_nor_for_text_matplotlib(saved):
     program = f"""
 import sys
@@ -116,6 +117,7 @@ print("loaded:", *sorted({{"lightning", "matplotlib", "matplotlib.pyplot"}} & se
     assert loaded == ["loaded:", "loaded: matplotlib"]
 
 
+@pytest.mark.own_interpreter  # sees what is imported
 @pytest.mark.parametrize(
     "arguments", [["--version"], ["--help"], ["doctor", "--help"], ["report", "--help"], ["shared", "--help"]]
 )

@@ -1,5 +1,6 @@
 """Tests that run side by side: a process that dies in a test is reported, also if a process that the test has forked lives on."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.own_interpreter  # runs pytest
 @pytest.mark.program
 def test_a_process_that_dies_in_a_test_is_reported_while_its_children_live(tmp_path: Path) -> None:
     (tmp_path / "test_dies.py").write_text(
@@ -21,6 +23,7 @@ def test_a_process_that_dies_in_a_test_is_reported_while_its_children_live(tmp_p
     )
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "1", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=80, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "unit" / "helpers")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=80, check=False)
     assert "crashed while running 'test_dies.py::test_that_dies'" in done.stdout
     assert "1 failed, 1 passed" in done.stdout

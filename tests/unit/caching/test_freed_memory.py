@@ -30,6 +30,7 @@ print(first, (pages_cleared() - before_first - first) / 20)
 """
 
 
+@pytest.mark.own_interpreter  # counts pages of memory
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory by rules of its own")
 def test_a_batch_takes_over_the_memory_of_the_batch_before_it() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)

@@ -4,8 +4,8 @@
 with a script, ``-c`` or ``-m`` gets a fork of the server, with its own arguments, environment, working folder and open files. The
 process of the file stays until the fork has ended, hands signals on, and ends as the fork did. If it is killed, so is the fork.
 
-The real interpreter runs in its place where a fork would be another one: with options of the interpreter, or with environment
-variables that it, or a library, reads only when it is loaded.
+The real interpreter runs in its place where a fork would be another one: with options of the interpreter, with environment
+variables that it, or a library, reads only when it is loaded, and in another name space, control group or under other limits.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import array
 import atexit
 import gc
 import importlib
+import inspect
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -44,13 +46,26 @@ READ_ONCE = (
     "PYTHONUTF8",
 )
 _NUMBERS = struct.Struct("<i")
+
+
+def _surroundings():  # type: ignore[no-untyped-def]  # the launcher has it, too
+    """What the system gives a process: its name spaces, control group and limits."""
+    names = sorted(os.listdir("/proc/self/ns"))
+    limits = [resource.getrlimit(each) for name, each in vars(resource).items() if name.startswith("RLIMIT_")]
+    with open("/proc/self/cgroup") as groups:
+        return [*(os.readlink(f"/proc/self/ns/{name}") for name in names), groups.read(), str(limits)]
+
+
 _LAUNCHER = """#!{python} -IS
-import _socket, array, json, os, signal, sys
+import _socket, array, json, os, resource, signal, sys
+{surroundings}
 arguments, environment = sys.argv[1:], dict(os.environ)
 def run_real():
     os.execv({python!r}, [{python!r}, *arguments])
 first = next((each for each in arguments if each != "-u"), "-")
 if first.startswith("-") and first not in ("-c", "-m") or any(environment.get(n) != v for n, v in {read_once!r}.items()):
+    run_real()
+if _surroundings() != {here!r}:
     run_real()
 server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
 try:
@@ -94,7 +109,9 @@ def start() -> Iterator[str]:
         path = Path(folder, "python")
         read_once = {name: os.environ.get(name) for name in READ_ONCE}
         address = f"{folder}/server"
-        path.write_text(_LAUNCHER.format(python=sys.executable, address=address, read_once=read_once))
+        options = {"python": sys.executable, "address": address, "read_once": read_once, "here": _surroundings()}
+        options["surroundings"] = inspect.getsource(_surroundings)
+        path.write_text(_LAUNCHER.format(**options))
         path.chmod(0o700)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(address)
@@ -256,7 +273,7 @@ def _run(program: Callable[[], Any]) -> NoReturn:
         below = error.__traceback__
         while below is not None and below.tb_frame.f_code.co_filename == __file__:
             below = below.tb_next
-        sys.excepthook(type(error), error, below)
+        sys.excepthook(type(error), error.with_traceback(below), below)
         status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:

@@ -427,6 +427,7 @@ class TestRefused:
 
 
 class TestWithoutTorchvision:
+    @pytest.mark.own_interpreter  # blocks imports
     def test_it_is_neither_needed_nor_imported(self):
         program = (
             "import sys\n"

@@ -199,6 +199,7 @@ class TestStaged:
             find_split(DrawsMore())
 
 
+@pytest.mark.own_interpreter  # sees what is imported
 def test_importing_the_splits_imports_neither_lightning_nor_torchvision_nor_pillow():
     program = (
         "import sys, types, pathlib\n"

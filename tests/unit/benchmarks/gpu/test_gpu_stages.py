@@ -13,6 +13,8 @@ from gpu.plan import STAGES, Stage
 from gpu.rows import read_rows
 from gpu.setting import Setting
 
+pytestmark = pytest.mark.own_interpreter  # watches processes
+
 BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
 PROGRAM = """
 import os, subprocess, sys, time

@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 
 import pytest
 from torch.utils.data import DataLoader
