@@ -328,6 +328,7 @@ def test_a_run_that_failed_can_be_fitted_again() -> None:
     assert again.batches == whole.batches[8 : 8 + 18]
 
 
+@pytest.mark.own_interpreter  # its workers are looked for
 @pytest.mark.parametrize("kind", ["module", pytest.param("bare", marks=pytest.mark.slow)])
 def test_ctrl_c_at_the_terminal_ends_training_and_all_its_workers(kind: str, tmp_path: Path) -> None:
     """A terminal sends the signal to every process of the group, workers included."""

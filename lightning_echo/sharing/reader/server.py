@@ -370,6 +370,8 @@ class Server:
         try:
             self._let_enter()
         except Exception as error:  # of the user's sampler, of what is sent to workers, of the system
+            if self._reading is not None and self._reading.lost_at() is not None:
+                raise  # it has begun: torch says at any moment, in this thread, that a worker has died
             raise CannotBegin(f"{type(error).__name__}: {error}") from error
 
     def _say_why(self, error: Exception) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from lightning_echo.fetching.source import Source
-from lightning_echo.sharing.reader.server import Server
+from lightning_echo.sharing.reader.server import CannotBegin, Server
 from lightning_echo.sharing.reader.trainings import Training
 from lightning_echo.sharing.wire import Gone, new_socket, receive, send
 
@@ -250,6 +250,25 @@ def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(mo
     with pytest.raises(Begun):
         server._let_enter()
     assert begun == [40, 0]
+    server.close()
+
+
+@pytest.mark.parametrize(("lost_at", "kind"), [(7, RuntimeError), (None, CannotBegin)])
+def test_a_worker_whose_death_is_told_while_a_training_enters_is_not_what_keeps_trainings_out(monkeypatch, lost_at, kind):
+    """torch raises its error in the main thread, wherever that is."""
+    server = Server(
+        new_socket(), Source(DataLoader(range(8), num_workers=1)), seed=0, data_print={}, window_bytes=8192, linger_seconds=0.2
+    )
+    killed = RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
+
+    def enter():
+        raise killed
+
+    monkeypatch.setattr(server, "_let_enter", enter)
+    monkeypatch.setattr(server, "_reading", SimpleNamespace(lost_at=lambda: lost_at, close=lambda: None))
+    with pytest.raises(kind, match="is killed by signal") as found:
+        server._let_enter_or_fail()
+    assert type(found.value) is kind
     server.close()
 
 
