@@ -19,15 +19,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "benchmarks" / "results" / "mutants.csv"
-SEED, COUNT, SECONDS = 40, 60, 90.0
+SEED, COUNT, SECONDS, AT_ONCE = 40, 60, 90.0, 2
 FIELDS = ("number", "part", "module", "function", "statement", "old", "new", "result", "seconds", "first_failure")
 LEFT_ALONE = {"debug", "info", "warning", "warn", "error", "warn_once"}  # calls that tell somebody something
 
@@ -281,14 +283,21 @@ def main(command: str) -> None:
         return
     with ROWS.open() as file:
         rows = list(csv.DictReader(file))
-    for row in rows:
-        if command == "locate":
+    if command == "locate":
+        for row in rows:
             found = found_again(row)
             print(row["number"], row["part"], row["function"], "gone" if found is None else f"{found.module} {found.function}")
-        elif not row["result"]:
-            run_one(row)
+        return
+    writing = threading.Lock()
+
+    def run(row: dict[str, str]) -> None:
+        run_one(row)
+        with writing:
             write(rows)
             print(row["number"], row["part"], row["function"], row["result"], row["seconds"], row["first_failure"], flush=True)
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(run, [row for row in rows if not row["result"]]))
 
 
 def write(rows: list[dict[str, str]]) -> None:
