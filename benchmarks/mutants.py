@@ -4,9 +4,9 @@
     python benchmarks/mutants.py run           # runs those without a result; goes on where it was stopped
     python benchmarks/mutants.py locate        # after a change of structure: says which statements are found again
 
-A mutant is one change of one statement: an operator, a constant, a condition, or a call that is left out. Messages, log lines and
-annotations are left alone. Each runs on a copy of the package, against the tests of its part, until the first failure. A mutant
-that runs longer than its time counts as noticed only if the same tests without it end in half of that time.
+A mutant is one change of one statement: an operator, a constant, a condition, or a call that is left out. Messages, log lines
+and annotations are left alone. Each runs on a copy of the package, against the tests of its part, until the first failure. What
+is not noticed in 90 seconds (`time`) is not noticed.
 """
 
 from __future__ import annotations

@@ -126,14 +126,14 @@ def cluster_of(folder: Path, nodes: dict[str, int], **variables: str) -> Iterato
 
 
 class Noted(Numbers):
-    """Notes each read by a worker of a reader: the index, and the node."""
+    """Notes each read by a worker of a reader: the index, and the node. What a training looks at before it is not noted."""
 
     def __init__(self, length: int, log: Path, seconds: float = 0.0) -> None:
         super().__init__(length, seconds)
         self.log = log
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if get_worker_info() is not None:
+        if get_worker_info() is not None and b"lightning_echo.sharing" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes():
             with self.log.open("a") as file:
                 file.write(f"{index} {Path(os.environ['LIGHTNING_ECHO_SHARED']).name}\n")
         return super().__getitem__(index)

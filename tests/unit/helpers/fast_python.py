@@ -62,7 +62,7 @@ import _socket, array, json, os, resource, signal, sys
 arguments, environment = sys.argv[1:], dict(os.environ)
 def run_real():
     os.execv({python!r}, [{python!r}, *arguments])
-first = next((each for each in arguments if each != "-u"), "-")
+first = next((each for each in arguments if each not in ("-u", "-B")), "-")
 if first.startswith("-") and first not in ("-c", "-m") or any(environment.get(n) != v for n, v in {read_once!r}.items()):
     run_real()
 if _surroundings() != {here!r}:
@@ -146,11 +146,11 @@ class _Server:
         while os.getppid() == self.parent:
             watched = [self.listener.fileno(), self.wakes, *self.connections]
             ready, _, _ = select.select(watched, [], [], 2.0)
+            self.reap()
             for fd in ready:
                 if fd == self.wakes:
                     with suppress(BlockingIOError):
                         os.read(self.wakes, 4096)
-                    self.reap()
                 elif fd == self.listener.fileno():
                     connection, _ = self.listener.accept()
                     if (program := self.fork_for(connection)) is not None:
@@ -203,6 +203,8 @@ class _Server:
                 os.close(fd)
             self.connections[connection.fileno()] = connection, pid, leads
             return None
+        for mine in (self.listener, connection, *(each for each, _, _ in self.connections.values())):
+            mine.detach()  # or it would close what gets its number
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (1, 2, 15):
@@ -240,9 +242,12 @@ def _program_of(arguments: list[str], environment: dict[str, str]) -> Callable[[
     random.seed()
     np.random.seed()
     kind, *rest = arguments
-    if kind == "-u":
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(write_through=True)
+    while kind in ("-u", "-B"):
+        if kind == "-B":
+            sys.dont_write_bytecode = True
+        else:
+            for stream in (sys.stdout, sys.stderr):
+                stream.reconfigure(write_through=True)
         kind, *rest = rest
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     if kind == "-m":
