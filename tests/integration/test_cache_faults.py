@@ -227,6 +227,7 @@ def until(condition: object, seconds: float) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.own_interpreter  # its process is looked for
 @pytest.mark.program
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_a_killed_main_process_leaves_nothing_behind(tmp_path: Path, where: str) -> None:
