@@ -124,7 +124,7 @@ def test_without_restart_a_lost_reader_is_an_error_on_all_nodes(nodes):
             ray.exceptions.RayTaskError, match=r"the reader of share='once' has died, and share\.restart is False"
         ):
             ray.get(each, timeout=SECONDS)
-    assert re.search(r"ends: .* (is lost|says: the reader of share='once' has)", nodes.log(other_of(source), "once"))
+    assert re.search(r"(?s) ends\n.* (is lost|says: the reader of share='once' has)", nodes.log(other_of(source), "once"))
 
 
 def test_other_data_of_the_same_name_is_refused_on_another_node(nodes, tmp_path):
