@@ -41,20 +41,15 @@ class Books:
     def __init__(self, folder: Path, examples: int) -> None:
         self._path, self._examples = folder / "books", examples
         if not self._path.exists():
-            np.zeros(3 * examples + self._SLOTS + 1, np.int64).tofile(self._path)
+            np.zeros(2 * examples + self._SLOTS + 1, np.int64).tofile(self._path)
         self._begin()
 
     def _begin(self) -> None:
         numbers, count = np.memmap(self._path, np.int64, "r+"), self._examples
-        self.reads, self._seen, self._used = numbers[:count], numbers[count : 2 * count], numbers[2 * count : 3 * count]
-        self.held, self._clock = numbers[3 * count : -1], numbers[-1:]
+        self.reads, self._used = numbers[:count], numbers[count : 2 * count]
+        self.held, self._clock = numbers[2 * count : -1], numbers[-1:]
         self._lock = os.open(self._path, os.O_RDWR)
         weakref.finalize(self, os.close, self._lock)
-
-    def is_hit(self, index: int) -> bool:
-        """Returns whether an example that is delivered now was not read since it was delivered the last time."""
-        before, self._seen[index] = self._seen[index], self.reads[index]
-        return bool(before == self.reads[index])
 
     def touch(self, index: int, capacity: int) -> bool:
         """Uses an example in a cache that throws out what was not used for longest; returns whether it is still in there.
@@ -77,6 +72,26 @@ class Books:
     def __setstate__(self, state: tuple[Path, int]) -> None:
         self._path, self._examples = state
         self._begin()
+
+
+class Deliveries:
+    """What the ranks of a run get. It is not a part of the data set: an `EchoLoader` follows what changes there between passes.
+
+    Args:
+        books: The books of the run.
+        folder: Where the file is.
+    """
+
+    def __init__(self, books: Books, folder: Path) -> None:
+        path = folder / "seen"
+        with path.open("ab") as file:  # all ranks make it, with zeros
+            os.ftruncate(file.fileno(), books.reads.nbytes)
+        self._reads, self._seen = books.reads, np.memmap(path, np.int64, "r+")
+
+    def is_hit(self, index: int) -> bool:
+        """Returns whether an example that is delivered now was not read since it was delivered the last time."""
+        before, self._seen[index] = self._seen[index], self._reads[index]
+        return bool(before == self._reads[index])
 
 
 class Slow(Dataset[Any]):
@@ -251,7 +266,7 @@ def _monai(run: Run, kept: int) -> DataLoader[Any]:
 
 def _ours(run: Run) -> EchoLoader:
     loader = DataLoader(Slow(*run.slow), BATCH_SIZE, shuffle=True, num_workers=WORKERS, multiprocessing_context="fork")
-    return EchoLoader(loader, 1, seed=1, cache=CacheConfig(run.half * RECORD_BYTES, hold="whole"))
+    return EchoLoader(loader, 1, seed=1, cache=CacheConfig(run.half * RECORD_BYTES, hold="whole", ignore=("books",)))
 
 
 def _lmdb(run: Run) -> DataLoader[Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from keepers import BATCH_SIZE, EXAMPLE_BYTES, KEEPERS, WORKERS, Books, Keeper, Run
+from keepers import BATCH_SIZE, EXAMPLE_BYTES, KEEPERS, WORKERS, Books, Deliveries, Keeper, Run
 from report import Table, progress
 
 _RANKS = 2
@@ -139,7 +139,7 @@ def run_rank(rank: int, folder: Path, examples: int, seconds: float, epochs: int
 
 
 def _facts(keeper: Keeper, run: Run, epochs: int) -> dict[str, Any]:
-    hits, seconds = [], []
+    hits, seconds, deliveries = [], [], Deliveries(run.books, run.folder)
     if keeper.package:
         import_module(keeper.package)
     torch.distributed.barrier()
@@ -154,7 +154,7 @@ def _facts(keeper: Keeper, run: Run, epochs: int) -> dict[str, Any]:
             set_epoch(epoch)
         found = 0
         for _, indices in loader:
-            found += sum(map(run.books.is_hit, indices.tolist()))
+            found += sum(map(deliveries.is_hit, indices.tolist()))
         seconds.append(time.perf_counter() - started)
         hits.append(found)
     torch.distributed.barrier()

@@ -121,7 +121,7 @@ def test_without_restart_a_lost_reader_is_an_error_on_all_nodes(nodes):
     nodes.kill_reader(source, "once")
     for each in started:
         with pytest.raises(
-            ray.exceptions.RayTaskError, match=r"the reader of share='once' has died, and share\.restart is False"
+            ray.exceptions.RayTaskError, match=r"(?s)the reader of share='once' has died.*, and share\.restart is False"
         ):
             ray.get(each, timeout=SECONDS)
     assert re.search(r"(?s) ends\n.* (is lost|says: the reader of share='once' has)", nodes.log(other_of(source), "once"))

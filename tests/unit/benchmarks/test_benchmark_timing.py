@@ -3,9 +3,11 @@
 import subprocess
 import sys
 
+import pytest
 from timing import tree_memory
 
 
+@pytest.mark.own_interpreter  # the memory of its process is measured
 def test_memory_of_a_process_is_told_apart_from_shared_memory_and_its_children_count():
     script = """
 import mmap, os, sys

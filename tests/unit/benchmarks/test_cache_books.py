@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import side_by_side
 import torch
-from keepers import KEEPERS, Books, Keeper, LruCached, PageCached, Run, Slow
+from keepers import KEEPERS, Books, Deliveries, Keeper, LruCached, PageCached, Run, Slow
 
 BY_NAME = {keeper.name: keeper for keeper in KEEPERS}
 
@@ -44,12 +44,12 @@ def test_the_model_of_the_page_cache_throws_out_what_was_not_used_for_longest(bo
         assert books.touch(index, capacity) == expected
 
 
-def test_an_example_is_a_hit_if_nobody_has_read_it_since_it_was_delivered(books: Books) -> None:
-    data = Slow(books, 20, 0.0)
+def test_an_example_is_a_hit_if_nobody_has_read_it_since_it_was_delivered(books: Books, tmp_path: Path) -> None:
+    data, here, there = Slow(books, 20, 0.0), Deliveries(books, tmp_path), Deliveries(books, tmp_path)  # two ranks
     data[3], data[4]
-    assert [books.is_hit(3), books.is_hit(4)] == [False, False]
+    assert [here.is_hit(3), here.is_hit(4)] == [False, False]
     data[4]
-    assert [books.is_hit(3), books.is_hit(4), books.is_hit(4)] == [True, False, True]
+    assert [there.is_hit(3), there.is_hit(4), here.is_hit(4)] == [True, False, True]
 
 
 def _read(data: Slow) -> None:
@@ -89,11 +89,11 @@ def test_a_partner_delivers_every_example_once_a_pass(name: str, hits: int | Non
         pytest.skip(f"{keeper.package} is not installed")
     run = Run(Books(tmp_path, 64), tmp_path, 64, 0.0)
     loader = keeper.make(run)
-    found = []
+    found, deliveries = [], Deliveries(run.books, tmp_path)
     for _ in range(3):
         indices = [index for _, batch in loader for index in batch.tolist()]
         assert sorted(indices) == list(range(64))
-        found.append(sum(map(run.books.is_hit, indices)))
+        found.append(sum(map(deliveries.is_hit, indices)))
     held = keeper.held(run, loader)
     if name == "ours":
         assert loader.cache_counts.examples == 32

@@ -260,6 +260,9 @@ def _program_of(arguments: list[str], environment: dict[str, str]) -> Callable[[
         text, *rest = rest
         sys.argv, sys.path[:0] = ["-c", *rest], ["", *paths]
         return lambda: exec(compile(text, "<string>", "exec"), main.__dict__)
+    if os.path.isdir(kind):
+        sys.argv, sys.path[:0] = [kind, *rest], [kind, *paths]
+        return lambda: runpy.run_path(kind, run_name="__main__")
     main.__file__ = kind
     sys.argv, sys.path[:0] = [kind, *rest], [os.path.dirname(os.path.realpath(kind)), *paths]
     return lambda: exec(compile(Path(kind).read_bytes(), kind, "exec"), main.__dict__)
