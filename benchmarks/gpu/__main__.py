@@ -42,12 +42,12 @@ class Run:
     Args:
         setting: Where it writes, and how large everything is.
         seconds: That it may take.
-        command: Begins the command of a stage; its module and parts follow.
+        command: Begins the command of a stage, whose module and parts follow; empty: this interpreter with ``-m``.
     """
 
-    def __init__(self, setting: Setting, seconds: float, command: Sequence[str] = (sys.executable, "-m")) -> None:
+    def __init__(self, setting: Setting, seconds: float, command: Sequence[str] = ()) -> None:
         self._setting, self._end = setting, time.monotonic() + seconds
-        self._command = list(command)
+        self._command = list(command or (sys.executable, "-m"))
         setting.out.mkdir(parents=True, exist_ok=True)
         setting.scratch.mkdir(parents=True, exist_ok=True)
         self._log = setting.out / "log.txt"
