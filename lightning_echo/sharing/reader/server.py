@@ -96,6 +96,7 @@ class _Peer:
     training: Training | None = None
     closed: bool = field(default=False)
     tell_at: float = 0.0
+    knows_place: bool = False  # where it has entered
 
 
 class Server:
@@ -384,8 +385,8 @@ class Server:
         ends = {"failed": str(error)[:_MOST_TEXT], "at": at}
         for peer in list(self._peers.values()):
             if peer.training is not None:
-                has_hope = peer.training.cursor is None and not isinstance(error, CannotBegin)
-                self._try_to_send(peer, {"over": ends["failed"]} if has_hope else ends)
+                has_hope = not peer.knows_place and not isinstance(error, CannotBegin)
+                self._try_to_send(peer, {"over": ends["failed"], "at": at} if has_hope else ends)
 
     def _try_to_send(self, peer: _Peer, message: dict[str, Any]) -> None:
         with suppress(Gone, OSError):  # it has left, or does not listen
@@ -439,6 +440,7 @@ class Server:
         welcome["count"] = self._trainings.count
         try:
             send(peer.connection, {"welcome": welcome}, [descriptor])
+            peer.knows_place = True
         except (Gone, BlockingIOError):
             self._drop(peer)
         finally:

@@ -132,7 +132,6 @@ class Attachment:
         self._shift = 0  # with several ranks: how much later the taken items are, if this rank was too late for the agreed ones
         self._again: tuple[int, int, bytes] | None = None  # the item that was taken last, if it may be asked for again
         self._kept: dict[int, list[tuple[int, bytes]]] = {}  # items that will be asked for later
-        self._died_at: int | None = None  # where the last reader has died: an item, or how many items of a stream it has given
         self._is_stopped, self._pid = False, os.getpid()
         self.waited = Waited()
         self.saved_cpu_seconds = 0.0
@@ -421,12 +420,7 @@ class Attachment:
         died_at = said.get("at")
         if died_at is None:
             died_at = lacking if self._follow is None else lacking - link.place.item
-        if died_at == self._died_at:
-            raise ReaderError(
-                f"the reader of share={config.name!r} has died twice at item {died_at}{why}, and another one would do the same. "
-                f"{log_tail(config.name)}"
-            )
-        self._died_at = died_at
+        self._connector.note_death(died_at, why)
         LOGGER.warning("share=%r: the reader has died; another one is started%s", config.name, why)
         wish = self.group.round_of(lacking) if self._follow is None else self._follow(window, first)
         return self._connector.connect(wish, goes_on=True, expected=window.trainings, is_over=is_over)

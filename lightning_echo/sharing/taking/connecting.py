@@ -155,6 +155,7 @@ class Connector:
         self._config, self._payload, self._print, self._group = config, payload, in_short(data_print), group
         self._label = label or name_of_process()
         self._has_started = False  # the present reader
+        self._died_at: int | None = None  # the item at which the last reader has died
         self._socket, self._mute = 0, -1  # inodes of the socket that was found last, and of one where nobody answers
 
     def connect(self, wish: int | None, *, goes_on: bool, expected: int = 0, is_over: Callable[[], bool] = lambda: False) -> Link:
@@ -209,6 +210,19 @@ class Connector:
             if is_over():
                 raise ReaderError("the training has ended")
             time.sleep(_BETWEEN_TRIES_SECONDS)
+
+    def note_death(self, item: int | None, why: str) -> None:
+        """Notes the item at which a reader has died; None if it has died at none.
+
+        Raises:
+            ReaderError: The reader before it has died at the same item.
+        """
+        if item is not None and item == self._died_at:
+            raise ReaderError(
+                f"the reader of share={self._config.name!r} has died twice at item {item}{why}, and another one would do the "
+                f"same. {log_tail(self._config.name)}"
+            )
+        self._died_at = self._died_at if item is None else item
 
     def _check_again(self, killed: int) -> None:
         """Raises an error if no other reader is started after so many that were killed before they answered."""
@@ -267,6 +281,7 @@ class Connector:
         if "over" in message:
             LOGGER.info("share=%r: the reader that was there ends: %s", config.name, message["over"])
             self._has_started = False
+            self.note_death(message.get("at"), f" ({message['over']})")
             raise _Over
         welcome = message["welcome"]
         if not self._has_started:

@@ -272,6 +272,23 @@ def test_a_worker_whose_death_is_told_while_a_training_enters_is_not_what_keeps_
     server.close()
 
 
+@pytest.mark.parametrize("knows_place", [False, True])
+def test_a_training_that_does_not_know_its_place_hears_of_a_death_that_another_reader_follows(monkeypatch, knows_place):
+    """It has entered, but the worker died before it was told so."""
+    server = Server(
+        new_socket(), Source(DataLoader(range(8), num_workers=1)), seed=0, data_print={}, window_bytes=8192, linger_seconds=0.2
+    )
+    said = []
+    peer = SimpleNamespace(knows_place=knows_place, training=SimpleNamespace(cursor=3))
+    monkeypatch.setattr(server, "_peers", {1: peer})
+    monkeypatch.setattr(server, "_reading", SimpleNamespace(lost_at=lambda: 3, close=lambda: None))
+    monkeypatch.setattr(server, "_try_to_send", lambda peer, message: said.append(message))
+    server._say_why(RuntimeError("killed"))
+    assert said == [{"failed": "killed", "at": 3} if knows_place else {"over": "killed", "at": 3}]
+    server._peers.clear()
+    server.close()
+
+
 # ---------------------------------------------------------------------- one reader over a cluster
 
 OPTIONS = {"pid": 1, "label": "", "behind": "wait", "join": "now", "wait_for": 1, "ranks": 1}
