@@ -1,10 +1,10 @@
-"""Where each file of the package goes: the plan of a house of a hundred files, and the program that moves them.
+"""The layout of the package with at most 100 files, and the one move to it.
 
     python benchmarks/house_move.py check     # sizes, names that two merged files both define, circles of imports
     python benchmarks/house_move.py move      # writes the new files, removes the old ones, rewrites imports in all folders
 
 Afterwards: ``ruff check --fix .``, ``ruff format .``, mypy, and by hand the maps, the layers of
-tests/unit/test_layering.py and the folders of tests/unit. It serves one move, and goes with it.
+tests/unit/test_layering.py and the folders of tests/unit. Delete this program after the move.
 """
 
 from __future__ import annotations

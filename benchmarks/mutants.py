@@ -1,12 +1,12 @@
 """Whether the tests notice a changed line: mutants of the parts whose faults would be silent, each run against its tests.
 
     python benchmarks/mutants.py draw          # writes benchmarks/results/mutants.csv, once, before a change of structure
-    python benchmarks/mutants.py run           # runs those without a result; goes on where it was stopped
+    python benchmarks/mutants.py run           # runs those without a result, so that it resumes after a stop
     python benchmarks/mutants.py locate        # after a change of structure: says which statements are found again
 
 A mutant is one change of one statement: an operator, a constant, a condition, or a call that is left out. Messages, log lines
-and annotations are left alone. Each runs on a copy of the package, against the tests of its part, until the first failure. What
-is not noticed in 90 seconds (`time`) is not noticed.
+and annotations are never changed. Each runs on a copy of the package, against the tests of its part, until the first failure. A
+mutant without a failure within 90 seconds (`time`) counts as not noticed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "benchmarks" / "results" / "mutants.csv"
 SEED, COUNT, SECONDS, AT_ONCE = 40, 60, 90.0, 2
 FIELDS = ("number", "part", "module", "function", "statement", "old", "new", "result", "seconds", "first_failure")
-LEFT_ALONE = {"debug", "info", "warning", "warn", "error", "warn_once"}  # calls that tell somebody something
+LEFT_ALONE = {"debug", "info", "warning", "warn", "error", "warn_once"}  # calls that log or warn
 
 
 class Part(NamedTuple):
@@ -186,7 +186,7 @@ def mutants_of(module: str, text: str) -> Iterator[Mutant]:
             (old, new), (start, end), pieces = _OPERATORS[type(operator)], place(node), list[str]()
             for left, right in pairwise(operands):
                 between = text[place(left)[1] : place(right)[0]]
-                if between.count(old) != 1:  # a comment stands there
+                if between.count(old) != 1:  # there is a comment between them
                     return
                 pieces += [text[slice(*place(left))], between.replace(old, new)]
             written = "".join(pieces) + text[place(operands[-1])[0] : end]

@@ -6,10 +6,10 @@
 Each setting runs twice. The first loader delivers 300 batches without interruption, over as many epochs as that takes. A second
 loader loads the state that the first one had after 150 batches, and delivers the other 150. A hash covers what the batches are
 (values, dtypes, shapes, containers), the counts of fresh and echoed examples after each batch, and where epochs end. Each batch
-is then overwritten, as by a training that edits in place: no echo may see that.
+is then overwritten, as a training that edits in place would do. No echo may be affected.
 
 The settings are combinations of the values in `DIMENSIONS` that the package accepts (`is_accepted`). They are chosen so that each
-pair of values that can occur occurs at least once. A few settings that share their reading stand at the end. `after_transfer` is
+pair of values that can occur occurs at least once. A few settings with `share=` come last. `after_transfer` is
 missing, because only a Trainer's hooks can run it. Seed and `buffer_size` are given: a default would follow the free memory.
 
 The hashes depend on the releases of torch, torchvision and numpy, whose random numbers are in the batches. They do not depend on

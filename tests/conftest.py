@@ -5,16 +5,15 @@ import logging
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from itertools import combinations
 from multiprocessing import spawn
 from stat import S_ISFIFO
 
 import fast_python
 import pytest
 import torch
+from grids import covering
 from hypothesis import HealthCheck, settings
 from torch.utils.data import DataLoader
 
@@ -34,7 +33,7 @@ def _use_python(path: str) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Programs that tests start begin with torch and Lightning loaded, if tests run side by side. See fast_python.py."""
+    """Where tests run in parallel, programs that they start are forks with torch and Lightning loaded: see fast_python.py."""
     config = session.config
     if hasattr(config, "workerinput"):
         _use_python(os.environ[_FAST_PYTHON])
@@ -46,7 +45,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Tests that are marked so start programs with the real interpreter, their fixtures included."""
+    """Tests marked `own_interpreter`, and their fixtures, start programs with the real interpreter."""
     before = sys.executable
     if item.get_closest_marker("own_interpreter"):
         _use_python(_REAL_PYTHON)
@@ -80,11 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is left out of full grids of parameters: as `rest_of_grid` by `make test`, as `rest_of_pairs` by CI, too.
+    """Marks the cases of full grids that `make test` leaves out (`rest_of_grid`), and those that CI leaves out (`rest_of_pairs`).
 
-    What `make test` runs has each value of each argument at least once, what CI runs each pair of values of two arguments. Both
-    are chosen in the same way: again and again the test with the most that is missing, and of those the one whose values occur
-    least.
+    `make test` runs each value of each argument at least once, CI each pair of values.
     """
     grids: dict[str, dict[pytest.Item, list[tuple[str, int]]]] = {}
     for item in items:
@@ -92,17 +89,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             values = sorted((name, id(value)) for name, value in item.callspec.params.items())
             grids.setdefault(item.nodeid.partition("[")[0], {})[item] = values
     for grid in grids.values():
-        rest, occurs = list(grid), Counter[tuple[str, int]]()
-        for size, mark in ((1, "rest_of_grid"), (2, "rest_of_pairs")):
-            has = {item: set(combinations(values, size)) for item, values in grid.items()}
-            missing = set().union(*has.values()).difference(*(has[item] for item in grid if item not in rest))
-            while missing:
-                stays = max(rest, key=lambda item: (len(has[item] & missing), -sum(occurs[value] for value in grid[item])))
-                rest.remove(stays)
-                missing -= has[stays]
-                occurs.update(grid[stays])
-            for item in rest:
-                item.add_marker(mark)
+        lean = covering(grid, 1)
+        pairs = covering(grid, 2, lean)
+        for item in grid:
+            if item not in lean:
+                item.add_marker("rest_of_grid")
+            if item not in pairs:
+                item.add_marker("rest_of_pairs")
 
 
 # A shell starts background jobs with interrupts ignored, and Python leaves it at that, also in the programs that tests start.

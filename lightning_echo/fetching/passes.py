@@ -203,9 +203,10 @@ class PassReader:
             seed_all(mix(self._seed, self._next))
 
     def _reseeds_after_begin(self, first: int) -> bool:
-        """Returns whether the next batch has numbers of its own, and not those that follow what was drawn when the pass began.
+        """Returns whether the random states are seeded for the next batch, after the iteration has begun.
 
-        A loader may draw other numbers if it begins from a state. torchdata's draws the order of a pass with its first batch.
+        They are not at the first batch of a torch loader, which may draw the order of the pass with it. Any other loader with a
+        state may draw more numbers when it resumes than when it begins.
         """
         return self._next != first or (self._is_stateful and not isinstance(self._batches, DataLoader))
 

@@ -101,7 +101,7 @@ def said_last(connection: socket.socket, name: str) -> dict[str, Any]:
 
 
 def _past_reset(read: Callable[[], _Read]) -> _Read:
-    """Reads, once more if the other side has left without reading everything: that is told first, before its last messages."""
+    """Reads, and retries after a reset: if the peer closed with unread messages, the reset comes before its last message."""
     try:
         return read()
     except ConnectionResetError:

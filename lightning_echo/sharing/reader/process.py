@@ -75,7 +75,7 @@ def main(name: str, status: int) -> None:
 
 @contextmanager
 def telling_of_failure(status: int) -> Iterator[None]:
-    """Tells the training that waits if this process fails. If it is killed, it tells nothing.
+    """Reports a failure of this process to the training that waits for it. A process that is killed reports nothing.
 
     Raises:
         SystemExit: This process has failed.
@@ -83,7 +83,7 @@ def telling_of_failure(status: int) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        traceback.print_exc()  # before the training hears of it: its message has the end of this log
+        traceback.print_exc()  # first, because the error of the training quotes the end of this log
         with suppress(BrokenPipeError):  # the training has heard that this process is ready, and waits no more
             os.write(status, FAILED)
         sys.exit(1)

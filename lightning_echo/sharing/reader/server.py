@@ -96,7 +96,7 @@ class _Peer:
     training: Training | None = None
     closed: bool = field(default=False)
     tell_at: float = 0.0
-    knows_place: bool = False  # where it has entered
+    knows_place: bool = False  # whether its welcome was sent
 
 
 class Server:
@@ -372,7 +372,7 @@ class Server:
             self._let_enter()
         except Exception as error:  # of the user's sampler, of what is sent to workers, of the system
             if self._reading is not None and self._reading.lost_at() is not None:
-                raise  # it has begun: torch says at any moment, in this thread, that a worker has died
+                raise  # the reader had started: torch raises this in the main thread whenever a worker dies
             raise CannotBegin(f"{type(error).__name__}: {error}") from error
 
     def _say_why(self, error: Exception) -> None:

@@ -155,7 +155,7 @@ class Connector:
         self._config, self._payload, self._print, self._group = config, payload, in_short(data_print), group
         self._label = label or name_of_process()
         self._has_started = False  # the present reader
-        self._died_at: int | None = None  # the item at which the last reader has died
+        self._died_at: int | None = None  # where the last reader died: an item, or how many items of a stream it had delivered
         self._socket, self._mute = 0, -1  # inodes of the socket that was found last, and of one where nobody answers
 
     def connect(self, wish: int | None, *, goes_on: bool, expected: int = 0, is_over: Callable[[], bool] = lambda: False) -> Link:
@@ -212,10 +212,10 @@ class Connector:
             time.sleep(_BETWEEN_TRIES_SECONDS)
 
     def note_death(self, item: int | None, why: str) -> None:
-        """Notes the item at which a reader has died; None if it has died at none.
+        """Records where a reader died; None if that is not known.
 
         Raises:
-            ReaderError: The reader before it has died at the same item.
+            ReaderError: The reader before it died at the same item.
         """
         if item is not None and item == self._died_at:
             raise ReaderError(

@@ -1,11 +1,11 @@
-"""Interpreters that have torch and Lightning loaded: programs that tests start begin in a hundredth of a second, not in six.
+"""A Python that starts in a tenth of a second with torch and Lightning loaded, for the programs that tests start.
 
-`start` runs a server, which imports once, and writes an executable file that takes the place of ``sys.executable``. Who runs it
-with a script, ``-c`` or ``-m`` gets a fork of the server, with its own arguments, environment, working folder and open files. The
-process of the file stays until the fork has ended, hands signals on, and ends as the fork did. If it is killed, so is the fork.
+`start` runs a server that imports once, and writes an executable file to use in place of ``sys.executable``. When that file runs
+a script, ``-c`` or ``-m``, the server forks: the fork gets the arguments, environment, working folder and open files of the
+caller. The executable waits for the fork, forwards signals to it, and exits as the fork did. If it is killed, so is the fork.
 
-The real interpreter runs in its place where a fork would be another one: with options of the interpreter, with environment
-variables that it, or a library, reads only when it is loaded, and in another name space, control group or under other limits.
+The executable runs the real interpreter wherever a fork would behave differently: with other options of the interpreter, with
+other values of variables that are read only at start, and in another namespace, control group or under other limits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LOADED = ("torch", "torchvision", "torchmetrics", "lightning.pytorch", "lightning_echo", "lightning_echo.sharing.reader.process")
-# What is read once, when an interpreter or a library is loaded. With another value than the server's, the real one runs.
+# Variables that an interpreter or a library reads only at start.
 READ_ONCE = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -48,8 +48,8 @@ READ_ONCE = (
 _NUMBERS = struct.Struct("<i")
 
 
-def _surroundings():  # type: ignore[no-untyped-def]  # the launcher has it, too
-    """What the system gives a process: its name spaces, control group and limits."""
+def _surroundings():  # type: ignore[no-untyped-def]  # its source is in the launcher, too
+    """Returns the namespaces, control group and limits of this process."""
     names = sorted(os.listdir("/proc/self/ns"))
     limits = [resource.getrlimit(each) for name, each in vars(resource).items() if name.startswith("RLIMIT_")]
     with open("/proc/self/cgroup") as groups:
@@ -85,16 +85,16 @@ asked = json.dumps([arguments, environment, os.getcwd(), open_files, ignored, le
 rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", open_files))]
 server.sendmsg([len(asked).to_bytes(4, "little")], rights)
 server.sendall(asked)
-def hand_on(number, frame):
+def forward(number, frame):
     server.send(bytes([number]))
 for number in (1, 2, 10, 12, 15):
     if number not in ignored:
-        signal.signal(number, hand_on)
+        signal.signal(number, forward)
 nothing = os.open(os.devnull, os.O_RDWR)
 for number in open_files:
     os.dup2(nothing, number) if number < 3 else os.close(number)
-told = server.recv(4)
-status = int.from_bytes(told, "little", signed=True) if len(told) == 4 else 1
+answer = server.recv(4)
+status = int.from_bytes(answer, "little", signed=True) if len(answer) == 4 else 1
 if status < 0:
     signal.signal(-status, signal.SIG_DFL) if -status != 9 else None
     os.kill(os.getpid(), -status)
@@ -115,7 +115,7 @@ def start() -> Iterator[str]:
         path.chmod(0o700)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(address)
-        listener.listen(128)  # who comes while the server imports waits
+        listener.listen(128)  # connections wait here until the server has imported
         log = open(f"{folder}/log", "wb")  # noqa: SIM115 (it is closed below)
         command = [sys.executable, __file__, str(listener.fileno()), str(path)]
         server = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -129,7 +129,7 @@ def start() -> Iterator[str]:
 
 
 class _Server:
-    """Forks, reaps, and hands signals on, in one thread: a fork of a process with several threads is not sound."""
+    """Forks, reaps and forwards signals, in one thread: forking a process with several threads is not safe."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
@@ -139,7 +139,9 @@ class _Server:
         os.set_blocking(self.wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes)
-        self.connections = dict[int, tuple[socket.socket, int, bool]]()  # by descriptor: whose, its process, whether that leads
+        self.connections = dict[
+            int, tuple[socket.socket, int, bool]
+        ]()  # by descriptor: connection, pid, whether it leads a session
 
     def next_program(self) -> Callable[[], Any]:
         """Serves until this process is a fork. Returns what the fork is to run."""
@@ -166,7 +168,7 @@ class _Server:
                 for number in numbers:
                     os.kill(pid, number)
                 return
-        del self.connections[fd]  # its launcher was killed
+        del self.connections[fd]  # the launcher was killed
         connection.close()
         with suppress(ProcessLookupError):
             (os.killpg if leads else os.kill)(pid, signal.SIGKILL)
@@ -194,7 +196,7 @@ class _Server:
         size, asked = int.from_bytes(head, "little"), b""
         while len(asked) < size and (more := connection.recv(size - len(asked))):
             asked += more
-        if not size or len(asked) < size:  # its launcher was killed
+        if not size or len(asked) < size:  # the launcher was killed
             connection.close()
             return None
         arguments, environment, folder, targets, ignored, leads, umask = json.loads(asked)
@@ -204,7 +206,7 @@ class _Server:
             self.connections[connection.fileno()] = connection, pid, leads
             return None
         for mine in (self.listener, connection, *(each for each, _, _ in self.connections.values())):
-            mine.detach()  # or it would close what gets its number
+            mine.detach()  # otherwise its destructor closes a file of the program that gets the same number
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (1, 2, 15):
@@ -221,7 +223,7 @@ class _Server:
 
 
 def _take_files(received: list[int], targets: list[int]) -> None:
-    """Has exactly the caller's open files, under their numbers."""
+    """Replaces the open files of this process by those of the caller, under the same numbers."""
     above = max([*received, *targets, 2]) + 1
     moved = [os.dup2(fd, above + place, inheritable=False) for place, fd in enumerate(received)]
     for fd in map(int, os.listdir("/proc/self/fd")):
@@ -269,7 +271,7 @@ def _program_of(arguments: list[str], environment: dict[str, str]) -> Callable[[
 
 
 def _run(program: Callable[[], Any]) -> NoReturn:
-    """Runs a program to its end, and does what an interpreter does then. It does not take modules apart, which takes seconds."""
+    """Runs a program, then exits like an interpreter, but without the teardown of modules, which takes seconds."""
     status = 0
     try:
         program()
