@@ -253,12 +253,16 @@ def test_a_reader_that_follows_a_dead_one_lets_nobody_in_before_its_trainings(mo
     server.close()
 
 
+def idle_server(**options):
+    """A server that listens to nobody and reads nothing."""
+    data = {"data_print": {}, "window_bytes": 8192, "linger_seconds": 0.2}
+    return Server(new_socket(), Source(DataLoader(range(8), num_workers=1)), seed=0, **data, **options)
+
+
 @pytest.mark.parametrize(("lost_at", "kind"), [(7, RuntimeError), (None, CannotBegin)])
 def test_a_worker_whose_death_is_told_while_a_training_enters_is_not_what_keeps_trainings_out(monkeypatch, lost_at, kind):
     """torch raises its error in the main thread, wherever that is."""
-    server = Server(
-        new_socket(), Source(DataLoader(range(8), num_workers=1)), seed=0, data_print={}, window_bytes=8192, linger_seconds=0.2
-    )
+    server = idle_server()
     killed = RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. ")
 
     def enter():
@@ -275,9 +279,7 @@ def test_a_worker_whose_death_is_told_while_a_training_enters_is_not_what_keeps_
 @pytest.mark.parametrize("knows_place", [False, True])
 def test_a_training_that_does_not_know_its_place_hears_of_a_death_that_another_reader_follows(monkeypatch, knows_place):
     """It has entered, but the worker died before it was told so."""
-    server = Server(
-        new_socket(), Source(DataLoader(range(8), num_workers=1)), seed=0, data_print={}, window_bytes=8192, linger_seconds=0.2
-    )
+    server = idle_server()
     said = []
     peer = SimpleNamespace(knows_place=knows_place, training=SimpleNamespace(cursor=3))
     monkeypatch.setattr(server, "_peers", {1: peer})
@@ -296,8 +298,7 @@ OPTIONS = {"pid": 1, "label": "", "behind": "wait", "join": "now", "wait_for": 1
 
 def cluster_server(monkeypatch, elsewhere, **options):
     """A server, and where those who enter are told to begin: the place, and whether that is late."""
-    data = {"data_print": {}, "window_bytes": 8192, "linger_seconds": 0.2}
-    server, told = Server(new_socket(), Source(DataLoader(range(8), num_workers=1)), seed=0, **data, **options), []
+    server, told = idle_server(**options), []
     server._elsewhere = elsewhere
     monkeypatch.setattr(server, "_tell_place", lambda peer, reading, place, others, is_late: told.append((place, is_late)))
     return server, told

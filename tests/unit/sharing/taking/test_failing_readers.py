@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from torch.utils.data import DataLoader
@@ -18,7 +19,7 @@ from lightning_echo.sharing.share_config import ShareConfig
 from lightning_echo.sharing.starting import ReaderError
 from lightning_echo.sharing.taking import connecting
 from lightning_echo.sharing.taking.connecting import Connector, Group
-from lightning_echo.sharing.wire import new_socket
+from lightning_echo.sharing.wire import new_socket, send
 
 WITHIN_SECONDS = 60
 DATA = {"data set": "range of 64"}
@@ -74,6 +75,26 @@ def is_killed(name):
             connection, _ = listener.accept()
             connection.recv(2**16)
             connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def dies_at(item, name):
+    """A reader whose worker dies at an item while a training joins."""
+    with suppress(FileNotFoundError):  # of the one before it
+        os.unlink(socket_of(name))
+    listener = new_socket()
+    listener.bind(socket_of(name))
+    listener.listen()
+
+    def run():
+        with listener:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(2**16)
+                send(connection, {"over": "killed by signal", "at": item})
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -175,6 +196,21 @@ def test_a_second_one_that_was_killed_is_an_error_and_without_restart_the_first(
     with pytest.raises(ReaderError, match=said):
         enters(connector(restart=restart))
     assert len(threads) == len(several)
+
+
+def test_two_deaths_at_one_item_before_a_training_has_joined_are_an_error(started):
+    wanted, threads = started
+    wanted += [partial(dies_at, 5), partial(dies_at, 5)]
+    with pytest.raises(ReaderError, match=r"has died twice at item 5 \(killed by signal\)"):
+        enters(connector())
+    assert len(threads) == 2
+
+
+def test_deaths_at_two_items_before_a_training_has_joined_are_followed_by_another_reader(started):
+    wanted, threads = started
+    wanted += [partial(dies_at, 5), partial(dies_at, 6), reads]
+    assert enters(connector()) == 0
+    assert len(threads) == 3
 
 
 def test_a_reader_that_ends_because_its_data_is_outdated_does_not_count_as_killed(started):
