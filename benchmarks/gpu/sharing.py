@@ -44,6 +44,8 @@ _TOGETHER = 2  # batches that TensorSocket collects before it hands them over: f
 _LOOPBACK = "tcp://127.0.0.1"
 _WINDOW = "2GiB"
 
+_asked_to_end: list[str] = []
+
 
 class Trouble(Exception):
     """A process of the run has died or hangs: what the row says."""
@@ -131,6 +133,7 @@ def _wait_until(is_over: Any, processes: dict[str, subprocess.Popen[bytes]], del
     changed, before = time.monotonic(), -1
     while not is_over():
         time.sleep(0.02)
+        _end_if_asked()
         for name, process in processes.items():
             if process.poll() is not None:
                 raise Trouble(f"{name} died with status {process.returncode}: see log.txt")
@@ -148,6 +151,12 @@ def _wait_for_ends(processes: dict[str, subprocess.Popen[bytes]], folder: Path) 
     for name, process in processes.items():
         while name != "producer" and process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
+            _end_if_asked()
+
+
+def _end_if_asked() -> None:
+    if _asked_to_end:
+        sys.exit(_asked_to_end[0])
 
 
 def _start(folder: Path, role: str, how: str, number: int, ports: list[int]) -> subprocess.Popen[bytes]:
@@ -330,7 +339,8 @@ def _main(arguments: list[str]) -> None:
         producer(setting, json.loads(arguments[-1]))
     else:
         # The driver ends a stage that takes too long. The trainings have sessions of their own, and must not outlive it.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by the driver"))
+        # The handler only notes it: an exception inside `Popen` would lose the process that has just been started.
+        signal.signal(signal.SIGTERM, lambda *_: _asked_to_end.append("ended by the driver"))
         ways = {how: partial(conduct, setting, how) for how in (SHARED, TENSORSOCKET, ALONE)}
         run_parts(setting, ways, arguments)
 

@@ -62,7 +62,8 @@ def test_all_of_it_runs_in_miniature(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_trainings_that_share_end_with_the_stage_that_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("started", [1, 2])  # 1: while the stage is still inside of `Popen`
+def test_trainings_that_share_end_with_the_stage_that_is_ended(started: int, tmp_path: Path) -> None:
     setting = Setting(tmp_path / "out", tmp_path / "data", tmp_path / "scratch", is_tiny=True)
     write_images(setting.data / "train", 0, 80, (80, 60), seconds=60)
     setting.note("images", folder=str(setting.data), size=(80, 60), train=80)
@@ -72,15 +73,25 @@ def test_trainings_that_share_end_with_the_stage_that_is_ended(tmp_path: Path) -
     )
     began = psutil.Process(stage.pid)
     try:
-        while len(trainings := began.children()) < setting.scale.trainings:
+        while len(began.children()) < started:
             assert stage.poll() is None
-            time.sleep(0.05)
+            time.sleep(0.001)
         stage.terminate()
         assert stage.wait(30) != 0
     finally:
         stage.kill()
+    trainings = [process for process in psutil.process_iter() if _works_in(process, setting.scratch)]
     _, alive = psutil.wait_procs(trainings, timeout=10)
+    for process in alive:
+        process.kill()
     assert alive == []
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return any(str(folder) in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
